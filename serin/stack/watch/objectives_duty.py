@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.history.read import counts_since, window_sums
 from serin.monitoring.objectives.blame import BEFORE_S, FIRST_S, Row, blame
 from serin.monitoring.objectives.burn import (
+    PAIRS,
     PERIOD_S,
     QUIET_S,
     SEVERITIES,
@@ -35,6 +36,7 @@ from serin.stack.watch.promises import Promise, Promises
 from serin.store.artifacts import Release
 
 _LOOK_BACK_S: Final = max(WINDOWS) + BEFORE_S + FIRST_S
+_REFRESH_S: Final = 60.0  # the text of an open alert is this old at most
 
 
 class ObjectivesDuty:
@@ -74,20 +76,38 @@ class ObjectivesDuty:
         state = ObjectivesState(model=model.name, release=release, objectives=objectives)
         if model.live is not None and state != ObjectivesState.load(self._home, model.name):
             state.save(self._home)
-        sums = window_sums(self._home, model.name, now, WINDOWS)
-        age_s = counted_for(self._home, model.name, now)
         fired = set()
-        for objective in objectives:
-            shares = shares_of(objective, sums)
-            for severity in SEVERITIES:
-                if pair := firing_pair(objective, shares, age_s, severity=severity):
-                    fired.add(alert_key(model.name, objective.name, severity))
-                    self._fire(model, objective, pair, shares, promise, now)
-                    break  # the ticket waits until the page is over
+        for objective, pair, shares in self._burning(model.name, objectives, now):
+            key = alert_key(model.name, objective.name, pair.severity)
+            fired.add(key)
+            acts = promise.objectives.rollback and pair.severity == "page"
+            if acts or key not in open_alerts or not 0 <= now - open_alerts[key].seen < _REFRESH_S:
+                self._fire(model, objective, pair, shares, now, acts=acts)
         for key, record in open_alerts.items():
             quiet = not 0 <= now - record.seen < QUIET_S
             if record.alert.model == model.name and key not in fired and quiet:
                 self._alerts.resolve(key, now)
+
+    def _burning(
+        self, model: str, objectives: tuple[Objective, ...], now: float
+    ) -> Iterator[tuple[Objective, Pair, Mapping[int, Share]]]:
+        """Yields each objective that burns too fast, with its most urgent pair.
+
+        Three days are only read when the last six hours could be a part of a ticket: they take most of the time.
+        """
+        sums = dict(window_sums(self._home, model, now, WINDOWS[:-1]))
+        days, hours = WINDOWS[-1], WINDOWS[-2]
+        for objective in objectives:
+            slow = objective.burn(shares_of(objective, sums)[hours]) >= PAIRS[-1].threshold / 2
+            if slow and days not in sums:
+                sums |= window_sums(self._home, model, now, (days,))
+            shares = {days: Share(), **shares_of(objective, sums)}
+            if firing_pair(objective, shares) is None:
+                continue
+            age_s = counted_for(self._home, model, now)
+            pairs = (firing_pair(objective, shares, age_s, severity=each) for each in SEVERITIES)
+            if pair := next((found for found in pairs if found), None):
+                yield objective, pair, shares
 
     def _fire(
         self,
@@ -95,15 +115,14 @@ class ObjectivesDuty:
         objective: Objective,
         pair: Pair,
         shares: Mapping[int, Share],
-        promise: Promise,
         now: float,
+        *,
+        acts: bool,
     ) -> None:
         rows = self._rows(model.name, objective, now)
         recent = [(row.t, row.share) for row in rows if row.t >= now - pair.long_s]
         period = shares_of(objective, window_sums(self._home, model.name, now, (PERIOD_S,)))[PERIOD_S]
-        more = ""
-        if promise.objectives.rollback and pair.severity == "page":
-            more = self._roll_back(model, objective, rows, now)
+        more = self._roll_back(model, objective, rows, now) if acts else ""
         alert = objective_alert(
             objective,
             pair,
@@ -120,7 +139,7 @@ class ObjectivesDuty:
         """Returns to the previous version if the live one is to blame; what was decided, as a sentence."""
         made = read_rollbacks(self._home, model.name)
         if (made and made[-1].outcome is None) or (made and made[-1].accepted and now - made[-1].t < FIRST_S):
-            return f"the gateway returned to version {made[-1].to_version}: {made[-1].why}"
+            return f"automatic rollback to version {made[-1].to_version}: {made[-1].why}"
         problem = self._rollback.refusal(model, now)
         if problem is not None:
             return f"no automatic rollback: {problem}"
@@ -137,19 +156,26 @@ class ObjectivesDuty:
         if not verdict.guilty:
             return f"no automatic rollback: {verdict.why}"
         self._rollback.begin(model, why=verdict.why, by=self.name, now=now)
-        return f"the gateway returned to version {model.previous}: {verdict.why}"
+        return f"automatic rollback to version {model.previous}: {verdict.why}"
 
     def _rows(self, model: str, objective: Objective, now: float) -> list[Row]:
-        rows = []
-        for count in counts_since(self._home, model, now - _LOOK_BACK_S):
-            try:
-                version = Release.parse(count.release).version
-            except SerinError:
-                continue
-            if count.t <= now:
-                share = share_of(objective, (count.requests, count.errors, count.slow))
-                rows.append(Row(t=count.t, version=version, share=share))
-        return rows
+        counts = [each for each in counts_since(self._home, model, now - _LOOK_BACK_S) if each.t <= now]
+        versions = {name: _version(name) for name in {each.release for each in counts}}
+        return [
+            Row(
+                t=each.t,
+                version=versions[each.release],
+                share=share_of(objective, (each.requests, each.errors, each.slow)),
+            )
+            for each in counts
+        ]
+
+
+def _version(release: str) -> int:
+    try:
+        return Release.parse(release).version
+    except SerinError:
+        return 0  # of no version
 
 
 def _objectives(promise: Promise) -> tuple[Objective, ...]:

@@ -177,6 +177,18 @@ def test_after_an_outage_the_page_ends_and_a_ticket_says_what_it_cost(world: Wor
     assert [each.alert.key for each in view.resolved] == [KEY]
 
 
+def test_an_outage_that_drives_most_clients_away_is_still_a_page(world: World) -> None:
+    """Over six hours hardly anything has failed."""
+    world.promote(1)
+    for _ in range(5):
+        world.minute(1, requests=6_000)
+    for _ in range(60):
+        world.minute(1, requests=1)
+    for _ in range(12):
+        world.minute(1, requests=1, bad=1)
+    assert KEY in world.open_keys()
+
+
 def test_the_alert_survives_a_restart_of_the_watcher_as_one(world: World) -> None:
     world.promote(1)
     world.minutes_until_alert(1, 15, bad=50)
@@ -218,7 +230,7 @@ def test_a_release_that_burns_is_exchanged_for_the_version_before(strict: World)
     assert "since the release of version 2 too many requests fail" in why[0].reason
     strict.tick()
     assert read_rollbacks(strict.home, "flights")[-1].accepted
-    assert "The gateway returned to version 1" in read_alerts(strict.home).open[0].alert.text
+    assert "Automatic rollback to version 1" in read_alerts(strict.home).open[0].alert.text
 
 
 def test_the_version_it_returned_to_is_not_exchanged_again(strict: World) -> None:
