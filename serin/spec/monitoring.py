@@ -163,7 +163,7 @@ class MonitoringSpec(Section):
     retrain_budget: RetrainBudgetSpec = Field(
         default=RetrainBudgetSpec(), exclude_if=lambda value: value == RetrainBudgetSpec()
     )
-    """How often retraining may happen by itself."""
+    """The limits of retraining without a person: a pause between two, and a number per week."""
 
     def quality_problems(self, *, has_data: bool) -> Iterator[tuple[str, str]]:
         """Why quality cannot be watched, as (key, problem and how to fix it)."""

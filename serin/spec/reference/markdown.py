@@ -19,6 +19,7 @@ A pipeline is one YAML file. This page lists every key. `serin check SPEC` repor
 file at once.
 
 A **duration** is a number of seconds, or a number with a unit: `500ms`, `30s`, `10m`, `1.5h`, `90d`.
+A **rate** is a number per year, or a number with a period: `1 per year`, `2 per month`, `1 per week`.
 
 `serin schema --out spec.schema.json` writes the same as a JSON schema. An editor with a YAML language
 server shows this text, completes keys and marks mistakes when the first line of the spec is
@@ -92,7 +93,7 @@ def _table(section: Schema, known: Mapping[str, Schema], *, marked: str | None =
 def type_text(field: Schema, known: Mapping[str, Schema]) -> str:
     """What may be written for a key, in words."""
     if "examples" in field and {each.get("type") for each in field.get("anyOf", ())} == {"number", "string"}:
-        return "duration"
+        return "rate" if "per " in field["examples"][0] else "duration"
     if "$ref" in field:
         return {"JsonValue": "any value", "FeatureStep": "step"}.get(
             field["$ref"].rpartition("/")[2], "section"
@@ -140,4 +141,6 @@ def _default(field: Schema, known: Mapping[str, Schema]) -> str:
         return "its defaults"
     if kind == "duration":
         value = shortest(value) if value else "0s"
+    if kind == "rate":
+        value = f"{value:g} per year"
     return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
