@@ -163,6 +163,8 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             page.wait_for("rolled back", "seen enough", "Ada (console operator)")
         assert clients.errors == []
         assert clients.answered > 100
+        stack.serin("retire", MODEL, "--yes")  # its servers end with this test, the stack does not
+        until(lambda: phase(home) == "retired", "the model is out of service", seconds=120)
     assert page.complaints == []
     assert [each.by for each in history(home, MODEL, found.rollout.id) if each.command][
         -1
