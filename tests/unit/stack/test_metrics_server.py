@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,11 +17,17 @@ from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
 from serin.stack.host.metrics_address import candidates, read_address
+from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.families import StackCollector, build
 from serin.stack.watch.metrics.server import MetricsServer
+from serin.stack.watch.objectives_duty import ObjectivesDuty
+from serin.stack.watch.promises import Promises
+from serin.stack.wiring import request_log
+from serin.store.store import Store
 from tests.e2e.whole_stack import until
 from tests.fakes.gpus import write_inventory
 from tests.fakes.running_controller import running_controller
+from tests.unit.monitoring.request_lines import GOOD, append
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -54,11 +61,13 @@ def get(server: MetricsServer, path: str, accept: str = "application/openmetrics
 def samples(server: MetricsServer) -> Samples:
     status, text = get(server, "/metrics")
     assert status == 200
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+    found = [
+        ((sample.name, tuple(sorted(sample.labels.items()))), sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-    }
+    ]
+    assert len(dict(found)) == len(found), "a series may appear once"
+    return dict(found)
 
 
 def test_a_live_version_and_its_share_of_the_traffic_are_shown(server: MetricsServer, home: Path) -> None:
@@ -90,6 +99,27 @@ def test_an_open_alert_fires_until_somebody_acknowledges_it(server: MetricsServe
     assert samples(server)["serin_alert_firing", labels] == 0.0
     book.resolve(alert.key, 12.0)
     assert ("serin_alert_firing", labels) not in samples(server)
+
+
+def test_budgets_and_burn_rates_are_shown_for_each_window(server: MetricsServer, home: Path) -> None:
+    with running_controller(home, "flights"):
+        submit(home, Command(kind="start", model="flights", version=1, by="test"))
+        until(lambda: ((found := model_status(home, "flights")) and found.live) or None, "live", seconds=30)
+    now = time.time()
+    append(request_log(home), [GOOD._replace(t=now - 60, code=500 if n < 5 else 200) for n in range(100)])
+    promises = Promises(home, Store(str(home / "store")))
+    for duty in (HistoryDuty(home, promises), ObjectivesDuty(home, AlertBook(home), promises)):
+        duty.tick(now)
+        duty.close()
+    found = samples(server)
+    rates = {dict(labels)["window"]: value for (name, labels), value in found.items()
+             if name == "serin_objective_burn_rate" and ("objective", "availability") in labels}  # fmt: skip
+    assert set(rates) == {"5m", "30m", "1h", "6h", "3d"}
+    assert rates["5m"] == pytest.approx(50)  # 5% of the requests against 0.1%
+    left = found[
+        "serin_objective_budget_remaining_ratio", (("model", "flights"), ("objective", "availability"))
+    ]
+    assert left == pytest.approx(1 - 50)
 
 
 def test_a_section_that_cannot_be_read_takes_no_other_with_it(home: Path) -> None:

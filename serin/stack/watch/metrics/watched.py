@@ -84,8 +84,9 @@ def objectives(home: Path) -> Iterator[Metric]:
             target.add_metric([model, objective.name], objective.target)
             if objective.budget_left is not None:
                 left.add_metric([model, objective.name], objective.budget_left)
-            for window in objective.windows:
-                burn.add_metric([model, objective.name, shortest(window.window_s)], window.burn)
+            rates = {window.window_s: window.burn for window in objective.windows}  # 6 h is in two pairs
+            for window_s, rate in rates.items():
+                burn.add_metric([model, objective.name, shortest(window_s)], rate)
     yield from (target, left, burn)
 
 
