@@ -148,7 +148,7 @@ HONEST = Case(name="honest retrain", ends=Phase.SHADOWING, drifted=True, says="a
 
 
 def trained(folder: Path, number: int, *, drifted: bool) -> Bundle:
-    """The next version, from rows and a seed of its own."""
+    """The next version, from other rows and another seed."""
     table = folder / f"parcels-{number}.parquet"
     pq.write_table(parcels(3000, seed=number, drifted=drifted), table)
     spec = {**small_spec(folder), "name": MODEL}

@@ -39,7 +39,7 @@ PLAN = Plan(
 
 @dataclass
 class Clients:
-    """Asks the gateway from several connections until it is told to stop."""
+    """Asks the gateway from several connections until it is stopped."""
 
     port: int
     errors: list[str] = field(default_factory=list)

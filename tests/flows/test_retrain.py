@@ -43,7 +43,7 @@ def live_models(home: Path, tmp_path: Path) -> None:
 
 
 class FakeStages:
-    """Notes whose pipeline was asked for; the version after it is 2, or what it is told to make."""
+    """Notes whose pipeline was asked for; the version after it is 2, or the one named by the test."""
 
     def __init__(self, failing: str | None = None) -> None:
         self.failing, self.makes = failing, 2

@@ -27,7 +27,7 @@ COLUMNS, BINS = 40, 20
 
 
 def world_alarms(world: World, statistics: DriftStatistics, weeks: int, step_s: float) -> list[Alarm]:
-    """Alarms while the world goes on; times are rounded down to steps, which saves time."""
+    """Alarms of a simulated world; times are rounded down to steps, which saves time."""
     detector, alarms = DriftDetector(statistics), []
     for table, times in world.weeks(weeks):
         counts = count_by_minute(statistics, table, np.floor(times / step_s) * step_s)

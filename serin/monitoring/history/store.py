@@ -111,7 +111,7 @@ class History:
                 self._merge_in(series, wider, start, members)
 
     def _add(self, counted: Mapping[tuple[Series, int], Tally]) -> None:
-        """A minute that was added up already (a late line, a clock that was set back) gets a row of its own again."""
+        """A minute that was added up already (a late line, a clock that was set back) gets another row."""
         for (series, start), found in counted.items():
             self._merge_in(self._id(series), MINUTE_S, start, [_row_of(found)])
 

@@ -122,7 +122,7 @@ def test_a_rollout_in_its_bake_is_rolled_back_when_labels_come_that_are_worse(sc
     began = scene.clock.now()
     worse = tuple((began + 60.0 * number, 0.34, 50) for number in range(30))
     write_quality_blocks(folder, {"flights-v2": replace(labels(0.15, 0), blocks=worse)})
-    scene.kill()  # and another one goes on
+    scene.kill()  # another one resumes
     now = scene.until(Phase.ROLLED_BACK)
     assert now.live == Release(model="flights", version=1)
     scene.kill()

@@ -36,7 +36,7 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def _siblings() -> Iterator[None]:
-    """In Triton every model has a process, and a path, of its own."""
+    """In Triton every model has a separate process and path."""
     path = list(sys.path)
     yield
     sys.path[:] = path
