@@ -13,7 +13,7 @@ from serin.errors import NotWatched
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.reports.drift_view import ColumnView, DriftView
+    from serin.reports.drift_view import BinView, ColumnView, DriftView
 
 _SHOWN = 15
 
@@ -32,7 +32,11 @@ def drift(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare live traffic with the training rows: alarms, and how close each column is to one."""
+    """Compare live traffic with the training rows: alarms, and how close each column is to one.
+
+    A column has drifted once there is enough evidence that a share differs from training by more than its tolerance.
+    Shares of the last day alone decide nothing: a few rows differ by chance.
+    """
     from serin.monitoring.drift.read import read_drift
     from serin.reports.drift_page import drift2html
 
@@ -51,7 +55,8 @@ def drift(
 
 def _show(view: DriftView) -> None:
     since = "no rows yet" if view.first is None else f"{view.rows:,} rows since {when(view.first)}"
-    show(f"{view.release}: {since}; at most {view.false_alarms:g} false alarms a year over all columns")
+    alarms = "1 false alarm" if view.false_alarms == 1 else f"{view.false_alarms:g} false alarms"
+    show(f"{view.release}: {since}; at most {alarms} a year over all columns")
     for alarm in view.alarms:
         show(f"  {alarm.severity}: {alarm.title}")
         show(f"    {alarm.text}")
@@ -71,17 +76,19 @@ def _show(view: DriftView) -> None:
 
 
 def _row(column: ColumnView) -> tuple[object, ...]:
-    worst = column.largest
     return (
         column.name,
         column.state,
         None if column.state == "drifted" else f"{column.evidence:.1%}",
         column.importance_rank,
-        worst.label,
-        f"{worst.then:.1%}",
-        f"{worst.now:.1%}" if column.rows else None,
-        f"{worst.tolerance:.1%}",
+        *_shares(column.largest),
     )
+
+
+def _shares(worst: BinView | None) -> tuple[str | None, ...]:
+    if worst is None:
+        return (None,) * 4
+    return worst.label, f"{worst.then:.1%}", f"{worst.now:.1%}", f"{worst.tolerance:.1%}"
 
 
 def _why_not(model: str) -> str:

@@ -14,7 +14,7 @@ from serin.reports.svg import Axes, Drawing, Scale
 
 _CATEGORIES: Final = 10  # shown of a column, the most frequent and those outside their tolerance
 _ROW: Final = 22.0
-_STATES: Final = {"drifted": "bad", "within tolerance": "good", "no rows": ""}
+_STATES: Final = {"drifted": "bad", "no alarm": "good", "no rows": ""}
 
 
 def drift2html(view: DriftView) -> str:
@@ -23,13 +23,14 @@ def drift2html(view: DriftView) -> str:
     lead = (
         f'<span class="bad">{escape(", ".join(drifted))}</span>: drifted'
         if drifted
-        else '<span class="good">within tolerance</span>: no column has drifted'
+        else '<span class="good">no alarm</span>: there is not enough evidence that a column has drifted'
     )
     return html_page(
         f"{view.release}: drift",
         f'<p class="lead">{lead}.</p>{_facts(view)}{_alarms("Open alarms", view.alarms)}{_overview(view)}'
         f'<h2>Columns</h2><p class="note">Pale: training rows. <span class="key">Coloured</span>: live rows of the '
-        f"last day. The line across a bar is the range within which a share is not drift.</p>"
+        f"last day. The line across a bar is the range within which a share is not drift. "
+        f"A share outside it is marked, and is not an alarm by itself: a few rows differ by chance.</p>"
         f"<main>{''.join(map(_card, view.columns))}</main>{_alarms('Earlier alarms', view.past)}",
     )
 
@@ -80,9 +81,10 @@ def _line(column: ColumnView) -> str:
         f'<span class="{_STATES[column.state]}">{column.state}</span>',
         "" if column.state == "drifted" else _meter(column.evidence),
         rank,
-        _pair(column.nulls),
-        "" if column.unseen is None else _pair(column.unseen),
-        "" if column.outside is None else _pair(column.outside),
+        *(
+            _pair(each) if each and column.rows else ""
+            for each in (column.nulls, column.unseen, column.outside)
+        ),
     )
     row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
     return f"<tr>{row}</tr>"
@@ -99,11 +101,10 @@ def _meter(share: float) -> str:
 
 
 def _card(column: ColumnView) -> str:
-    worst = column.largest
-    facts = [
-        f"{column.rows:,} live rows",
-        f"most different: {worst.label}, {percent(worst.then)} in training, {percent(worst.now)} now",
-    ]
+    facts = [f"{column.rows:,} live rows"]
+    if (worst := column.largest) is not None:
+        shares = f"{percent(worst.then)} in training, {percent(worst.now)} now"
+        facts.append(f"most different: {worst.label}, {shares} (tolerance {percent(worst.tolerance)})")
     what = "score" if column.source == "score" else column.kind
     chart = column_drawing(column)
     return (
@@ -115,11 +116,12 @@ def _card(column: ColumnView) -> str:
 
 
 def column_drawing(column: ColumnView) -> Drawing:
-    """Draws both distributions of a column: training rows, and live rows of the last day."""
-    return _bars(column.bins) if column.kind == "category" else _histogram(column.bins)
+    """Draws both distributions of a column: training rows, and live rows of the last day if there are any."""
+    draw = _bars if column.kind == "category" else _histogram
+    return draw(column.bins, live=column.rows > 0)
 
 
-def _bars(bins: Sequence[BinView]) -> Drawing:
+def _bars(bins: Sequence[BinView], *, live: bool) -> Drawing:
     """Two bars for each category, one below the other."""
     order = sorted(range(len(bins)), key=lambda place: -max(bins[place].then, bins[place].now))
     chosen = set(order[:_CATEGORIES]) | {place for place in order if bins[place].beyond > 0}
@@ -134,18 +136,19 @@ def _bars(bins: Sequence[BinView]) -> Drawing:
     for index, each in enumerate(shown):
         top = 4 + index * _ROW
         label = each.label if len(each.label) <= 18 else f"{each.label[:17]}…"
-        colour = "alarm" if each.beyond > 0 else "line"
         drawing.text(left - 6, top + 14, label, colour="ink", anchor="end", title=each.label)
         drawing.rect(left, top + 2, max(x(each.then) - left, 0.5), 8, "bar")
-        drawing.rect(left, top + 11, max(x(each.now) - left, 0.5), 8, colour)
         low, high = x(max(each.then - each.tolerance, 0.0)), x(each.then + each.tolerance)
         drawing.line([(low, top + 6), (high, top + 6)], "dim", width=1.2)
-        text = f"{percent(each.then)} → {percent(each.now)}"
-        drawing.text(WIDTH - 4, top + 14, text, colour=colour if each.beyond > 0 else "dim", anchor="end")
+        text, beyond = percent(each.then), live and each.beyond > 0
+        if live:
+            drawing.rect(left, top + 11, max(x(each.now) - left, 0.5), 8, "alarm" if beyond else "line")
+            text = f"{text} → {percent(each.now)}"
+        drawing.text(WIDTH - 4, top + 14, text, colour="alarm" if beyond else "dim", anchor="end")
     return drawing
 
 
-def _histogram(bins: Sequence[BinView]) -> Drawing:
+def _histogram(bins: Sequence[BinView], *, live: bool) -> Drawing:
     """The bins from left to right: pale bars for training, coloured ones in front of them for live rows."""
     drawing = Drawing(WIDTH, 156, font=10.5)
     most = max((max(each.then + each.tolerance, each.now) for each in bins), default=1.0) or 1.0
@@ -154,11 +157,13 @@ def _histogram(bins: Sequence[BinView]) -> Drawing:
     for place, each in enumerate(bins):
         axes.bar((place, place + 1), (0.0, each.then), "bar", gap=2)
         colour = "alarm" if each.beyond > 0 else "line"
-        axes.bar((place + 0.25, place + 0.75), (0.0, each.now), colour, gap=1)
+        if live:
+            axes.bar((place + 0.25, place + 0.75), (0.0, each.now), colour, gap=1)
         low, high = max(each.then - each.tolerance, 0.0), each.then + each.tolerance
         axes.line([(place + 0.45, low), (place + 0.45, high)], "dim", width=1.1)
-        hint = f"{each.label}: {percent(each.then)} in training, {percent(each.now)} now"
-        axes.dot(place + 0.45, each.now, colour, radius=1.5, title=hint)
+        if live:
+            hint = f"{each.label}: {percent(each.then)} in training, {percent(each.now)} now"
+            axes.dot(place + 0.45, each.now, colour, radius=1.5, title=hint)
     _name_ends(drawing, axes, bins)
     return drawing
 

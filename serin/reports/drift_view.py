@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["drifted", "within tolerance", "no rows"]
+State = Literal["drifted", "no alarm", "no rows"]
+"""`no alarm`: the evidence for drift is not enough. Shares of the last day may differ by more than their tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,11 @@ class ColumnView:
     outside: tuple[float, float] | None = None
 
     @property
-    def largest(self) -> BinView:
-        """The bin that is furthest outside its tolerance, or closest to it."""
-        return max(self.bins, key=lambda each: abs(each.now - each.then) - each.tolerance)
+    def largest(self) -> BinView | None:
+        """The bin whose share differs the most from training, measured by its tolerance. None without rows."""
+        if not self.rows:
+            return None
+        return max(self.bins, key=lambda each: abs(each.now - each.then) / each.tolerance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,11 +29,10 @@ def read_drift_watch(home: Path, parameters: Parameters) -> dict[str, Any]:
 
 
 def _distributions(column: ColumnView) -> str:
-    worst = column.largest
-    return column_drawing(column).embedded(
-        f"{column.name}, training and live rows of the last day. Most different: {worst.label}, "
-        f"{worst.then:.1%} in training, {worst.now:.1%} now"
-    )
+    title = f"{column.name}, training and live rows of the last day"
+    if (worst := column.largest) is not None:
+        title += f". Most different: {worst.label}, {worst.then:.1%} in training, {worst.now:.1%} now"
+    return column_drawing(column).embedded(title)
 
 
 def _meter(column: ColumnView) -> str:

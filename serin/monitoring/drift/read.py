@@ -108,7 +108,7 @@ def _column(
         BinView(label=label, then=then, now=share, tolerance=tolerance)
         for label, then, share, tolerance in zip(column.labels, own.share, now, own.tolerance, strict=True)
     )
-    state: State = "within tolerance" if rows else "no rows"
+    state: State = "no alarm" if rows else "no rows"
     if column.name in watch.alarms:
         state = "drifted"
     priority = priority_of(column.name, importance)

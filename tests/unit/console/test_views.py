@@ -24,7 +24,7 @@ SHOWN = {
     ],
     "/alerts": ["the disk is nearly full", "3% is left since yesterday &lt;b&gt;", "ticket", "carrier drifted"],
     f"/models/{MODEL}/traffic": ["1 hour", f"{MODEL}-v1", "stable", "candidate", "Slower than promised"],
-    f"/models/{MODEL}/drift": ["drifted", "unseen values", "a year", "4,000", "within tolerance", "temp"],
+    f"/models/{MODEL}/drift": ["drifted", "unseen values", "a year", "4,000", "no alarm", "(tolerance 5%)", "temp"],
     f"/models/{MODEL}/quality": ["3,200 of 4,000 recorded rows", "auc", "estimate", "objective kept", "carrier=DL"],
     f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
     "/runs": ["training-1", "done"],

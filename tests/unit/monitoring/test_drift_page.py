@@ -7,7 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
-from serin.reports.drift_page import drift2html
+from serin.reports.drift_page import column_drawing, drift2html
 from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView
 
 UNSEEN = BinView(label="unseen values", then=0.0, now=0.25, tolerance=0.01)
@@ -18,7 +18,7 @@ CARRIER = ColumnView(
           tolerance=0.05), UNSEEN, BinView(label="null", then=0.0, now=0.0, tolerance=0.01)),
 )  # fmt: skip
 DISTANCE = ColumnView(
-    name="distance", source="request", kind="number", state="within tolerance", evidence=0.125,
+    name="distance", source="request", kind="number", state="no alarm", evidence=0.125,
     importance_rank=None, importance_share=None, rows=2000, nulls=(0.01, 0.012), outside=(0.0, 0.001),
     bins=tuple(
         BinView(label=label, then=then, now=then, tolerance=0.02)
@@ -60,7 +60,7 @@ def test_the_page_shows_states_evidence_alarms_and_escapes_names() -> None:
 
 def test_a_quiet_model_says_that_no_column_has_drifted() -> None:
     page = drift2html(dataclasses.replace(VIEW, columns=(DISTANCE,), alarms=(), past=()))
-    assert "no column has drifted" in page
+    assert "no alarm</span>: there is not enough evidence that a column has drifted" in page
     assert "Open alarms" not in page
 
 
@@ -69,6 +69,34 @@ def test_columns_without_rows_and_all_zero_bins_are_drawn() -> None:
     for kind in ("category", "number", "timestamp"):
         column = dataclasses.replace(DISTANCE, kind=kind, bins=(empty, empty), rows=0, state="no rows")
         assert "no rows" in drift2html(dataclasses.replace(VIEW, columns=(column,)))
+
+
+def test_without_rows_nothing_is_called_different() -> None:
+    """Training shares beside 0% would look like drift."""
+    for column in (CARRIER, DISTANCE):
+        idle = dataclasses.replace(
+            column,
+            rows=0,
+            state="no rows",
+            bins=tuple(dataclasses.replace(each, now=0.0) for each in column.bins),
+        )
+        assert idle.largest is None
+        page = drift2html(dataclasses.replace(VIEW, columns=(idle,), alarms=(), past=()))
+        assert "most different" not in page
+        assert 'class="n">0% → ' not in page
+        assert "alarm" not in column_drawing(idle).embedded("title")
+        assert "alarm" in column_drawing(dataclasses.replace(idle, rows=1)).embedded("title")
+
+
+def test_the_most_different_bin_is_the_one_that_differs_most_by_its_own_tolerance() -> None:
+    def largest(*bins: tuple[float, float, float]) -> BinView | None:
+        shown = tuple(BinView(label="x", then=then, now=now, tolerance=may) for then, now, may in bins)
+        return dataclasses.replace(DISTANCE, bins=shown).largest
+
+    wide, narrow, same = (0.5, 0.54, 0.05), (0.05, 0.061, 0.01), (0.0, 0.0, 0.01)
+    assert largest(same, wide, narrow) == BinView(label="x", then=0.05, now=0.061, tolerance=0.01)
+    assert largest(same, wide) == BinView(label="x", then=0.5, now=0.54, tolerance=0.05)
+    assert largest(same) == BinView(label="x", then=0.0, now=0.0, tolerance=0.01)
 
 
 def test_the_view_is_json() -> None:

@@ -149,13 +149,25 @@ def test_the_command_shows_the_alarm_and_writes_the_page(
     drift(NAME, report=tmp_path / "drift.html")
     shown = capsys.readouterr().out
     assert "9,000 rows since" in shown
+    assert "at most 1 false alarm a year over all columns" in shown
     assert re.search(r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0%$", shown)
-    assert re.search(r"(?m)^_row +within tolerance +0\.0% +2 ", shown)
+    assert re.search(r"(?m)^_row +no alarm +0\.0% +2 ", shown)
     assert "carrier</span>: drifted" in (tmp_path / "drift.html").read_text()
     view = read_drift(home, NAME)
     assert view is not None
-    assert [column.state for column in view.columns] == ["drifted", "within tolerance"]
+    assert [column.state for column in view.columns] == ["drifted", "no alarm"]
     assert view.columns[0].unseen == pytest.approx((0.0, 0.2), abs=0.02)
+
+
+def test_the_command_shows_no_shares_before_the_first_row(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(home, range(1), source="bulk")
+    tick(home, 1)
+    drift(NAME)
+    shown = capsys.readouterr().out
+    assert "no rows yet" in shown
+    assert re.search(r"(?m)^carrier +no rows +0\.0% +1 +- +- +- +-$", shown)
 
 
 def test_an_alarm_about_a_column_that_hardly_matters_is_for_information(home: Path) -> None:
