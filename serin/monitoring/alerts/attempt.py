@@ -7,7 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from serin.errors import SerinError
 from serin.monitoring.alerts.outbox import Message
+
+
+class DeliveryFailed(Exception):
+    """The receiver did not accept a message. The text contains no part of its URL."""
 
 
 class Channel(Protocol):
@@ -57,6 +62,8 @@ class Attempt:
     def _send(self) -> None:
         try:
             self._channel.send(self.message)
+        except (DeliveryFailed, SerinError) as error:
+            self._problem = str(error)
         except Exception as error:  # noqa: BLE001 (a library behind a channel may raise anything)
             self._problem = f"{type(error).__name__}: {error}"
         self._done.set()

@@ -11,7 +11,7 @@ import urllib.request
 from typing import IO, Any, Final
 
 from serin.errors import ExtraMissing, ReceiverRefused
-from serin.monitoring.alerts.attempt import Channel
+from serin.monitoring.alerts.attempt import Channel, DeliveryFailed
 from serin.monitoring.alerts.outbox import Message
 from serin.monitoring.alerts.receivers import Receiver
 
@@ -19,10 +19,6 @@ log = logging.getLogger("serin.alerts")
 
 _SOCKET_S: Final = 10.0
 _SEVERITY: Final = {"page": "failure", "ticket": "warning", "info": "info"}  # apprise's words
-
-
-class DeliveryFailed(Exception):
-    """The receiver did not accept a message. The text contains no part of its URL."""
 
 
 def body(message: Message) -> dict[str, Any]:
@@ -139,4 +135,10 @@ def _reason(error: Exception) -> str:
         return "the connection timed out"
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    return type(inner if isinstance(inner, Exception) else error).__name__
+    if isinstance(inner, ConnectionError):
+        return "the receiver closed the connection without an answer"
+    if isinstance(inner, http.client.InvalidURL | ValueError):
+        return "the URL cannot be used"
+    if isinstance(inner, http.client.HTTPException):
+        return "the answer is not valid HTTP"
+    return "the connection failed"

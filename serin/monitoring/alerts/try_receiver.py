@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.attempt import Attempt
@@ -32,7 +33,7 @@ def _message(name: str, now: float) -> Message:
         since=now,
     )
     record = AlertRecord(
-        id=f"test-{now:.0f}",
+        id=f"test-{uuid.uuid4().hex}",
         alert=alert,
         fired=now,
         seen=now,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socketserver
 import subprocess
 import sys
 import threading
@@ -118,13 +119,49 @@ def test_an_answer_other_than_2xx_is_a_failure_that_does_not_show_the_url(tmp_pa
         receiver = ReceiverFile(tmp_path).add("team", hook.url)
         problem = try_receiver(receiver)
         assert hook.connections == 1, "redirections are not followed"
-    assert problem == f"DeliveryFailed: the receiver answered with {code}"
+    assert problem == f"the receiver answered with {code}"
 
 
 def test_a_server_that_is_not_there_is_a_failure_that_does_not_show_the_url(tmp_path: Path) -> None:
     with webhook() as hook:
         receiver = ReceiverFile(tmp_path).add("team", hook.url)
-    assert try_receiver(receiver) == "DeliveryFailed: Connection refused"
+    assert try_receiver(receiver) == "Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"", "the receiver closed the connection without an answer"),
+        (b"hello\r\n\r\n", "the answer is not valid HTTP"),
+    ],
+)
+def test_a_server_that_speaks_no_http_is_a_failure_in_plain_words(
+    tmp_path: Path, answer: bytes, problem: str
+) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            length = next(
+                int(line.split(b":")[1]) for line in self.rfile if line.lower().startswith(b"content-length")
+            )
+            while self.rfile.readline().strip():
+                pass
+            self.rfile.read(length)
+            self.wfile.write(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        receiver = ReceiverFile(tmp_path).add("team", f"http://127.0.0.1:{server.server_address[1]}/s3cret")
+        assert try_receiver(receiver) == problem
+        thread.join()
+
+
+def test_every_test_message_has_its_own_id(tmp_path: Path) -> None:
+    """A receiver drops what it has seen."""
+    with webhook() as hook:
+        receiver = ReceiverFile(tmp_path).add("team", hook.url)
+        assert [try_receiver(receiver), try_receiver(receiver)] == [None, None]
+    assert len({each["id"] for each in hook.got}) == 2
 
 
 def test_a_hanging_receiver_fails_its_test_in_time(tmp_path: Path) -> None:
@@ -145,7 +182,7 @@ def test_apprise_delivers_and_its_logger_shows_no_secret(
         assert try_receiver(receiver) is None
         assert hook.got[0]["title"] == "Test message from Serin"
         hook.code = 500
-        assert try_receiver(receiver) == "DeliveryFailed: the receiver did not accept the message"
+        assert try_receiver(receiver) == "the receiver did not accept the message"
     assert "s3cret" not in caplog.text
     assert "T0KEN" not in caplog.text
 
