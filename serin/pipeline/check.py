@@ -47,8 +47,7 @@ class CheckedSpec:
         spec = self.spec
         if not spec.has_data:
             yield f"{spec.name} is good: a {spec.model.kind} that defines its own inputs, {spec.model.task}"
-            yield from _unrecorded_lines(spec)
-            yield from _shadow_lines(spec)
+            yield from _monitoring_lines(spec)
             return
         yield f"{spec.name} is good: {spec.data.target.task}, feature groups: {len(spec.features)}"
         yield "clients of the served model will send"
@@ -61,8 +60,14 @@ class CheckedSpec:
             yield from _read_lines(self.trial)
         if self.unlike_live:
             yield self.unlike_live
-        yield from _unrecorded_lines(spec)
-        yield from _shadow_lines(spec)
+        yield from _monitoring_lines(spec)
+
+
+def _monitoring_lines(spec: PipelineSpec) -> Iterator[str]:
+    """What the spec asks for and will not get by itself."""
+    yield from _unrecorded_lines(spec)
+    yield from _retrain_lines(spec)
+    yield from _shadow_lines(spec)
 
 
 def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
@@ -76,13 +81,24 @@ def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
         )
 
 
+def _retrain_lines(spec: PipelineSpec) -> Iterator[str]:
+    """A line for each trigger of a retraining that nothing in Serin will send for this spec."""
+    watched = {"drift": spec.monitoring.drift, "quality": spec.monitoring.quality}
+    for trigger in spec.monitoring.retrain:
+        if trigger in watched and watched[trigger] is None:
+            yield (
+                f"monitoring.retrain: {trigger} waits for events `serin.{trigger}` from outside: without "
+                f"monitoring.{trigger} Serin raises no such alarm"
+            )
+
+
 def _shadow_lines(spec: PipelineSpec) -> Iterator[str]:
     """A line when the next rollout is to begin with recorded requests that the live version does not have."""
     store = Store.open()
     live = store.aliases(spec.name).get("live") if spec.rollout.has_shadow else None
     if live is None:
         return
-    problem = stored_capture(Path(store.bundle(spec.name, live).path)).not_replayable
+    problem = stored_capture(Path(store.bundle(spec.name, live).path)).not_replayable()
     if problem:
         yield f"shadow replays recorded requests of live version {live}: {problem} for this rollout"
 

@@ -78,18 +78,20 @@ class CaptureSpec(Section):
                     hint = nearest(name, columns)
                     yield f"monitoring.capture.{key}", f"{name!r} is not a column of a request{hint}"
 
-    @property
-    def not_replayable(self) -> str:
-        """Why the recorded requests cannot be sent to another version, and what to do; empty: they can."""
+    def not_replayable(self, columns: Collection[str] | None = None) -> str:
+        """Why the recorded requests cannot be sent to another version, and what to do; empty: they can. `columns`:
+        those of a request, if they are known; other names are mistakes that `problems` reports."""
         if self.share == 0:
             return (
                 "none are recorded (monitoring.capture.share is 0); set it, such as 0.1, or leave shadow out"
             )
-        if hidden := [*self.mask, *self.drop]:
-            keys = " and ".join(key for key, found in (("mask", self.mask), ("drop", self.drop)) if found)
-            lacking = f"they lack {', '.join(hidden)} (monitoring.capture.{keys})"
-            return f"{lacking}; record these columns, or leave shadow out"
-        return ""
+        named = (("mask", self.mask), ("drop", self.drop))
+        hidden = {key: [name for name in names if columns is None or name in columns] for key, names in named}
+        names = ", ".join(name for found in hidden.values() for name in found)
+        if not names:
+            return ""
+        keys = " and ".join(key for key, found in hidden.items() if found)
+        return f"they lack {names} (monitoring.capture.{keys}); record these columns, or leave shadow out"
 
 
 class DriftSpec(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Self
 
 import yaml
@@ -94,8 +94,9 @@ class PipelineSpec(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        found = [*self._source_problems(), *self._shadow_problems()]
+        found = [*self._source_problems()]
         requests = self._request_columns() if self.has_data else ()
+        found += self._shadow_problems(requests if self.has_data else None)
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
@@ -213,8 +214,8 @@ class PipelineSpec(Section):
             if groups.max_rate_gap is not None and self.data.target.task != "binary":
                 yield "export.groups.max_rate_gap", "is for binary targets, where a score selects a row"
 
-    def _shadow_problems(self) -> Iterator[tuple[str, str]]:
-        if self.rollout.has_shadow and (problem := self.monitoring.capture.not_replayable):
+    def _shadow_problems(self, requests: Collection[str] | None) -> Iterator[tuple[str, str]]:
+        if self.rollout.has_shadow and (problem := self.monitoring.capture.not_replayable(requests)):
             yield "rollout.steps", f"shadow replays recorded requests, but {problem}"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:

@@ -44,7 +44,7 @@ class Replayer:
             reason = "requests to servers elsewhere are not recorded; leave shadow out of rollout.steps"
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
         bundle = self._store.bundle(live.model, live.version)
-        problem = stored_capture(Path(bundle.path)).not_replayable
+        problem = stored_capture(Path(bundle.path)).not_replayable()
         own = (Path(bundle.path) / REPOSITORY).is_dir()
         if own or serving_settings(bundle).backend not in ("auto", *RECORDING):
             problem = "it is served by a backend that does not record requests; leave shadow out"

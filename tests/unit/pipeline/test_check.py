@@ -192,3 +192,22 @@ def test_recorded_requests_that_the_live_version_lacks_are_named(
     path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
     shown = str(check_spec(path))
     assert (f"shadow replays recorded requests of {says}" in shown) if says else ("shadow" not in shown)
+
+
+@pytest.mark.parametrize(
+    ("monitoring", "trigger"),
+    [
+        ({"retrain": ["drift"]}, "drift"),
+        ({"retrain": ["nightly", "quality"]}, "quality"),
+        ({"retrain": ["drift"], "capture": {"share": 1}, "drift": {"tolerance": 0.05}}, None),
+        ({"retrain": ["nightly", "data"]}, None),
+    ],
+)
+def test_a_retraining_that_no_alarm_of_serin_starts_is_named(
+    tmp_path: Path, monitoring: dict[str, Any], trigger: str | None
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({**good(), "monitoring": monitoring}, sort_keys=False), encoding="utf-8")
+    lines = [line for line in str(check_spec(path)).splitlines() if line.startswith("monitoring.retrain")]
+    expected = f"monitoring.retrain: {trigger} waits for events `serin.{trigger}` from outside"
+    assert [line.partition(": without ")[0] for line in lines] == ([expected] if trigger else [])

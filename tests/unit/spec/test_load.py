@@ -119,6 +119,14 @@ def test_recorded_requests_without_some_of_their_columns_cannot_be_replayed() ->
     assert "they lack carrier, temp (monitoring.capture.mask and drop)" in found["rollout.steps"]
 
 
+def test_a_hidden_column_that_no_request_has_is_not_advised_to_be_recorded() -> None:
+    text = GOOD.replace("step_time: 1.5h", "steps: [shadow, 5, 100]")
+    found = problems_of(text + "monitoring: {capture: {share: 0.1, mask: [email]}}\n")
+    assert list(found) == ["monitoring.capture.mask"]
+    found = problems_of(text + "monitoring: {capture: {share: 0.1, mask: [email], drop: [temp]}}\n")
+    assert "they lack temp (monitoring.capture.drop); record" in found["rollout.steps"]
+
+
 def test_a_batch_that_does_not_divide_names_the_nearest_that_does() -> None:
     found = problems_of(GOOD + "training: {batch_rows: 1000, processes: 3}\n")
     assert "nearest that does: 999" in found["training"]
