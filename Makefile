@@ -59,6 +59,7 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 	$(BIN)/python -m tests.soak.serving --minutes 30
 	$(BIN)/python -m pytest tests/unit/columns tests/unit/features tests/unit/etl/test_table_forms.py --hypothesis-profile=soak --timeout=0
 	$(BIN)/python -m tests.soak.fuzz
+	$(BIN)/python -m tests.soak.flights_quality
 	$(BIN)/python -m tests.soak.messages
 	$(BIN)/python -m tests.soak.resets
 	$(BIN)/python -m tests.soak.native_fuzz
