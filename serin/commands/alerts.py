@@ -14,7 +14,7 @@ from serin.errors import SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.monitoring.alerts.records import AlertRecord
+    from serin.monitoring.alerts.records import AlertRecord, Silence
 
 Name = Annotated[str, typer.Argument(help="The receiver's name.")]
 ModelOption = Annotated[
@@ -66,11 +66,22 @@ def ack(
     key: Annotated[str, typer.Argument(help="The alert, as `serin alerts list` names it.")],
     note: Annotated[str, typer.Option(help="What is being done about it.")] = "",
 ) -> None:
-    """Acknowledge an open alert: others see that you look after it."""
+    """Acknowledge an open alert: others see that you look after it.
+
+    An alert that is acknowledged already is only taken over with a note.
+    """
     from serin.monitoring.alerts.book import AlertBook
 
-    AlertBook(environment.home()).acknowledge(key, by=environment.user(), note=note, now=time.time())
-    show(f"{key} is acknowledged by {environment.user()}")
+    user = environment.user()
+    before = AlertBook(environment.home()).acknowledge(key, by=user, note=note, now=time.time())
+    if before.acknowledged is None:
+        show(f"{key} is acknowledged by {user}")
+        return
+    earlier = f"{_acknowledged(before)} at {when(before.acknowledged)}"
+    if note:
+        show(f"{key} is acknowledged by {user}; before that it was {earlier}")
+    else:
+        show(f"{key} is already {earlier}; `--note` takes it over")
 
 
 def silence(
@@ -97,6 +108,7 @@ def silence(
         pattern=pattern, model=model, until=now + _seconds(lasts), by=environment.user(), why=why, now=now
     )
     show(f"silence {made.id} lasts until {when(made.until)}; `serin alerts unsilence {made.id}` ends it")
+    _hint_if_nothing_matches(made, now)
 
 
 def unsilence(
@@ -196,10 +208,30 @@ def _state(record: AlertRecord) -> str:
         return f"resolved {when(record.resolved)}"
     parts = []
     if record.acknowledged_by is not None:
-        parts.append(f"acknowledged by {record.acknowledged_by}")
+        parts.append(_acknowledged(record))
     if record.silenced_until is not None:
         parts.append(f"silenced until {when(record.silenced_until)}")
     return ", ".join(parts) or "open"
+
+
+def _acknowledged(record: AlertRecord) -> str:
+    note = f" ({record.note})" if record.note else ""
+    return f"acknowledged by {record.acknowledged_by}{note}"
+
+
+def _hint_if_nothing_matches(made: Silence, now: float) -> None:
+    """A silence may be made before its model is served, so one that matches nothing is not refused."""
+    from serin.monitoring.alerts.read import read_alerts
+    from serin.rollout.run.record import JournalFolder
+
+    home = environment.home()
+    served = JournalFolder(home).models()
+    alerts = (record.alert for record in read_alerts(home, resolved=0).open)
+    if made.may_cover(served) or any(made.covers(alert.key, alert.model, now) for alert in alerts):
+        return
+    what = repr(made.model if made.pattern is None else made.pattern)
+    known = ", ".join(served) or "none"
+    say(f"note: {what} matches no open alert and no model that was ever served here (models: {known})")
 
 
 def _url_from_stdin() -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,7 +170,12 @@ def showing_devices(ids: Sequence[str]) -> Iterator[None]:
 
 def user() -> str:
     """Returns the name of the acting user, for journals and leases."""
-    return os.environ.get("USER") or os.environ.get("LOGNAME") or f"uid {os.getuid()}"
+    if named := os.environ.get("USER") or os.environ.get("LOGNAME"):
+        return named
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under a number without an account
+        return f"uid {os.getuid()}"
 
 
 def torchrun_place() -> tuple[int, int, int, int]:

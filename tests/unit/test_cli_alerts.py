@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
+from serin.rollout.run.record import JournalFolder
 from tests.fakes.webhooks import webhook
 from tests.unit.monitoring.test_alert_book import ALERT
 from tests.unit.test_cli_keys import serin
@@ -38,6 +43,60 @@ def test_alerts_are_listed_acknowledged_and_silenced(
     assert listed["open"][0]["alert"]["key"] == ALERT.key
     assert listed["open"][0]["note"] == "on it"
     assert listed["silences"] == []
+
+
+def test_a_second_acknowledgement_keeps_the_first_note_unless_it_brings_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    AlertBook(home).fire(ALERT, time.time())
+    monkeypatch.setenv("USER", "ada")
+    assert serin(monkeypatch, "alerts", "ack", ALERT.key, "--note", "my own bad client") == 0
+    assert capsys.readouterr().out == f"{ALERT.key} is acknowledged by ada\n"
+    monkeypatch.setenv("USER", "bob")
+    assert serin(monkeypatch, "alerts", "ack", ALERT.key) == 0
+    said = capsys.readouterr().out
+    assert f"{ALERT.key} is already acknowledged by ada (my own bad client) at 20" in said
+    assert serin(monkeypatch, "alerts", "list") == 0
+    assert "acknowledged by ada (my own bad client)" in capsys.readouterr().out
+    assert serin(monkeypatch, "alerts", "ack", ALERT.key, "--note", "mine now") == 0
+    assert "is acknowledged by bob; before that it was acknowledged by ada (" in capsys.readouterr().out
+    assert serin(monkeypatch, "alerts", "list", "--journal", "9") == 0
+    listed = capsys.readouterr().out
+    assert "acknowledged by bob (mine now)" in listed
+    assert "by ada: my own bad client" in listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hinted"),
+    [
+        (("--model", "nope"), True),
+        (("nothing*",), True),
+        (("flight/drift/*",), True),
+        (("taxis",), True),
+        (("--model", "taxis"), False),
+        (("taxis/drift/*",), False),
+        (("ta*",), False),
+        (("*/drift/*",), False),
+        (("flights/*",), False),
+    ],
+)
+def test_a_silence_that_matches_no_model_and_no_open_alert_says_so(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    hinted: bool,
+) -> None:
+    AlertBook(home).fire(ALERT, time.time())
+    journal = JournalFolder(home).path("taxis")
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    assert serin(monkeypatch, "alerts", "silence", *arguments) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("silence 1 lasts until")
+    assert (
+        "matches no open alert and no model that was ever served here (models: taxis)" in said.err
+    ) is hinted
 
 
 @pytest.mark.parametrize("way", ["argument", "environment", "standard input"])
@@ -98,3 +157,17 @@ def test_a_wrong_argument_is_one_message_and_exit_code_2(
     said = capsys.readouterr().err
     assert words in said
     assert "s3cret" not in said
+
+
+def test_without_a_name_in_the_environment_the_user_is_the_owner_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable in ("USER", "LOGNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert environment.user() == pwd.getpwuid(os.getuid()).pw_name
+
+    def nobody(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert environment.user() == f"uid {os.getuid()}"

@@ -16,7 +16,7 @@ from serin.errors import AlertRefused, ReceiverRefused
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.receivers import ReceiverFile
-from serin.monitoring.alerts.records import Silence, silences_in
+from serin.monitoring.alerts.records import AlertRecord, Silence, book_id, record_of, silences_in
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,12 @@ class AlertBook:
             unheard = _cancel_silenced(book, row, now)
             self._notify(book, row["id"], "resolved", now, but=unheard)
 
-    def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> None:
-        """Records that somebody looks after an open alert. Raises AlertRefused when none with this key is open."""
+    def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> AlertRecord:
+        """Records that somebody looks after an open alert. Returns the alert as it was before.
+
+        One that is acknowledged already changes only when there is a new note; the journal keeps the earlier one.
+        Raises AlertRefused when no alert with this key is open.
+        """
         with self._file.changing() as book:
             row = _open(book, key)
             if row is None:
@@ -77,11 +81,15 @@ class AlertBook:
                     each["key"] for each in book.execute("SELECT key FROM alerts WHERE resolved IS NULL")
                 ]
                 raise AlertRefused(key=key, known=known)
+            before = record_of(row, book_id(book), silences_in(book), now)
+            if before.acknowledged is not None and not note:
+                return before
             book.execute(
                 "UPDATE alerts SET acknowledged = ?, acknowledged_by = ?, note = ? WHERE id = ?",
                 (now, by, note, row["id"]),
             )
             _write(book, now, "acknowledged", key, by=by, detail=note)
+            return before
 
     def silence(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,15 @@ class Silence:
         if now >= self.until:
             return False
         return self.model == model if self.pattern is None else fnmatch.fnmatchcase(key, self.pattern)
+
+    def may_cover(self, models: Collection[str]) -> bool:
+        """Returns whether an alert of one of these models could ever match. Keys begin with the model's name."""
+        if self.pattern is None:
+            return self.model in models
+        plain = re.split(r"[*?\[]", self.pattern, maxsplit=1)[0]
+        exact = plain == self.pattern
+        starts = [f"{model}/" for model in models]
+        return any(plain.startswith(start) or (not exact and start.startswith(plain)) for start in starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
