@@ -57,4 +57,5 @@ def human_bytes(count: float) -> str:
 
 
 def when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    """Returns a time in UTC, as the journals and reports have it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,7 +38,7 @@ _SILENCES: Final = {"1": 3600.0, "8": 8 * 3600.0, "24": 86_400.0, "168": 7 * 86_
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """A command to the controller. `running`: it is for a rollout that has not ended; `drastic`: it moves traffic at
-    once."""
+    once, and needs a reason."""
 
     label: str
     explains: str
@@ -101,12 +102,14 @@ class Actions:
         state = await run_in_threadpool(self._state, model, kind)
         if fields.get("rollout") != state.rollout.id:
             raise HTTPException(409, "another rollout has started since you opened this page; look again")
-        version = fields.get("version", "")
+        version, why = fields.get("version", ""), _reason(fields)
+        if ACTIONS[kind].drastic and not why:
+            raise HTTPException(400, f"{ACTIONS[kind].label} needs a reason for the journal; go back and give one")
         command = Command(
             kind=kind,
             model=model,
             by=session.who,
-            why=fields.get("why", "").strip()[:_LONGEST_REASON],
+            why=why,
             version=int(version) if kind == "rollback" and version.isdecimal() else None,
         )
         try:
@@ -140,7 +143,7 @@ class Actions:
         session = self._operator(request)
         fields = await read_signed_form(self._console, request, session)
         what, key = _what(request), fields.get("key", "")
-        note = fields.get("why", "").strip()[:_LONGEST_REASON]
+        note = _reason(fields)
         book, now = AlertBook(self._console.home), time.time()
         try:
             if what == "acknowledge":
@@ -173,6 +176,13 @@ class Actions:
         if ACTIONS[kind].running and not state.rollout.running:
             raise HTTPException(409, f"the rollout of {model} has ended: {state.rollout.phase}")
         return state
+
+
+def _reason(fields: Mapping[str, str]) -> str:
+    why = fields.get("why", "").strip()
+    if len(why) > _LONGEST_REASON:
+        raise HTTPException(400, f"a reason has at most {_LONGEST_REASON} characters, this one has {len(why)}")
+    return why
 
 
 def _kind(request: Request) -> Kind:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -33,6 +34,7 @@ from serin.stack.console.settings import ConsoleSettings
 
 log = logging.getLogger(__name__)
 
+_TITLES: Final = {401: "Not logged in", 403: "Not allowed", 404: "Not found", 409: "Not done"}
 _YEAR = "max-age=31536000, immutable"
 
 
@@ -98,13 +100,16 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
 
 def _handlers(console: Console) -> Mapping[Any, Any]:
     def problem(request: Request, status: int, text: str) -> Response:
+        title = _TITLES.get(status) or ("Not done" if request.method == "POST" else "Not shown")
         return console.page(
-            request, "problem", status=status, session=console.session(request), title="Not done", text=text
+            request, "problem", status=status, session=console.session(request), title=title, text=text
         )
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return problem(request, error.status_code, error.detail)
+        unnamed = error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase
+        text = f"the console has no page {request.url.path}" if unnamed else error.detail
+        return problem(request, error.status_code, text)
 
     async def unknown(request: Request, error: Exception) -> Response:
         return problem(request, 404, str(error))

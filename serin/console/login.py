@@ -20,8 +20,10 @@ from serin.stack.console.secrets import Role, matching_role, signing_key
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"[^\w .@+-]")
-_LONGEST_NAME = 60
+_NAME = re.compile(r"[\w .,@+'\u2019-]{0,60}")
+_NAME_REFUSED = (
+    "A name has at most 60 characters: letters, digits, spaces and . , @ + - _ '. Change it and log in again."
+)
 _STARTED = "serin-oidc"
 _STARTED_S = 600
 
@@ -54,7 +56,9 @@ class Login:
             console.attempts.fail(client)
             log.warning("a login from %s failed", client)
             return self._page(request, "This is not one of the console's secrets.", 401)
-        name = _NAME.sub("", fields.get("name", "")).strip()[:_LONGEST_NAME]
+        name = fields.get("name", "").strip()
+        if not _NAME.fullmatch(name):
+            return self._page(request, _NAME_REFUSED, 400)
         log.info("%s logged in from %s%s", role, client, f" as {name}" if name else "")
         answer = RedirectResponse(local_path(fields), 303)
         self._remember(answer, role, f"{name} (console {role})" if name else f"console {role}")

@@ -61,7 +61,9 @@ class ShadowStory:
     @property
     def lines(self) -> tuple[str, ...]:
         """What was found, in plain sentences."""
-        found = [f"{self.rows} of {self.needed} recorded rows were answered in {self.requests} requests."]
+        rows = f"{self.rows} of {self.needed}" if self.rows < self.needed else str(self.rows)
+        enough = "" if self.rows < self.needed else f"; at least {self.needed} were needed"
+        found = [f"{rows} recorded rows were answered in {self.requests} requests{enough}."]
         if self.mismatch:
             found.append(f"The candidate does not serve what its bundle computes: {self.mismatch}.")
         elif self.compared:

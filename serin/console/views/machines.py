@@ -30,13 +30,19 @@ def read_gpus(home: Path, parameters: Parameters) -> dict[str, Any]:
 
 def read_runs(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
+    found, trouble = _newest_runs()
+    return {"runs": found, "trouble": trouble, "longest": _longest(found), **_prefect(home)}
+
+
+def _newest_runs() -> tuple[list[RunEntry], str]:
+    """Returns flow runs and trainings, newest first, and why flow runs are missing."""
     trouble = ""
     try:
         flows = flow_run_entries(_MOST_RUNS)
     except SerinError as error:
         flows, trouble = [], str(error)
     found = sorted([*flows, *training_entries()], key=lambda entry: -(entry.began or 0.0))
-    return {"runs": found[:_MOST_RUNS], "trouble": trouble, "longest": _longest(found), **_prefect(home)}
+    return found[:_MOST_RUNS], trouble
 
 
 def read_run(home: Path, parameters: Parameters) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def read_run(home: Path, parameters: Parameters) -> dict[str, Any]:
     flow = flow_run_details(name)
     found = flow or training_details(name)
     if found is None:
-        raise NotFound(kind="run", name=name, known=[entry.name for entry in training_entries()])
+        raise NotFound(kind="run", name=name, known=[entry.name for entry in _newest_runs()[0]])
     receipts = _receipts(home, found)
     return {
         "run": found,

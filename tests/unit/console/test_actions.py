@@ -74,9 +74,9 @@ def test_an_operator_pauses_resumes_and_aborts_and_the_journal_says_who(rolling:
 
 def test_an_operator_promotes_and_rolls_back(rolling: Path) -> None:
     operator = visitor(rolling).login("operator")
-    assert act(operator, "promote") == 303
+    assert act(operator, "promote", why="the evidence is enough") == 303
     _until(rolling, lambda state: state.live == 2 and not state.rollout.running)
-    assert act(operator, "rollback", version="1") == 303
+    assert act(operator, "rollback", version="1", why="a complaint") == 303
     _until(rolling, lambda state: state.live == 1 and not state.rollout.running)
 
 
@@ -114,6 +114,22 @@ def test_a_token_of_another_session_is_refused(waiting: Path) -> None:
     _nothing_happened(waiting)
 
 
+@pytest.mark.parametrize("kind", ["promote", "abort", "rollback"])
+@pytest.mark.parametrize(
+    ("why", "problem"), [(" ", "needs a reason for the journal"), ("x" * 501, "at most 500 characters")]
+)
+def test_what_moves_traffic_at_once_needs_a_reason_that_is_kept_whole(
+    waiting: Path, kind: str, why: str, problem: str
+) -> None:
+    operator = visitor(waiting).login("operator")
+    path = f"/models/{MODEL}/rollout/{kind}"
+    assert 'name="why" maxlength="500" autofocus required' in operator.get(path).text
+    answer = operator.post(path, {**operator.form(path), "why": why})
+    assert answer.status_code == 400
+    assert problem in answer.text
+    _nothing_happened(waiting)
+
+
 def test_what_the_controller_refuses_is_shown_with_its_reason(waiting: Path) -> None:
     operator = visitor(waiting).login("operator")
     path = f"/models/{MODEL}/rollout/resume"
@@ -124,7 +140,7 @@ def test_what_the_controller_refuses_is_shown_with_its_reason(waiting: Path) -> 
 
 def test_an_action_on_a_rollout_that_has_ended_is_refused(rolling: Path) -> None:
     operator = visitor(rolling).login("operator")
-    fields = operator.form(ABORT)
+    fields = operator.form(ABORT) | {"why": "enough"}
     assert operator.post(ABORT, fields).status_code == 303
     _until(rolling, lambda state: not state.rollout.running)
     assert operator.post(ABORT, fields).status_code == 409

@@ -33,7 +33,21 @@ def test_the_secret_of_a_role_opens_a_session_that_scripts_and_other_sites_canno
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert role_secret(home, role) not in cookie  # type: ignore[arg-type]
-    assert f">{role}<" in somebody.get("/runs").text
+    assert f"</span>console {role}</span>" in somebody.get("/runs").text
+
+
+@pytest.mark.parametrize("name", ["Olga <b>Operator</b>", "a" * 61, "two\nlines", "Ann (console operator)"])
+def test_a_name_that_would_have_to_be_changed_is_refused(home: Path, name: str) -> None:
+    answer = visitor(home).post("/login", {"secret": role_secret(home, "operator"), "name": name})
+    assert answer.status_code == 400
+    assert "A name has at most 60 characters" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("name", ["Olga Operator", "Siobhán O'Brien, jr.", "李雷", "ann@example.com"])
+def test_every_page_says_as_whom_actions_are_journalled(home: Path, name: str) -> None:
+    shown = visitor(home).login("operator", name).get("/runs").text
+    assert f"{name} (console operator)</span>" in shown.replace("&#39;", "'")
 
 
 def test_a_wrong_secret_is_refused_and_not_repeated(home: Path) -> None:

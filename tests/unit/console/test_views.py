@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from serin.console.views import machines
 from serin.console.views.all_views import VIEWS
+from serin.stack.run_entries import RunEntry
 from tests.unit.console.conftest import visitor
 from tests.unit.serving.bundles import MODEL
 
@@ -85,6 +87,20 @@ def test_an_unknown_model_and_an_unknown_run_are_named(full: Path) -> None:
         answer = somebody.get(path)
         assert answer.status_code == 404
         assert words in answer.text
+
+
+def test_a_page_that_is_not_there_is_called_not_found(full: Path) -> None:
+    somebody = visitor(full).login("viewer")
+    for path in ("/nothing", "/models/nothing", "/runs/none", "/alerts/7/explode"):
+        shown = somebody.get(path).text
+        assert "<h1>" not in shown or "<h1>Not found</h1>" in shown, path
+    assert "the console has no page /nothing" in somebody.get("/nothing").text
+
+
+def test_an_unknown_run_is_compared_with_flow_runs_too(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = RunEntry(name="cyan-hamster", kind="deploy", state="completed", began=2.0, seconds=1.0)
+    monkeypatch.setattr(machines, "flow_run_entries", lambda _: [flow])
+    assert "cyan-hamster" in visitor(full).login("viewer").get("/runs/cyan-hamste").text
 
 
 def test_every_page_of_others_files_has_its_licence_beside_it() -> None:

@@ -318,6 +318,11 @@ def test_the_report_shows_recorded_requests_by_segment(scene: Scene) -> None:
     ]
     page = story2html(story)
     assert "Steps: shadow, 5%, 50%, 100%" in page
+    assert "300 recorded rows were answered in 300 requests; at least 300 were needed." in page
+    more = replace(story.shadow, rows=525)
+    assert more.lines[0] == "525 recorded rows were answered in 300 requests; at least 300 were needed."
+    fewer = replace(story.shadow, rows=25, requests=2)
+    assert fewer.lines[0] == "25 of 300 recorded rows were answered in 2 requests."
     assert "All 300 served scores are what the candidate&#x27;s own bundle computes." in page
     assert "no segment is beyond it" in page
     assert '<td>all rows</td><td class="n">300</td><td class="n">0.5</td><td class="n">+0</td>' in page

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 import typer
 
-from serin.commands.output import confirm
+from serin.commands.output import confirm, when
 
 
 class Terminal(io.StringIO):
@@ -33,3 +34,13 @@ def test_a_script_says_yes_with_an_option(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(typer.BadParameter, match="Add --yes"):
         confirm("Delete all versions?", yes=False)
     confirm("Delete all versions?", yes=True)
+
+
+def test_a_time_is_shown_in_utc_and_says_so_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert when(1_700_000_000.0) == "2023-11-14 22:13:20 UTC"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
