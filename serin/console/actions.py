@@ -104,7 +104,9 @@ class Actions:
             raise HTTPException(409, "another rollout has started since you opened this page; look again")
         version, why = fields.get("version", ""), _reason(fields)
         if ACTIONS[kind].drastic and not why:
-            raise HTTPException(400, f"{ACTIONS[kind].label} needs a reason for the journal; go back and give one")
+            raise HTTPException(
+                400, f"{ACTIONS[kind].label} needs a reason for the journal; go back and give one"
+            )
         command = Command(
             kind=kind,
             model=model,
@@ -181,7 +183,9 @@ class Actions:
 def _reason(fields: Mapping[str, str]) -> str:
     why = fields.get("why", "").strip()
     if len(why) > _LONGEST_REASON:
-        raise HTTPException(400, f"a reason has at most {_LONGEST_REASON} characters, this one has {len(why)}")
+        raise HTTPException(
+            400, f"a reason has at most {_LONGEST_REASON} characters, this one has {len(why)}"
+        )
     return why
 
 
