@@ -25,7 +25,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL continues with one GPU
 │   └── GpuUnusable             a GPU that cupy cannot use
 ├── StoreError                  the store cannot do what was asked
-│   ├── NotFound                no such dataset, model, version, alias or run
+│   ├── NotFound                no such dataset, model, version, alias or run (exit code 2)
 │   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
 │   ├── VersionInUse            a version that cannot be deleted now
@@ -76,6 +76,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
+│   ├── NotRecorded             a model without recorded requests, with the reason
 │   ├── NotWatched              a model without a watch on drift, with the reason
 │   └── WatchStateBroken        a file of the watcher's state that cannot be read
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
@@ -420,6 +421,7 @@ class StoreError(SerinError):
 
 class NotFound(StoreError):
     template = "no {kind} {name!r}{hint}"
+    exit_code = 2
     kind: str
     name: str
     known: Iterable[str] = ()
@@ -840,6 +842,12 @@ class StageStopped(SerinError):
 
 class MonitoringError(SerinError):
     pass
+
+
+class NotRecorded(MonitoringError):
+    template = "nothing is recorded of {model!r}: {reason}"
+    model: str
+    reason: str
 
 
 class NotWatched(MonitoringError):

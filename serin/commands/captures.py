@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.output import Json, confirm, human_bytes, say, show, show_json, show_table
+from serin.commands.output import Json, confirm, counted, human_bytes, say, show, show_json, show_table
 from serin.errors import NotFound, SpecError
 from serin.machine import environment
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from serin.monitoring.capture.counters import CapturesView, ReleaseCounts
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
-_EMPTY = "no recorded requests; set monitoring.capture.share in a spec and roll it out"
 
 
 def register(app: typer.Typer) -> None:
@@ -27,18 +26,33 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="captures")
 
 
-def list_captures(as_json: Json = False) -> None:
-    """List the records of each model and version: hours, rows, size, dropped requests, share."""
+def list_captures(
+    model: Annotated[str | None, typer.Argument(help="Only this model. [default: all]")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the records of each model and version: hours, rows, size, share, recorded and dropped requests."""
+    from serin.commands.recording import check_model, known_models
     from serin.monitoring.capture.counters import models_captured, read_captures
 
     home = environment.home()
-    views = [view for model in models_captured(home) if (view := read_captures(home, model)) is not None]
+    if model is not None:
+        check_model(model)
+    chosen = models_captured(home) if model is None else [model]
+    views = [view for name in chosen if (view := read_captures(home, name)) is not None]
     if as_json:
         show_json([dataclasses.asdict(view) for view in views])
         return
     rows = [row for view in views for row in _rows(view)]
-    columns = ("model", "version", "hours", "first", "last", "rows", "size", "share", "recorded", "dropped")
-    show_table(columns, rows, empty=_EMPTY)
+    columns = ("model", "version", "hours", "first", "last", "rows", "size", "share", "requests", "dropped")
+    show_table(columns, rows, empty="" if rows else _none(known_models() if model is None else [model]))
+
+
+def _none(models: list[str]) -> str:
+    """Why no model has records, one line each."""
+    from serin.commands.recording import why_not_recorded
+
+    lines = [f"  {model}: {why_not_recorded(model)}" for model in models]
+    return "\n".join(["no recorded requests", *(lines or ["  there is no model yet; `serin run` makes one"])])
 
 
 def _rows(view: CapturesView) -> list[tuple[Any, ...]]:
@@ -70,13 +84,18 @@ def show_captures(
     """Show the rows that were recorded last, as CSV or JSON."""
     import pyarrow.csv as pacsv
 
+    from serin.commands.recording import not_recorded
+    from serin.formats.captures import versions_captured
     from serin.formats.rows import flat
     from serin.monitoring.capture.counters import models_captured
     from serin.monitoring.capture.read import newest
 
     home = environment.home()
-    if model not in (known := models_captured(home)):
-        raise NotFound(kind="recorded model", name=model, known=known)
+    if model not in models_captured(home):
+        raise not_recorded(model)
+    kept = [str(each) for each in versions_captured(home, model)]
+    if version is not None and str(version) not in kept:
+        raise NotFound(kind=f"recorded version of {model!r}:", name=str(version), known=kept)
     table = newest(home, model, rows, version=version)
     if as_json:
         show_json(table.to_pylist())
@@ -94,18 +113,19 @@ def forget_captures(
     as_json: Json = False,
 ) -> None:
     """Delete recorded rows and their labels for good: those of a person, for example. Waits for rows on their way."""
+    from serin.commands.recording import not_recorded
     from serin.expressions import ExpressionError
     from serin.monitoring.capture.counters import models_captured
     from serin.stack.captures import forget_rows, record_all
 
     home = environment.home()
     record_all(home, model)
-    if model not in (known := models_captured(home)):
-        raise NotFound(kind="recorded model", name=model, known=known)
+    if model not in models_captured(home):
+        raise not_recorded(model)
     try:
         found = forget_rows(home, model, where, remove=yes)
         if found.rows and not yes:
-            confirm(f"Delete {found.rows:,} recorded rows of {model} and their labels?", yes=False)
+            confirm(f"Delete {counted(found.rows, 'recorded row')} of {model} and their labels?", yes=False)
             found = forget_rows(home, model, where, remove=True)
     except ExpressionError as error:
         raise SpecError(where="--where", problems=[("", str(error))]) from error
@@ -114,4 +134,5 @@ def forget_captures(
         return
     for name in found.unread:
         say(f"some versions have no column {name!r}: it counts as null there")
-    show(f"{found.rows:,} rows deleted in {found.files:,} files, and {found.others:,} labels")
+    what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
+    show(f"deleted {what}, and {counted(found.labels, 'label')}")

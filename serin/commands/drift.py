@@ -37,11 +37,13 @@ def drift(
     A column has drifted once there is enough evidence that a share differs from training by more than its tolerance.
     Shares of the last day alone decide nothing: a few rows differ by chance.
     """
+    from serin.commands.recording import check_model
     from serin.monitoring.drift.read import read_drift
     from serin.reports.drift_page import drift2html
 
     view = read_drift(environment.home(), model)
     if view is None:
+        check_model(model)
         raise NotWatched(model=model, reason=_why_not(model))
     if report is not None:
         report.write_text(drift2html(view), encoding="utf-8")
@@ -93,7 +95,9 @@ def _shares(worst: BinView | None) -> tuple[str | None, ...]:
 
 def _why_not(model: str) -> str:
     """Why there is nothing to show, and what to do about it."""
+    from serin.commands.recording import why_not_recorded
     from serin.formats.drift import read_drift as read_statistics
+    from serin.monitoring.capture.counters import models_captured
     from serin.rollout.run.status import model_status
     from serin.spec.load import load_stored_spec
     from serin.store.store import Store
@@ -109,4 +113,6 @@ def _why_not(model: str) -> str:
         return f"the spec of version {status.live} has no monitoring.drift; add it and run the pipeline again"
     if read_statistics(bundle) is None:
         return f"version {status.live} has no statistics for drift; export it again (`serin export --fresh`)"
+    if model not in models_captured(environment.home()):
+        return why_not_recorded(model)
     return "no recorded request was counted yet; is the stack up (`serin status`)?"

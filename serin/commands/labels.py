@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, show_table
-from serin.errors import NotFound
+from serin.commands.output import Json, counted, say, show, show_json, show_table
+from serin.errors import NotRecorded
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from serin.pipeline.labels import LabelsAdded
 
 _SEGMENTS = 20
+_UNKNOWN = "is about no recorded row so far", "are about no recorded row so far"
+_AMBIGUOUS = "has a client's id that several requests share", "have a client's id that several requests share"
+_UNCLEAR = "names no row of a request with several rows", "name no row of a request with several rows"
+_BEYOND = "names a row that its request does not have", "name a row that their request does not have"
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 LabelTable = Annotated[
@@ -47,7 +51,8 @@ On = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN",
-        help="A request column to join by instead of an id; may be repeated. [default: data.id and data.time]",
+        help="A request column to join by instead of an id; may be repeated. [default: data.id and data.time, where "
+        "they are request columns]",
     ),
 ]
 Value = Annotated[
@@ -62,7 +67,8 @@ Time = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="The column that says which of two labels for the same row is newer. [default: the later arrival]",
+        help="The column that says which of two labels for the same row is newer; name it in every call or in none. "
+        "[default: the later arrival]",
     ),
 ]
 Version = Annotated[
@@ -106,25 +112,38 @@ def add_labels(
     if as_json:
         show_json(dataclasses.asdict(done))
     else:
-        _show(model, done)
+        _show(model, done, columns.given.get(done.key, done.key))
+    if done.mixed:
+        say(
+            "warning: some labels were added with --time and others without; the latter count as of their arrival. "
+            "Name --time in every call, or in none."
+        )
 
 
-def _show(model: str, done: LabelsAdded) -> None:
-    if not done.stored:
-        show(f"{done.rows:,} rows, nothing new: the same labels were added before")
+def _show(model: str, done: LabelsAdded, key: str) -> None:
+    if done.stored:
+        show(f"{counted(done.stored, 'label')} for {model}, joined by {key}")
+    elif done.rows > done.missing + done.without_key:
+        show(f"{counted(done.rows, 'row')}, nothing new: the same labels were added before")
     else:
-        show(f"{done.stored:,} labels for {model}, joined by {done.key}")
-    for count, what in (
-        (done.matched, "are about a recorded row"),
-        (done.unknown, "are about no recorded row so far; they are kept and joined when it is recorded"),
-        (done.ambiguous, "have a client's id that several requests share, and are not used"),
-        (done.unclear, "name no row of a request with several rows, and are not used"),
-        (done.missing, "rows have no label"),
-        (done.without_key, "rows have a null in the key, and are not used"),
-        (done.repeated, "rows are replaced by a later one in the same table"),
-    ):
-        if count:
-            show(f"  {count:,} {what}")
+        show(f"{counted(done.rows, 'row')}, and no label that can be used")
+    _show_counts(
+        (done.matched, "is about a recorded row", "are about a recorded row"),
+        (done.unknown, *_UNKNOWN, "; kept until it is recorded"),
+        (done.ambiguous, *_AMBIGUOUS, "; not used"),
+        (done.unclear, *_UNCLEAR, "; not used"),
+        (done.beyond, *_BEYOND, "; not used"),
+        (done.missing, "row has no label", "rows have no label"),
+        (done.without_key, "row has a null in the key", "rows have a null in the key", "; not used"),
+        (done.repeated, "row is replaced", "rows are replaced", " by a later one in the same table"),
+    )
+
+
+def _show_counts(*counts: tuple[int | str, ...]) -> None:
+    """Prints a line for each count that is not 0: with its words for one, for several, and those that follow."""
+    for number, one, several, *rest in counts:
+        if number:
+            show(f"  {counted(int(number), str(one), str(several))}{''.join(map(str, rest))}")
 
 
 def show_labels(model: Model, as_json: Json = False) -> None:
@@ -133,19 +152,17 @@ def show_labels(model: Model, as_json: Json = False) -> None:
     if as_json:
         keys = ("version", "recorded", "labelled", "coverage", "delay_s", "days")
         releases = [{key: entry[key] for key in keys} for entry in view.to_json()["releases"]]
-        counts = {
-            key: getattr(view, key) for key in ("received", "unknown", "ambiguous", "unclear", "behind")
-        }
-        show_json({"model": model, **counts, "releases": releases})
+        names = ("received", "unknown", "ambiguous", "unclear", "beyond", "behind")
+        show_json({"model": model, **{key: getattr(view, key) for key in names}, "releases": releases})
         return
-    show(f"{model}: {view.received:,} labels received{', more are being joined' if view.behind else ''}")
-    for count, what in (
-        (view.unknown, "are about no recorded row so far"),
-        (view.ambiguous, "have a client's id that several requests share"),
-        (view.unclear, "name no row of a request with several rows"),
-    ):
-        if count:
-            show(f"  {count:,} {what}")
+    behind = ", more are being joined" if view.behind else ""
+    show(f"{model}: {counted(view.received, 'label')} received{behind}")
+    _show_counts(
+        (view.unknown, *_UNKNOWN),
+        (view.ambiguous, *_AMBIGUOUS),
+        (view.unclear, *_UNCLEAR),
+        (view.beyond, *_BEYOND),
+    )
     rows = [
         (
             each.version,
@@ -168,8 +185,8 @@ def show_quality(model: Model, as_json: Json = False) -> None:
         return
     for release in view.releases:
         show(
-            f"{release.release}: {release.labelled:,} of {release.recorded:,} recorded rows have a label "
-            f"({_share(release.coverage)})"
+            f"{release.release}: {release.labelled:,} of {counted(release.recorded, 'recorded row')} "
+            f"{'has' if release.recorded == 1 else 'have'} a label ({_share(release.coverage)})"
         )
         names = dict.fromkeys([*release.metrics, *release.offline, *release.estimate])
         rows = [
@@ -187,7 +204,7 @@ def show_quality(model: Model, as_json: Json = False) -> None:
             name = next(iter(segment.metrics), "")
             then = segment.offline.get(name)
             live = _band(segment.metrics.get(name))
-            show(f"  {segment.name}: {segment.rows:,} rows, {name} {live}, test rows {_band(then)}")
+            show(f"  {segment.name}: {counted(segment.rows, 'row')}, {name} {live}, test rows {_band(then)}")
         if release.objective is not None:
             show(f"  {objective_line(release.objective)}")
 
@@ -198,17 +215,22 @@ def objective_line(objective: Objective) -> str:
     found = "worse than allowed" if objective.alarm else "no alarm"
     return (
         f"objective: {mean}, at most {objective.limit:.4f} ({objective.offline:.4f} on the test rows): {found}, "
-        f"evidence {objective.evidence:.3g} of {objective.threshold:.3g} after {objective.used:,} labels"
+        f"evidence {objective.evidence:.3g} of {objective.threshold:.3g} after {counted(objective.used, 'label')}"
     )
 
 
 def _view(model: str) -> QualityView:
+    from serin.commands.recording import not_recorded
+    from serin.monitoring.capture.counters import models_captured
     from serin.monitoring.quality.view import read_quality
 
     view = read_quality(environment.home(), model)
-    if view is None:
-        raise NotFound(kind="recorded rows or labels of the model", name=model)
-    return view
+    if view is not None:
+        return view
+    if model in models_captured(environment.home()):
+        reason = "records and labels are not counted yet; is the stack up (`serin status`)?"
+        raise NotRecorded(model=model, reason=reason)
+    raise not_recorded(model)
 
 
 def _share(value: float | None) -> str:

@@ -39,12 +39,18 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
         show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number and its noun: 1 row, 2,000 rows. `several`: a plural that is not made with s."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks a person on a terminal. Elsewhere `--yes` is needed."""
+    """Asks a person on a terminal. Elsewhere `--yes` is needed: the exit code is 2 without it."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise typer.BadParameter(f"{question} Add --yes: there is no terminal to ask on.")
+        say(f"serin: {question} There is no terminal to ask on: add --yes. Nothing was changed.")
+        raise typer.Exit(2)
     typer.confirm(question, abort=True, err=True)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
 from serin.formats.schema import read_schema
 from serin.machine import environment
-from serin.monitoring.quality.forget import forget_rows
+from serin.monitoring.quality import forget as quality_forget
 from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Versions, Watched, answer_of, search
@@ -27,7 +27,9 @@ from serin.store.store import Store
 class LabelsAdded:
     """The outcome of adding labels. `matched`: about a recorded row; `unknown`: about none so far, kept until one is
     recorded; `ambiguous`: by a client's id that several requests have; `unclear`: without a row number for a request
-    of several rows. `stored` is 0 when the same table was added just before."""
+    of several rows; `beyond`: for a row that the recorded request does not have. `stored` is 0 when the same table was
+    added just before. `mixed`: some calls named a time column and others did not, so that times and arrivals are
+    compared with each other."""
 
     rows: int
     stored: int
@@ -38,7 +40,9 @@ class LabelsAdded:
     unknown: int
     ambiguous: int
     unclear: int
+    beyond: int
     key: str
+    mixed: bool
 
 
 def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
@@ -62,12 +66,13 @@ def truth_of(bundle: Bundle) -> TruthOf:
 
 
 def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
-    matched = ambiguous = unclear = 0
+    matched = ambiguous = unclear = beyond = 0
     if added.file is not None:
         labels = added.file.read()
         versions, index = watched_versions(Store.open(), model), KeyIndex(home, model)
         *_, found = search(home, model, added.file, labels, versions, index)
         matched, ambiguous, unclear = len(found.labels), len(found.ambiguous), len(found.unclear)
+        beyond = len(found.beyond)
     stored = 0 if added.file is None else added.stored
     return LabelsAdded(
         rows=added.rows,
@@ -76,16 +81,23 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
         without_key=added.without_key,
         repeated=added.repeated,
         matched=matched,
-        unknown=max(0, stored - matched - ambiguous - unclear),
+        unknown=max(0, stored - matched - ambiguous - unclear - beyond),
         ambiguous=ambiguous,
         unclear=unclear,
+        beyond=beyond,
         key=str(added.key),
+        mixed=added.mixed,
     )
 
 
 def forget(model: str, rows: Mapping[int, pa.Table]) -> int:
     """Deletes the labels of recorded rows (by version) that are being deleted. Returns their number."""
-    return forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
+    return quality_forget.forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
+
+
+def count_again(model: str) -> None:
+    """Has the recorded rows that are left counted again, after some were deleted."""
+    quality_forget.count_again(environment.home(), model)
 
 
 def watched_versions(store: Store, model: str) -> Versions:

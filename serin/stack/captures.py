@@ -46,7 +46,10 @@ def record_all(home: Path, model: str, *, sleep: Callable[[float], None] = time.
 
 def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion:
     """Deletes the recorded rows for which `where` is true, and their labels. Call `record_all` first."""
-    return forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
+    found = forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
+    if remove:
+        labels.count_again(model)
+    return found
 
 
 def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) -> int:

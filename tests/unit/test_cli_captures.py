@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from serin.cli import app
-from serin.errors import NotFound, SpecError
+from serin.errors import NotFound, NotRecorded, NotWatched, SpecError
 from serin.formats.captures import METADATA, captures_folder, write_part
 from serin.monitoring.capture.read import captured
 from serin.stack import captures
@@ -69,6 +69,46 @@ def test_list_shows_what_is_kept_and_what_was_counted(home: Path) -> None:
     assert view["releases"]["taxis-v1"]["dropped"] == 7
 
 
+READERS = ["captures list", "captures show", "labels show", "quality", "drift"]
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_wrong_name_is_told_from_a_model_that_has_no_records_yet(home: Path, command: str) -> None:
+    published("taxis", 1).set_alias("taxis", "live", 1)
+    with pytest.raises(NotFound, match="no model 'taxi'; did you mean 'taxis'") as error:
+        serin(*command.split(), "taxi")
+    assert error.value.exit_code == 2
+    try:
+        told = serin(*command.split(), "taxis").output
+    except (NotRecorded, NotWatched) as reason:
+        told = str(reason)
+    if command != "drift":  # which says first that the spec has no monitoring.drift
+        assert "version 1 records every request, but none came yet" in told
+
+
+@pytest.mark.parametrize(
+    ("capture", "live", "told"),
+    [
+        ("{share: 0}", True, "the spec of version 1 has no monitoring.capture.share"),
+        ("{share: 0.015}", True, "version 1 records 1.5% of the requests, but none came yet"),
+        ("{share: 1}", False, "no version of it is served"),
+    ],
+)
+def test_the_list_says_why_a_model_has_no_records(capture: str, live: bool, told: str) -> None:
+    store = published("taxis", 1, capture=capture)
+    if live:
+        store.set_alias("taxis", "live", 1)
+    assert f"taxis: {told}" in serin("captures", "list").output
+
+
+def test_the_list_may_be_of_one_model(home: Path) -> None:
+    write_part(home, "taxis", 1, rows(1))
+    write_part(home, "buses", 1, rows(1, 2))
+    head, line = serin("captures", "list", "buses").output.splitlines()
+    assert head.split()[-3:] == ["share", "requests", "dropped"]
+    assert line.split()[0] == "buses"
+
+
 def test_show_prints_the_newest_rows_as_csv_or_json(home: Path) -> None:
     write_part(home, "taxis", 1, rows(1, 2, 3))
     write_part(home, "taxis", 2, rows(4))
@@ -77,15 +117,15 @@ def test_show_prints_the_newest_rows_as_csv_or_json(home: Path) -> None:
     assert [line.split(",")[0] for line in table[1:]] == ['"id-3"', '"id-4"']
     (only,) = json.loads(serin("captures", "show", "taxis", "--version", "1", "-n", "1", "--json").output)
     assert (only["passenger_id"], only["_answer_p"]) == (3, [0.25, 0.75])
-    with pytest.raises(NotFound, match="no recorded model 'taxi'; did you mean 'taxis'"):
-        serin("captures", "show", "taxi")
+    with pytest.raises(NotFound, match="no recorded version of 'taxis': '9'; known: 1, 2"):
+        serin("captures", "show", "taxis", "--version", "9")
 
 
 def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> None:
     published("taxis", 1)
     Backend(home).leave([request(17, NOON), request(18, NOON)])
     result = serin("captures", "forget", "taxis", "--where", "age = 17000", "--yes")
-    assert "1 rows deleted in 1 files" in result.output
+    assert result.output == "deleted 1 row in 1 file, and 0 labels\n"
     assert captured(home, "taxis")["age"].to_pylist() == [18000]
     with pytest.raises(SpecError, match="no column 'agee'"):
         serin("captures", "forget", "taxis", "--where", "agee = 1", "--yes")
@@ -93,7 +133,14 @@ def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> Non
 
 def test_without_yes_and_a_terminal_nothing_is_deleted(home: Path) -> None:
     write_part(home, "taxis", 1, rows(1))
-    assert serin("captures", "forget", "taxis", "--where", "true").exit_code == 2
+    asked = serin("captures", "forget", "taxis", "--where", "true")
+    assert asked.exit_code == 2
+    assert asked.stderr.startswith(
+        "serin: Delete 1 recorded row of taxis and their labels? There is no terminal"
+    )
+    assert "Usage" not in asked.stderr
+    done = json.loads(serin("captures", "forget", "taxis", "--where", "_row > 5", "--yes", "--json").output)
+    assert done == {"rows": 0, "files": 0, "labels": 0, "unread": []}
     assert captured(home, "taxis").num_rows == 1
 
 

@@ -29,10 +29,14 @@ def test_a_person_on_a_terminal_is_asked_and_silence_means_no(
     assert "Delete all versions?" in screen.getvalue()
 
 
-def test_a_script_says_yes_with_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_says_yes_with_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(typer.BadParameter, match="Add --yes"):
+    with pytest.raises(typer.Exit) as end:
         confirm("Delete all versions?", yes=False)
+    assert end.value.exit_code == 2
+    assert "no terminal to ask on: add --yes. Nothing was changed." in capsys.readouterr().err
     confirm("Delete all versions?", yes=True)
 
 

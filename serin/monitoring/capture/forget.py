@@ -16,17 +16,17 @@ from serin.formats.captures import captures_folder, hours_captured, parts_of_hou
 from serin.monitoring.capture.merge import rewrite
 
 Forgotten = Callable[[int, pa.Table], int]
-"""Deletes what else is known of these rows of a version, such as labels; returns how much."""
+"""Deletes what else is known of these rows of a version; returns how many labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What was deleted. `others`: how much else was deleted with the rows. `unread`: columns of the expression that
+    """What was deleted. `labels`: how many labels were deleted with the rows. `unread`: columns of the expression that
     some versions do not have; for those versions they are null."""
 
     rows: int
     files: int
-    others: int = 0
+    labels: int = 0
     unread: tuple[str, ...] = ()
 
 
@@ -42,7 +42,7 @@ def forget(
         if known and name not in known:
             columns = ", ".join(sorted(known))
             raise ExpressionError(f"{where!r}: the records have no column {name!r}; they have {columns}")
-    rows = files = others = 0
+    rows = files = labels = 0
     unread: set[str] = set()
     for folder in _folders(home, model):
         with writing(home, model):
@@ -57,9 +57,9 @@ def forget(
                 if remove:
                     if also:
                         rows_going = pq.read_table(part.path).filter(pa.array(going))
-                        others += sum(act(part.version, rows_going) for act in also)
+                        labels += sum(act(part.version, rows_going) for act in also)
                     rewrite(folder, [part], pa.array(~going))
-    return Deletion(rows=rows, files=files, others=others, unread=tuple(sorted(unread)))
+    return Deletion(rows=rows, files=files, labels=labels, unread=tuple(sorted(unread)))
 
 
 def matches(expression: Expression, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

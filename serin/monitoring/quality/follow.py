@@ -10,6 +10,7 @@ A kill at any time loses nothing: what is not in state.json is done again, with 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin.formats.captures import Part
+from serin.machine.durable import write_whole
 from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.monitoring.capture.read import alike, parts, read_part
@@ -39,6 +41,8 @@ from serin.monitoring.quality.store import (
 )
 from serin.spec.names import valid_model_name
 
+_FORGOTTEN = "forgotten"
+
 Rows = Callable[[Watched, pa.Table, QualityState], None]
 """What else is counted: gets new recorded rows, or rows that have just got their first label."""
 
@@ -57,12 +61,17 @@ def following(home: Path, model: str) -> Iterator[Path]:
         yield folder
 
 
-def last_forgotten(folder: Path) -> int | None:
-    """Changes whenever labels are deleted on request."""
+def last_forgotten(folder: Path) -> str | None:
+    """Changes whenever rows or labels are deleted on request."""
     try:
-        return (folder / "forgotten").stat().st_mtime_ns
+        return (folder / _FORGOTTEN).read_text()
     except FileNotFoundError:
         return None
+
+
+def mark_forgotten(folder: Path) -> None:
+    """Makes followers begin again with what is left."""
+    write_whole(folder / _FORGOTTEN, secrets.token_hex(8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +90,15 @@ class Follower:
         self.state = read_state(self._folder)
         self._index = KeyIndex(home, model)
         self._work: Iterator[None] | None = None
-        self._forgotten = last_forgotten(self._folder)
 
     def advance(self) -> bool:
-        """Does a bounded piece of work. Returns whether there is more to do. What was begun before labels were
-        forgotten begins again without them."""
+        """Does a bounded piece of work. Returns whether there is more to do. What was begun before rows were
+        forgotten begins again without them, and the rows that are left are counted again."""
         with following(self._home, self._model) as folder:
             forgotten = last_forgotten(folder)
-            if forgotten != self._forgotten:
-                self._work, self._forgotten = None, forgotten
+            if forgotten != self.state.forgotten:
+                self._work = None
+                self.state.count_again(forgotten)
             return self._advance()
 
     def _advance(self) -> bool:
@@ -136,10 +145,9 @@ class Follower:
         for found in search(self._home, self._model, file, labels, self._versions, self._index):  # noqa: B007
             yield
         self._add(found)
-        self.state.ambiguous += len(found.ambiguous)
-        self.state.unclear += len(found.unclear)
+        self.state.count(found)
         self.state.received += sum(each.rows for each in files)
-        away = found.labels | found.ambiguous | found.unclear if file.key.of_request else set[int]()
+        away = found.decided if file.key.of_request else set[int]()
         left = np.ones(labels.num_rows, bool)
         left[list(away)] = False
         if left.any():
@@ -188,9 +196,8 @@ class Follower:
                 found.add(labels, rows, file.key, watched)
                 found.settle()
                 self._add(found)
-                self.state.ambiguous += len(found.ambiguous)
-                self.state.unclear += len(found.unclear)
-                away = found.labels | found.ambiguous | found.unclear if file.key.of_request else set[int]()
+                self.state.count(found)
+                away = found.decided if file.key.of_request else set[int]()
                 if away:
                     left = np.ones(labels.num_rows, bool)
                     left[list(away)] = False

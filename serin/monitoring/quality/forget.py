@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.monitoring.quality.follow import following
+from serin.monitoring.quality.follow import following, mark_forgotten
 from serin.monitoring.quality.joined import JoinedRows
 from serin.monitoring.quality.keys import ID, ROW, Key, captured_columns, captured_keys
 from serin.monitoring.quality.scan import Versions
@@ -22,8 +22,14 @@ def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: 
     many labels that arrived were deleted."""
     with following(home, model) as folder:
         deleted = _forget(home, model, folder, rows, versions)
-        (folder / "forgotten").touch()
+        mark_forgotten(folder)
     return deleted
+
+
+def count_again(home: Path, model: str) -> None:
+    """Has recorded rows counted again. Call it once deleted rows are not in the records any more."""
+    with following(home, model) as folder:
+        mark_forgotten(folder)
 
 
 def _forget(home: Path, model: str, folder: Path, rows: Mapping[int, pa.Table], versions: Versions) -> int:

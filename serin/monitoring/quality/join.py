@@ -2,7 +2,8 @@
 
 A label by request id is about one row. A label by the client's id is about the request with this id that was recorded
 before the label arrived; when there are several, it is ambiguous and not used. A label by request columns is about
-every row with these values. A label that names no row is about a request with a single row.
+every row with these values. A label that names no row is about a request with a single row. Requests are recorded
+whole: a label for a row that its request does not have is about nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.formats.schema import Schema
-from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, TIME, Key, captured_keys
+from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, TIME, Key, captured_keys, request_of
 from serin.monitoring.quality.store import ARRIVED, KEY, LABEL, ONLY_ROW, WHEN
 
 Places = npt.NDArray[np.int64]
@@ -24,11 +25,12 @@ Places = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Matches:
     """`labels` and `rows`: positions that belong together. `unclear`: positions of labels without a row number whose
-    request has several rows."""
+    request has several rows. `beyond`: positions of labels by id whose request does not have their row."""
 
     labels: Places
     rows: Places
     unclear: Places
+    beyond: Places
 
 
 def match(labels: pa.Table, rows: pa.Table, key: Key, schema: Schema) -> Matches:
@@ -46,7 +48,17 @@ def match(labels: pa.Table, rows: pa.Table, key: Key, schema: Schema) -> Matches
         several = np.asarray(pc.is_in(rows.column(ID).take(pa.array(hit)), value_set=wide.cast(pa.string())))
         bad = several & np.asarray(labels.column(ONLY_ROW))[place]
         unclear, hit, place = np.unique(place[bad]), hit[~bad], place[~bad]
-    return Matches(labels=place, rows=hit, unclear=unclear)
+    beyond = np.zeros(0, np.int64)
+    if key.by == (ID,):  # a client's id may be of another request, which is not recorded yet
+        asked_for = np.asarray(
+            pc.is_in(
+                request_of(labels.column(KEY).combine_chunks()),
+                value_set=pc.unique(rows.column(ID)).cast(pa.string()),
+            )
+        )
+        asked_for[np.asarray(found.drop_null())] = False
+        beyond = np.flatnonzero(asked_for)
+    return Matches(labels=place, rows=hit, unclear=unclear, beyond=beyond)
 
 
 def joined_rows(labels: pa.Table, rows: pa.Table, found: Matches, keep: list[str]) -> pa.Table:

@@ -23,7 +23,7 @@ from serin.spec.data import DataSpec
 ID, ROW, CLIENT_ID, TIME, SOURCE = "_id", "_row", "_client_id", "_t", "_source"
 
 _APART = "\x1f"
-_NULL = "\x00"
+_SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +45,25 @@ class Key:
         return cls(by=tuple(text.split(",")))
 
 
-def choose_key(table: pa.Table, data: DataSpec, schema: Schema, model: str, on: Sequence[str] = ()) -> Key:
+def choose_key(
+    table: pa.Table,
+    data: DataSpec,
+    schema: Schema,
+    model: str,
+    on: Sequence[str] = (),
+    *,
+    found: Sequence[str] = (),
+) -> Key:
     """Returns how the labels of a table are joined: as asked (`on`), else by `_id`, `_client_id`, or the spec's
-    `data.id` and `data.time`."""
+    `data.id` and `data.time`. `found`: the columns as their owner calls them, for errors."""
+    found = found or table.column_names
     inputs = {column.name for column in schema.inputs}
     if on:
         if unknown := [name for name in on if name not in inputs]:
             reason = f"is not a column of the request{nearest(unknown[0], inputs)}"
             raise LabelsUnfit(model=model, column=unknown[0], reason=reason)
         if missing := [name for name in on if name not in table.column_names]:
-            reason = f"is missing{nearest(missing[0], table.column_names)}"
+            reason = f"is missing{nearest(missing[0], found)}"
             raise LabelsUnfit(model=model, column=missing[0], reason=reason)
         return Key(by=tuple(on))
     for name in (ID, CLIENT_ID):
@@ -63,11 +72,27 @@ def choose_key(table: pa.Table, data: DataSpec, schema: Schema, model: str, on: 
     own = tuple(name for name in (data.id, data.time) if name in inputs)
     if data.id in own and set(own) <= set(table.column_names):
         return Key(by=own)
+    raise LabelsUnfit(model=model, column="", reason=_no_key(data, schema, found))
+
+
+def _no_key(data: DataSpec, schema: Schema, found: Sequence[str]) -> str:
+    """Why a table's labels cannot be joined, and what would help."""
+    inputs = [column.name for column in schema.inputs]
     ways = f"{ID} (and {ROW}), {CLIENT_ID}"
-    if data.id in own:
-        ways += f", or {' and '.join(own)}"
+    if data.id in inputs:
+        ways += f", or {' and '.join(name for name in (data.id, data.time) if name in inputs)}"
+    named = {"data.id": data.id, "data.time": data.time}
+    away = [f"{key} ({name})" for key, name in named.items() if name is not None and name not in inputs]
     reason = f"has nothing that tells which request a label is about: give {ways}, or name request columns to join on"
-    raise LabelsUnfit(model=model, column="", reason=f"{reason}; found: {', '.join(table.column_names)}")
+    reason += f" (requests have {_listed(inputs)})"
+    if away:
+        are = "are" if len(away) > 1 else "is"
+        reason += f"; {' and '.join(away)} {are} not in the requests"
+    return f"{reason}; found: {_listed(found)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def label_keys(
@@ -156,10 +181,21 @@ def _row_numbers(table: pa.Table, model: str) -> pa.Array:
     if ROW not in table.column_names:
         return pa.nulls(table.num_rows, pa.int64())
     rows = table.column(ROW)
-    try:
-        return (
-            rows.cast(pa.float64()).cast(pa.int64()).combine_chunks()
-        )  # frames make floats of integers with nulls
+    try:  # frames make floats of integers with nulls
+        numbers = rows.cast(pa.float64()).cast(pa.int64()).combine_chunks()
     except pa.ArrowException as error:
         reason = f"has type {rows.type}, needed are row numbers from 0"
         raise LabelsUnfit(model=model, column=ROW, reason=reason) from error
+    if len(numbers) and (least := pc.min(numbers).as_py()) is not None and least < 0:
+        raise LabelsUnfit(model=model, column=ROW, reason=f"holds {least}, needed are row numbers from 0")
+    return numbers
+
+
+def request_of(keys: pa.Array) -> pa.Array:
+    """The ids in keys by id or by the client's id."""
+    return pc.list_element(pc.split_pattern(keys, _APART, max_splits=1, reverse=True), 0)
+
+
+def first_rows(keys: pa.Array) -> pa.Array:
+    """The keys of the first rows of the same requests, which every request has."""
+    return pc.binary_join_element_wise(request_of(keys), "0", _APART)

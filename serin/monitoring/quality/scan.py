@@ -15,7 +15,7 @@ from serin.formats.schema import Schema
 from serin.monitoring.capture.read import alike, captured_hour
 from serin.monitoring.quality.join import Places, ambiguous, joined_rows, match
 from serin.monitoring.quality.key_index import KeyIndex, hashes
-from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, SOURCE, TIME, Key, captured_columns
+from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, SOURCE, TIME, Key, captured_columns, first_rows
 from serin.monitoring.quality.store import KEY, LabelFile
 from serin.spec.data import DataSpec
 
@@ -62,17 +62,25 @@ Versions = Callable[[int], Watched | None]
 @dataclass(slots=True, kw_only=True)
 class Found:
     """What a search has found so far. `labels`: positions of labels with a row. `unclear`: without a row number, for a
-    request of several rows. `ambiguous`: with several requests."""
+    request of several rows. `ambiguous`: with several requests. `beyond`: with a row that the request does not
+    have."""
 
     labels: set[int] = field(default_factory=set)
     unclear: set[int] = field(default_factory=set)
     ambiguous: set[int] = field(default_factory=set)
+    beyond: set[int] = field(default_factory=set)
     rows: dict[int, list[pa.Table]] = field(default_factory=dict)  # by version
     _places: list[tuple[Places, pa.ChunkedArray]] = field(default_factory=list)
+
+    @property
+    def decided(self) -> set[int]:
+        """The labels that no later record can be about, when they are about a request."""
+        return self.labels | self.ambiguous | self.unclear | self.beyond
 
     def add(self, labels: pa.Table, rows: pa.Table, key: Key, watched: Watched) -> None:
         matches = match(labels, rows, key, watched.schema)
         self.unclear.update(matches.unclear.tolist())
+        self.beyond.update(matches.beyond.tolist())
         if not len(matches.rows):
             return
         self.labels.update(matches.labels.tolist())
@@ -86,6 +94,7 @@ class Found:
 
     def settle(self) -> None:
         """Takes out labels that turned out to be about several requests. Call it when the search is done."""
+        self.beyond -= self.labels
         if not self._places:
             return
         labels = np.concatenate([places for places, _ in self._places])
@@ -108,7 +117,8 @@ def search(
     """Searches all recorded rows for those that the labels are about, the newest hours first. Yields after each step
     what it has found so far; the last one is settled."""
     found, key = Found(), file.key
-    wanted = hashes(labels.column(KEY).combine_chunks())
+    keys = labels.column(KEY).combine_chunks()
+    wanted = hashes(pa.concat_arrays([keys, first_rows(keys)]) if key.by == (ID,) else keys)
     waiting: dict[int, list[pa.Table]] = {}
     for step, (hour, watched) in enumerate(_hours(home, model, file, versions)):
         if index.may_have(watched.version, hour, key, watched.schema, wanted):

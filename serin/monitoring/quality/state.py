@@ -6,10 +6,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
+
+if TYPE_CHECKING:
+    from serin.monitoring.quality.scan import Found
 
 FORMAT, VERSION = "serin.quality-state", 1
 FILE = "state.json"
@@ -20,16 +23,30 @@ T = TypeVar("T")
 @dataclass(slots=True, kw_only=True)
 class QualityState:
     """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
-    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version."""
+    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
+    `forgotten`: the last deletion on request that the counts take into account."""
 
     part: str | None = None
     labels: str = ""
     received: int = 0
     ambiguous: int = 0
     unclear: int = 0
+    beyond: int = 0
+    forgotten: str | None = None
     recorded: dict[str, dict[str, int]] = field(default_factory=dict)
     scores: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def count(self, found: Found) -> None:
+        """Counts labels that cannot be used."""
+        self.ambiguous += len(found.ambiguous)
+        self.unclear += len(found.unclear)
+        self.beyond += len(found.beyond)
+
+    def count_again(self, forgotten: str | None) -> None:
+        """Takes in all records again, after some were deleted. Labels that were joined stay so: each is evidence
+        once."""
+        self.part, self.recorded, self.scores, self.forgotten = None, {}, {}, forgotten
 
     def forget_before(self, moment: float) -> None:
         """Drops the counts of days that ended before this time."""

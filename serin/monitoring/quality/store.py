@@ -91,6 +91,15 @@ def label_files(home: Path, model: str, *, after: str = "") -> list[LabelFile]:
     return [described(path) for path in paths]
 
 
+def ordered_by_time(home: Path, model: str) -> bool | None:
+    """Whether the labels that came last have times, and are not ordered by arrival. None: there are no labels."""
+    files = label_files(home, model)
+    if not files:
+        return None
+    table = pq.read_table(files[-1].path, columns=[WHEN, ARRIVED])
+    return not table.column(WHEN).equals(table.column(ARRIVED))
+
+
 def delete_old_labels(home: Path, model: str, before: float) -> int:
     """Deletes files that arrived before this time. Returns their number."""
     old = [file for file in label_files(home, model) if _moment(file.sequence) < before * 1e6]

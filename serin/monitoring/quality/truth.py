@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
-from serin.columns.derived import Typed, derive, evaluate_columns, typed
+from serin.columns.derived import COMPARISONS, Typed, derive, evaluate_columns, typed
 from serin.errors import LabelsUnfit, nearest
-from serin.expressions import ExpressionError, Masked, parse
+from serin.expressions import ExpressionError, Masked, Node, parse
 from serin.formats.schema import Kind, Schema
 from serin.spec.data import DataSpec
 
@@ -85,8 +85,7 @@ def _finished(values: pa.ChunkedArray, name: str, of: TruthOf) -> tuple[pa.Array
             raise _other_type(of, name, values.type, "class names")
         return _classes(column_from_arrow(values, kind), name, of)
     if kind not in ("float", "int", "bool"):
-        wanted = "true and false, or 0 and 1" if of.schema.task == "binary" else "numbers"
-        raise _other_type(of, name, values.type, wanted)
+        raise _other_type(of, name, values.type, _wanted(of))
     column = column_from_arrow(values.cast(pa.float64()) if kind == "float" else values, kind)
     return _numbers(Masked(column.to_wire().astype(np.float64), column.null), name, of)
 
@@ -105,7 +104,8 @@ def _computed(table: pa.Table, text: str, of: TruthOf) -> tuple[pa.Array, npt.ND
     if of.text:
         return _classes_of(result, text, of)
     if result.values.dtype.kind in "USOT":
-        raise LabelsUnfit(model=of.model, column="", reason=f"gives strings for {text!r}; numbers are needed")
+        reason = f"gives strings for {text!r}; needed are {_wanted(of)}"
+        raise LabelsUnfit(model=of.model, column="", reason=reason)
     return _numbers(Masked(result.values.astype(np.float64), result.null), "", of)
 
 
@@ -136,6 +136,9 @@ def _typed(text: str, kinds: Mapping[str, Kind], table: pa.Table, of: TruthOf) -
         return typed(text, kinds)
     except ExpressionError as error:
         for name in parse(text).columns:  # which column, with which type, would fit?
+            if kinds[name] == "string" and _is_truth(parse(text).root, name):
+                found = table.column(name).type
+                raise _other_type(of, name, found, f"true and false for {text!r}") from error
             for kind, words in _KIND_WORDS.items():
                 try:
                     typed(text, {**kinds, name: kind})
@@ -143,6 +146,15 @@ def _typed(text: str, kinds: Mapping[str, Kind], table: pa.Table, of: TruthOf) -
                     continue
                 raise _other_type(of, name, table.column(name).type, f"{words} for {text!r}") from error
         raise LabelsUnfit(model=of.model, column="", reason=f"does not fit {text!r}: {error}") from error
+
+
+def _is_truth(node: Node, name: str) -> bool:
+    """Whether an expression takes a column as a boolean: in `and`, `or`, `not`, or compared with true or false."""
+    here = any(child.kind == "column" and child.value == name for child in node.children)
+    booleans = any(child.kind == "literal" and isinstance(child.value, bool) for child in node.children)
+    if here and (node.kind in ("and", "or", "not") or (booleans and node.kind in COMPARISONS)):
+        return True
+    return any(_is_truth(child, name) for child in node.children)
 
 
 _KIND_WORDS: Mapping[Kind, str] = {"float": "numbers", "string": "text", "timestamp": "times"}
@@ -177,6 +189,10 @@ def _classes_of(result: Masked, name: str, of: TruthOf) -> tuple[pa.Array, npt.N
         reason = f"holds {_some(pc.unique(strange).to_pylist())}; {named}"
         raise LabelsUnfit(model=of.model, column=name, reason=reason)
     return found, known
+
+
+def _wanted(of: TruthOf) -> str:
+    return "true and false, or 0 and 1" if of.schema.task == "binary" else "numbers"
 
 
 def _some(values: object) -> str:

@@ -92,8 +92,8 @@ class ReleaseQuality:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityView:
     """`received`: labels so far; `unknown`: about requests that are not recorded; `ambiguous`: by a client's id that
-    several requests have; `unclear`: without a row number for a request of several rows. `behind`: more labels or
-    records are waiting to be taken in. Bands are of 95%."""
+    several requests have; `unclear`: without a row number for a request of several rows; `beyond`: with a row that
+    the request does not have. `behind`: more labels or records are waiting to be taken in. Bands are of 95%."""
 
     model: str
     updated: float
@@ -102,6 +102,7 @@ class QualityView:
     ambiguous: int
     unclear: int
     behind: bool
+    beyond: int = 0
     releases: tuple[ReleaseQuality, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

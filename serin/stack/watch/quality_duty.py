@@ -102,7 +102,8 @@ class QualityDuty:
             model.follower.delete_before(now - model.versions.days() * 86_400)
         self._judge(model, now)
         state = model.follower.state
-        seen = state.part, state.labels, tuple(each.get("count") for each in state.evidence.values())
+        evidence = tuple(each.get("count") for each in state.evidence.values())
+        seen = state.part, state.labels, state.forgotten, more, evidence
         if seen != model.seen and self._clock() >= model.due:
             began = self._clock()
             write_quality(self._home, self._view(model, now, behind=more))
@@ -184,6 +185,7 @@ class QualityDuty:
             unknown=follower.waiting(),
             ambiguous=state.ambiguous,
             unclear=state.unclear,
+            beyond=state.beyond,
             behind=behind,
             releases=tuple(self._release(model, version, found) for version, found in known.items()),
         )

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from serin.api.model import Model
 from serin.cli import app
-from serin.errors import LabelsUnfit, SourceUnreadable
+from serin.errors import LabelsUnfit, NotFound, SourceUnreadable
 from serin.formats.captures import write_part
 from serin.pipeline.stage import StageResult
 from serin.store.artifacts import Bundle
@@ -115,3 +115,47 @@ def test_a_file_that_is_no_table_is_refused(bundle: Bundle, tmp_path: Path) -> N
         run(str(tmp_path / "labels.parquet"))
     with pytest.raises(LabelsUnfit, match=r"use \.parquet, \.csv, \.jsonl, or a table of the spec: flights"):
         run(str(tmp_path / "labels.xlsx"))
+
+
+def shown(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["labels", "add", bundles.MODEL, *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_people_read_their_own_column_names_and_numbers_that_agree(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("request,n,late\n0-1-0,0,1\n0-1-1,9,1\nelse,0,\n")
+    assert shown(str(path), "--id", "request", "--row", "n", "--value", "late").splitlines() == [
+        "2 labels for delays, joined by request",
+        "  1 is about a recorded row",
+        "  1 names a row that its request does not have; not used",
+        "  1 row has no label",
+    ]
+
+
+def test_a_table_without_a_label_is_not_taken_for_one_that_was_added_before(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("_id,_label\n0-1-0,\n")
+    said = shown(str(path)).splitlines()
+    assert said == ["1 row, and no label that can be used", "  1 row has no label"]
+    path.write_text("_id,_label\n0-1-0,1\n")
+    shown(str(path))
+    assert shown(str(path)).startswith("1 row, nothing new: the same labels were added before")
+
+
+def test_a_second_call_with_a_time_column_says_that_labels_are_mixed(bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("_id,_label,at\n0-1-0,1,2026-03-02T09:00:00\n")
+    assert "warning" not in shown(str(path))
+    assert "warning: some labels were added with --time and others without" in shown(
+        str(path), "--time", "at"
+    )
+
+
+def test_an_unknown_version_is_a_wrong_argument(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no version of 'delays': '7'") as error:
+        run("labels.csv", "--version", "7")
+    assert error.value.exit_code == 2

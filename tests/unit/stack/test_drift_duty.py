@@ -142,7 +142,7 @@ def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back
 def test_the_command_shows_the_alarm_and_writes_the_page(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NotWatched, match="no recorded request was counted yet"):
+    with pytest.raises(NotWatched, match="version 1 records every request, but none came yet"):
         drift(NAME)
     record(home, range(30), unseen=0.2)
     tick(home, 30)

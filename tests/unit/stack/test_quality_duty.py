@@ -29,6 +29,7 @@ from serin.rollout.decide.state import Phase
 from serin.rollout.run.commands import Command, Inbox, ask
 from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.spec.load import load_stored_spec
+from serin.stack.captures import forget_rows
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -174,9 +175,32 @@ def test_quality_and_labels_are_shown_to_people_and_programs(
     assert json.loads(run(app, ["quality", bundles.MODEL, "--json"]).output)["releases"][0]["labelled"] == 500
     told = run(app, ["labels", "show", bundles.MODEL]).output
     assert "501 labels received" in told
-    assert "1 are about no recorded row so far" in told
+    assert "1 is about no recorded row so far" in told
     listed = json.loads(run(app, ["labels", "show", bundles.MODEL, "--json"]).output)
     assert (listed["unknown"], listed["releases"][1]["labelled"]) == (1, 0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_next_look_after_rows_were_forgotten_counts_what_is_left(
+    home: Path, two: list[tuple[Bundle, Served]], restarted: bool
+) -> None:
+    bundle, served = two[0]
+    add(home, bundle, served.labels(slice(500)), BEGAN + DAY_S)
+    duty = QualityDuty(home, AlertBook(home), clock=lambda: 0.0)
+    duty.tick(BEGAN + DAY_S + 60)
+    before = read_quality(home, bundles.MODEL)
+    assert before is not None
+    where = f"_id in ({', '.join(repr(str(each)) for each in served.ids[400:600])})"
+    forgotten = forget_rows(home, bundles.MODEL, where, remove=True)
+    assert (forgotten.rows, forgotten.labels) == (200, 100)
+    if restarted:
+        duty = QualityDuty(home, AlertBook(home), clock=lambda: 0.0)
+    duty.tick(BEGAN + DAY_S + 65)
+    after = read_quality(home, bundles.MODEL)
+    assert after is not None
+    assert [(each.recorded, each.labelled) for each in after.releases] == [(ROWS - 200, 400), (ROWS, 0)]
+    assert (after.received, after.behind) == (before.received, False)
+    assert sum(day.recorded for day in after.releases[0].days) == ROWS - 200
 
 
 def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: list[tuple[Bundle, Served]]) -> None:

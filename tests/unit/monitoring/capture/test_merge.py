@@ -95,7 +95,7 @@ def test_forgotten_rows_are_gone_from_the_bytes_of_all_files(tmp_path: Path) -> 
     write_part(tmp_path, "taxis", 3, rows(7, 1))  # has no name: not Ada's
     told = []
     deletion = forget(tmp_path, "taxis", "name == 'Ada'", also=[lambda *rows: told.append(rows) or 5])
-    assert (deletion.rows, deletion.files, deletion.others, deletion.unread) == (2, 2, 10, ("name",))
+    assert (deletion.rows, deletion.files, deletion.labels, deletion.unread) == (2, 2, 10, ("name",))
     assert [(version, ages(table)) for version, table in told] == [(1, [1]), (2, [1])]
     assert ages(captured(tmp_path, "taxis")) == [2, 3, 7]
     assert not any(b"Ada" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

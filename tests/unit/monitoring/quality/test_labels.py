@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.errors import LabelsUnfit, StoreNotWritable
+from serin.errors import StoreNotWritable
 from serin.formats.captures import hours_captured, write_part
 from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
 from serin.monitoring.quality.forget import forget_rows
@@ -16,7 +16,7 @@ from serin.monitoring.quality.keys import Key
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
 from serin.monitoring.quality.state import QualityState
-from serin.monitoring.quality.store import label_files, labels_folder
+from serin.monitoring.quality.store import label_files
 from serin.monitoring.quality.truth import TruthOf
 from tests.fakes.labelled import BEGAN, MODEL, data, record, requests, schema, truth_of, watched
 
@@ -212,35 +212,20 @@ def test_a_class_is_stored_by_its_name(home: Path) -> None:
     assert file.read().column("label").to_pylist() == ["3", "1"]
 
 
-@pytest.mark.parametrize(
-    ("table", "columns", "told"),
-    [
-        ({"_id": ["a"], "arr_delay": ["late"]}, {}, r"'arr_delay' has type string, needed are numbers for 'arr"),
-        ({"_id": ["a"], "_label": ["yes"]}, {}, r"'_label' has type string, needed are true and false, or 0 and 1"),
-        ({"_id": ["a"], "_label": [2]}, {}, r"'_label' holds 2.0; a binary label is true or false, 1 or 0"),
-        ({"_id": [17], "_label": [1]}, {}, r"'_id' has type int64, needed are ids as text"),
-        ({"_id": ["a"], "_row": ["x"], "_label": [1]}, {}, r"'_row' has type string, needed are row numbers from 0"),
-        ({"_id": ["a"]}, {}, r"has no arr_delay: give a column _label with 'arr_delay > 15' itself, or the columns"),
-        ({"_label": [1]}, {}, r"has nothing that tells which request a label is about: give _id"),
-        ({"_id": ["a"], "late": [1]}, {"value": "lat"}, r"'lat' is missing; did you mean 'late'\?"),
-        ({"flight": ["F1"], "_label": [1]}, {"on": ("fligth",)}, r"'fligth' is not a column of the request; did"),
-        ({"distance": ["far"], "_label": [1]}, {"on": ("distance",)}, r"'distance' has type string, the model asks"),
-        ({"_id": ["a"], "_label": [1], "at": ["soon"]}, {"time": "at"}, r"'at' has type string"),
-        ({"_id": [], "_label": []}, {}, r"the table has no rows"),
-    ],
-)  # fmt: skip
-def test_a_table_that_does_not_fit_is_refused_with_its_column(
-    home: Path, table: dict[str, Any], columns: dict[str, Any], told: str
+@pytest.mark.parametrize("recorded_first", [True, False])
+def test_a_row_that_a_recorded_request_does_not_have_is_counted_and_does_not_wait(
+    home: Path, recorded_first: bool
 ) -> None:
-    with pytest.raises(LabelsUnfit, match=told):
-        add(home, pa.table(table), **columns)
-    assert not labels_folder(home, MODEL).exists()
-
-
-def test_a_value_that_is_no_class_is_refused_with_the_classes(home: Path) -> None:
-    classes = truth_of(data=data("stars", "multiclass"), schema=schema("multiclass", ("good", "bad")))
-    with pytest.raises(LabelsUnfit, match="'stars' holds 'ugly'; the classes are good, bad"):
-        add(home, pa.table({"_id": ["a", "b"], "stars": ["good", "ugly"]}), classes, value="stars")
+    labels = pa.table({"_id": ["0-1-0", "0-1-0", "later"], "_row": [1, 2, 7], "_label": [1, 1, 1]})
+    followed = Followed(home)
+    for step in ("record", "label") if recorded_first else ("label", "record"):
+        if step == "record":
+            record(home, 4, each=2)
+        else:
+            add(home, labels)
+        followed.run()
+    assert set(followed.joined()) == {("0-1-0", 1)}
+    assert (followed.follower.state.beyond, followed.follower.waiting()) == (1, 1)
 
 
 def test_labels_that_cannot_be_written_are_an_error_that_names_the_folder(home: Path) -> None:

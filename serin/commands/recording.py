@@ -1,0 +1,43 @@
+"""Says why there are no recorded requests of a model: a wrong name, a spec that records none, or none came yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serin.errors import NotFound, NotRecorded
+from serin.machine import environment
+from serin.monitoring.capture.counters import models_captured
+from serin.rollout.run.status import model_status
+from serin.stack.watch.capture_duty import read_capture_spec
+from serin.store.store import Store
+
+
+def check_model(model: str) -> None:
+    """NotFound for a name that no model has: neither published, nor served, nor recorded."""
+    known = known_models()
+    if model not in known and model_status(environment.home(), model) is None:
+        raise NotFound(kind="model", name=model, known=known)
+
+
+def known_models() -> list[str]:
+    """The models that are published or have records."""
+    return sorted({*Store.open().models(), *models_captured(environment.home())})
+
+
+def not_recorded(model: str) -> NotRecorded:
+    """The error for a model without records. NotFound for a name that no model has."""
+    check_model(model)
+    return NotRecorded(model=model, reason=why_not_recorded(model))
+
+
+def why_not_recorded(model: str) -> str:
+    """Why a model has no records, and what to do about it."""
+    store, status = Store.open(), model_status(environment.home(), model)
+    version = (status.live if status else None) or store.aliases(model).get("live")
+    if version is None or version not in store.versions(model):
+        return "no version of it is served; `serin rollout start` rolls one out"
+    share = read_capture_spec(Path(store.bundle(model, version).path)).share
+    if not share:
+        return f"the spec of version {version} has no monitoring.capture.share; set it and run the pipeline again"
+    recorded = "every request" if share >= 1 else f"{100 * share:.3g}% of the requests"
+    return f"version {version} records {recorded}, but none came yet; records appear some seconds after the answer"
