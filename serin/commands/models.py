@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table
+from serin.commands.output import Json, confirm, counted, human_bytes, show, show_json, show_table
 from serin.errors import NotFound, SpecError
 from serin.machine import environment
 
@@ -215,18 +215,29 @@ def predict(
         typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
     ] = None,
     grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
+    ids: Annotated[
+        bool,
+        typer.Option(
+            "--ids",
+            help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by.",
+        ),
+    ] = False,
 ) -> None:
     """Score rows through the gateway, or in bulk without it (--batch)."""
     from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
 
+    if batch and ids:
+        raise typer.BadParameter("--ids is for requests through the gateway; --batch sends none")
     bundle = open_bundle(model, version)
     if batch:
         count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler)
     else:
         protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
-        count = predict_through_gateway(bundle, Path(rows), out, pinned=bool(version), protocol=protocol)
+        count = predict_through_gateway(
+            bundle, Path(rows), out, pinned=bool(version), protocol=protocol, ids=ids
+        )
     if out is not None:
-        show(f"{count:,} rows scored by {model}, written to {out}")
+        show(f"{counted(count, 'row')} scored by {model}, written to {out}")
 
 
 def gpus(as_json: Json = False) -> None:

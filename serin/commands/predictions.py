@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,14 +26,22 @@ from serin.store.store import Store
 if TYPE_CHECKING:
     from serin.monitoring.capture.bulk import BulkRecords
 
+_IDS = "_id", "_row"
+
 logger = logging.getLogger(__name__)
 
 
 def predict_through_gateway(
-    bundle: Bundle, rows: Path, out: Path | None, *, pinned: bool, protocol: Literal["http", "grpc"]
+    bundle: Bundle,
+    rows: Path,
+    out: Path | None,
+    *,
+    pinned: bool,
+    protocol: Literal["http", "grpc"],
+    ids: bool = False,
 ) -> int:
-    """Scores rows as clients do; `pinned` calls the bundle's version, else the gateway chooses. Returns the number of
-    rows."""
+    """Scores rows as clients do; `pinned` calls the bundle's version, else the gateway chooses. `ids`: the result also
+    has the request's id and the number of the row in it, by which labels are joined. Returns the number of rows."""
     from serin.serving.client.client import predict
     from serin.serving.triton.installation import NO_FILTER
     from serin.serving.triton.repository import serving_settings
@@ -55,9 +63,14 @@ def predict_through_gateway(
         version = bundle.version if pinned else None
         asked = to_wire(piece, schema)
         answer = predict(url, bundle.model, asked, schema, protocol, version, timeout_s=patience_s)
-        return with_answers(piece, answer, schema)
+        scored = with_answers(piece, answer, schema)
+        if not ids:
+            return scored
+        for name, values in zip(_IDS, (answer.request_id, answer.request_row), strict=True):
+            scored = scored.append_column(name, pa.array(values))
+        return scored
 
-    return _score(ask, rows, schema, out, Path(bundle.path))
+    return _score(ask, rows, schema, out, Path(bundle.path), own=_IDS if ids else ())
 
 
 def predict_in_bulk(
@@ -110,14 +123,20 @@ def open_bundle(model: str, version: str) -> Bundle:
 
 
 def _score(
-    score: Callable[[pa.Table], pa.Table], rows: Path, schema: Schema, out: Path | None, bundle: Path
+    score: Callable[[pa.Table], pa.Table],
+    rows: Path,
+    schema: Schema,
+    out: Path | None,
+    bundle: Path,
+    own: Sequence[str] = (),
 ) -> int:
+    """`own`: the columns that are added beside the answers."""
     done = 0
     with _writer(out) as writer:
         for piece in read_rows(rows, schema, bundle):
-            clash = {output.name for output in schema.outputs} & set(piece.column_names)
+            clash = {*own, *(output.name for output in schema.outputs)} & set(piece.column_names)
             if clash:
-                reason = "has the name of the model's answer; rename or drop it"
+                reason = "has the name of a column of the result; rename or drop it"
                 raise RowsUnfit(column=min(clash), reason=reason)
             writer.write_table(score(piece))
             done += len(piece)

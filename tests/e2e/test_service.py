@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ from serin.serving.client.client import Client, Protocol
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway
+from serin.stack.wiring import build_gateway, request_log
 from serin.store.store import Store
 from tests.e2e.serving_alone import Alone, serin, serving_alone
 from tests.e2e.serving_certificates import Authority
@@ -72,6 +73,11 @@ def switch_on_tls_and_keys(alone: Alone, folder: Path) -> tuple[str, str, Path]:
         return float(scores.read_text().splitlines()[1].rpartition(",")[2])
 
     expected = ask("http")
+    serin("predict", MODEL, str(rows), "--out", str(scores), "--ids")
+    with scores.open() as file:
+        (scored,) = csv.DictReader(file)
+    assert (float(scored["score"]), scored["_row"]) == (pytest.approx(expected, rel=1e-5), "0")
+    alone.until("the request in the log", lambda: scored["_id"] in request_log(alone.home).read_text())
     with Client(url, MODEL, ca=trusted) as model, pytest.raises(PredictionFailed, match="answered 401"):
         model.predict(ROWS)
     for found in (ask("grpc"), command(), command("--grpc")):
@@ -115,7 +121,7 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
         url, key, trusted = switch_on_tls_and_keys(alone, tmp_path)
 
         assert "it is live; run `serin retire delays` first" in serin("models", "delete", MODEL, "-y", code=1)
-        assert "Add --yes" in serin("retire", MODEL, code=2)
+        assert "add --yes" in serin("retire", MODEL, code=2)
         assert alone.live(MODEL) == 1
         assert "`serin rollout start delays 1` serves it again" in serin("retire", MODEL, "--yes")
         gone = pytest.raises(PredictionFailed, match="no such model or version is served here")
@@ -131,4 +137,4 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
         assert releases(alone) == []
         assert "version 1 is deleted" in serin("models", "delete", f"{MODEL}:1", "--yes")
         assert store.versions(MODEL) == versions[1:]
-        assert "no log of model 'none'" in serin("logs", "none", code=1)
+        assert "no log of model 'none'" in serin("logs", "none", code=2)

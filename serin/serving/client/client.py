@@ -186,7 +186,7 @@ def predict(
     *,
     timeout_s: float = 10.0,
     batch_rows: int = 256,
-) -> dict[str, Array]:
+) -> Answers:
     """Returns the model's outputs for `rows` (wire form), sent `batch_rows` at a time on a new connection, without
     retries."""
     client = Client(
