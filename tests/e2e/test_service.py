@@ -137,4 +137,4 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
         assert releases(alone) == []
         assert "version 1 is deleted" in serin("models", "delete", f"{MODEL}:1", "--yes")
         assert store.versions(MODEL) == versions[1:]
-        assert "no log of model 'none'" in serin("logs", "none", code=2)
+        assert "no log of model 'none'" in serin("logs", "none", code=1)
