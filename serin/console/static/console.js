@@ -9,10 +9,16 @@
   };
 
   /* Times */
+  const MOMENT = {
+    year: "numeric", month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  };
+  const zone = () =>
+    new Intl.DateTimeFormat(undefined, MOMENT).formatToParts(new Date()).find((part) => part.type === "timeZoneName").value;
+
   const localTimes = (root) => {
     for (const element of root.querySelectorAll("time[datetime]")) {
       const when = new Date(element.dateTime);
-      const text = when.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+      const text = when.toLocaleString(undefined, MOMENT);
       if (element.textContent !== text) element.textContent = text;
       element.title = element.dateTime;
     }
@@ -43,7 +49,7 @@
       },
     ],
     series: [
-      {},
+      { label: `Time (${zone()})` },
       ...data.series.map((each) => ({
         label: each.label,
         stroke: colour(each.colour),

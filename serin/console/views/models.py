@@ -17,6 +17,7 @@ from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.history.read import read_history
+from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.rollout.run.status import status as rollout_statuses
@@ -27,6 +28,7 @@ from serin.store.store import Store
 
 _MOST_VERSIONS = 40
 _MOST_COLUMNS = 12
+_MOST_RETRAININGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,18 @@ def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
         "metrics": sorted({name for row in rows for name in row.metrics}),
         "external": not numbers,
         "details": _details(store, model, shown) if shown else None,
+        **_retrainings(home, model),
     }
+
+
+def _retrainings(home: Path, model: str) -> dict[str, Any]:
+    """Returns the last retrainings that were begun or refused, newest first; or why they cannot be read."""
+    try:
+        found = read_retraining(home, model)
+    except SerinError as error:
+        return {"retrainings": [], "trouble": str(error)}
+    rows: list[Retraining | Refusal] = [*found.begun, *found.refused]
+    return {"retrainings": sorted(rows, key=lambda each: -each.t)[:_MOST_RETRAININGS], "trouble": ""}
 
 
 def known_model(home: Path, model: str) -> ModelStatus | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
     state, found = known_model(home, model), read_quality(home, model)
     releases = found.releases if found else ()
+    names = _metric_names(releases)
     return {
         "model": model,
         "tab": "quality",
         "state": state,
         "quality": found,
-        "charts": {each.release: _metric_charts(each) for each in releases},
+        "names": names,
+        "charts": {each.release: _metric_charts(each, names) for each in releases},
         "days": {each.release: _days(each) for each in releases},
         "calibration": {each.release: _calibration(each) for each in releases},
         "objectives": {each.release: _objective(each.objective) for each in releases if each.objective},
@@ -34,14 +37,24 @@ def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def _metric_charts(release: ReleaseQuality) -> dict[str, str]:
+def _metric_names(releases: Sequence[ReleaseQuality]) -> list[str]:
+    """Returns the metrics of all releases in one order, that of the newest release's test rows."""
+    found = [
+        name
+        for release in reversed(releases)
+        for name in (*release.offline, *release.metrics, *release.estimate)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _metric_charts(release: ReleaseQuality, names: Sequence[str]) -> dict[str, str]:
     """Draws for each metric the live value, the offline one and the estimate on one scale."""
-    names = [*release.metrics, *(name for name in release.estimate if name not in release.metrics)]
     return {
         name: _whiskers(
             name, release.metrics.get(name), release.offline.get(name), release.estimate.get(name)
         )
         for name in names
+        if name in release.metrics or name in release.estimate
     }
 
 

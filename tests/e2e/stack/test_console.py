@@ -65,7 +65,9 @@ def log_in(page: Page, url: str, home: Path, role: Role) -> None:
 
 
 def look(page: Page, url: str, folder: Path) -> None:
-    """Opens each view, takes its picture and asks axe-core for violations."""
+    """Opens each view, takes its picture and asks axe-core for violations. The reader is in India."""
+    page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Kolkata")
+    times = list[str]()
     for path in VIEWS:
         page.open(f"{url}{path}")
         shown = f"location.pathname === {json.dumps(path)} && document.readyState === 'complete'"
@@ -73,6 +75,9 @@ def look(page: Page, url: str, folder: Path) -> None:
         assert len(page.picture(folder / f"{path.strip('/').replace('/', '-') or 'models'}.png")) > 10_000
         page.call("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
         assert page.run(VIOLATIONS) == [], path
+        times += page.run("[...document.querySelectorAll('#view time')].map(each => each.textContent)")
+    assert times
+    assert [each for each in times if not each.endswith("GMT+5:30")] == []
 
 
 @contextmanager

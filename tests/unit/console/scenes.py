@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from serin.formats.drift import BinnedColumn, DriftStatistics
+from serin.formats.reason import Reason
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.history.store import History
 from serin.monitoring.quality.labels import Columns, add_labels
 from serin.monitoring.quality.truth import TruthOf
+from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.spec.load import load_stored_spec
+from serin.spec.monitoring import MonitoringSpec
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.wiring import request_log
@@ -61,6 +64,7 @@ def furnish(home: Path) -> Scene:
             _traffic(log, now, scene.clock.t, second)
     _watch(home, log, bundles[0])
     fire(home)
+    _retrain(home)
     _training(home)
     return scene
 
@@ -106,6 +110,15 @@ def fire(home: Path) -> None:
         ),
         time.time() - 600,
     )
+
+
+def _retrain(home: Path) -> None:
+    """One retraining that was begun because of drift, and one that was refused for that reason."""
+    book, spec, now = RetrainBook(home, MODEL), MonitoringSpec(), time.time()
+    for run, t in (("r1", now - 3600), ("r2", now)):
+        reason = Reason(kind="drift", text="carrier drifted <fast>", noticed=t)
+        book.request(reason, spec, live=f"{MODEL}-v1", run=run, now=t)
+    book.end("r1", "promoted", f"{MODEL}-v2", now - 1800)
 
 
 def _traffic(log: Path, now: Rollout, t: float, seed: int) -> None:

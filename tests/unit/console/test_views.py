@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from serin.console.views import machines
 from serin.console.views.all_views import VIEWS
+from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
+from serin.monitoring.retrain import RetrainBook
 from serin.stack.run_entries import RunEntry
 from tests.unit.console.conftest import visitor
 from tests.unit.serving.bundles import MODEL
@@ -17,7 +22,10 @@ from tests.unit.serving.bundles import MODEL
 SHOWN = {
     "/": [MODEL, "version 1", "shifting", "50%", "Open alerts"],
     "/rollouts": [f"{MODEL} version 2", "shifting", "50% of traffic"],
-    f"/models/{MODEL}": ["test_auc", "0.7000", "carrier", "live", "Spec"],
+    f"/models/{MODEL}": [
+        "test_auc", "0.7000", "carrier", "live", "Spec", "drift: carrier drifted &lt;fast&gt;",
+        f"promoted</span> {MODEL}-v2", "not begun</span> the last one began less than",
+    ],
     f"/models/{MODEL}/rollout": [
         "All 200 served scores are what the candidate&#39;s own bundle computes.",
         "carrier=1",
@@ -27,12 +35,18 @@ SHOWN = {
     "/alerts": ["the disk is nearly full", "3% is left since yesterday &lt;b&gt;", "ticket", "carrier drifted"],
     f"/models/{MODEL}/traffic": ["1 hour", f"{MODEL}-v1", "stable", "candidate", "Slower than promised"],
     f"/models/{MODEL}/drift": ["drifted", "unseen values", "a year", "4,000", "no alarm", "(tolerance 5%)", "temp"],
-    f"/models/{MODEL}/quality": ["3,200 of 4,000 recorded rows", "auc", "estimate", "objective kept", "carrier=DL"],
+    f"/models/{MODEL}/quality": [
+        "3,200 of 4,000 recorded rows", "auc", "estimate", "objective kept", "carrier=DL",
+        "The mean counts the first label of each of 3,200 rows", "count the newest 3,200 rows that are kept",
+    ],
     f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
     "/runs": ["training-1", "done"],
     "/runs/training-1": ["train", "compute", "80", "auc"],
     "/gpus": ["Stand-in", "GPU-0", "Not leased"],
 }  # fmt: skip
+
+
+Change = Callable[[ReleaseQuality], tuple[ReleaseQuality, ...]]
 
 
 class Page(HTMLParser):
@@ -100,6 +114,62 @@ def test_an_unknown_run_is_compared_with_flow_runs_too(full: Path, monkeypatch: 
     flow = RunEntry(name="cyan-hamster", kind="deploy", state="completed", began=2.0, seconds=1.0)
     monkeypatch.setattr(machines, "flow_run_entries", lambda _: [flow])
     assert "cyan-hamster" in visitor(full).login("viewer").get("/runs/cyan-hamste").text
+
+
+def test_a_damaged_record_of_retrainings_is_reported_and_the_versions_are_shown(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(full, home)
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    RetrainBook(home, MODEL).path.write_text("{")
+    page = visitor(home).login("viewer").get(f"/models/{MODEL}")
+    assert page.status_code == 200
+    assert "not JSON" in page.text
+    assert "test_auc" in page.text
+
+
+def quality_page(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> str:
+    """The page of a home whose stored quality has been changed."""
+    home = tmp_path / "home"
+    shutil.copytree(full, home)
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    found = read_quality(home, MODEL)
+    assert found is not None
+    write_quality(home, replace(found, releases=change(found.releases[0])))
+    text = visitor(home).login("viewer").get(f"/models/{MODEL}/quality").text
+    return re.sub(r"\s+", " ", text)
+
+
+def test_metrics_have_one_order_in_all_releases_and_a_segment_one_cell_for_each(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(release: ReleaseQuality) -> tuple[ReleaseQuality, ...]:
+        turned = dict(reversed(release.metrics.items()))
+        return replace(release, release="other", metrics=turned), release
+
+    shown = quality_page(full, tmp_path, monkeypatch, two)
+    orders = {tuple(re.findall(r"<h4>(\w+)</h4>", part)) for part in shown.split("<section")[1:]}
+    heads = {
+        tuple(re.findall(r">(\w+)</th>", head)) for head in re.findall(r">Segment</th>.*?</thead>", shown)
+    }
+    (order,) = orders
+    assert len(order) > 2
+    assert heads == {("Segment", "Rows", *order)}
+    assert "estimate</span>" not in shown
+
+
+def test_a_release_without_labels_is_not_said_to_keep_its_objective(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlabelled(release: ReleaseQuality) -> tuple[ReleaseQuality, ...]:
+        assert release.objective is not None
+        objective = replace(release.objective, used=0, mean=None, evidence=1.0)
+        return (replace(release, labelled=0, measured_on=0, metrics={}, objective=objective),)
+
+    shown = quality_page(full, tmp_path, monkeypatch, unlabelled)
+    assert "no labels yet" in shown
+    assert "objective kept" not in shown
 
 
 def test_every_page_of_others_files_has_its_licence_beside_it() -> None:
