@@ -24,12 +24,14 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Matches:
-    """`labels` and `rows`: positions that belong together. `unclear`: positions of labels without a row number whose
-    request has several rows. `beyond`: positions of labels by id whose request does not have their row."""
+    """`labels` and `rows`: positions that belong together. `unclear` and `unclear_rows`: positions of labels without a
+    row number, and of the first row of their request, which has several. `beyond`: positions of labels by id whose
+    request does not have their row."""
 
     labels: Places
     rows: Places
     unclear: Places
+    unclear_rows: Places
     beyond: Places
 
 
@@ -42,12 +44,12 @@ def match(labels: pa.Table, rows: pa.Table, key: Key, schema: Schema) -> Matches
         asked = np.asarray(rows.column(TIME).cast(pa.int64()), np.int64)[hit]
         before = asked <= np.asarray(labels.column(ARRIVED), np.int64)[place]
         hit, place = hit[before], place[before]
-    unclear = np.zeros(0, np.int64)
+    unclear = unclear_rows = np.zeros(0, np.int64)
     if key.of_request and len(hit):
         wide = pc.unique(rows.column(ID).filter(pc.greater(rows.column(ROW), 0)))
         several = np.asarray(pc.is_in(rows.column(ID).take(pa.array(hit)), value_set=wide.cast(pa.string())))
         bad = several & np.asarray(labels.column(ONLY_ROW))[place]
-        unclear, hit, place = np.unique(place[bad]), hit[~bad], place[~bad]
+        unclear, unclear_rows, hit, place = place[bad], hit[bad], hit[~bad], place[~bad]
     beyond = np.zeros(0, np.int64)
     if key.by == (ID,):  # a client's id may be of another request, which is not recorded yet
         asked_for = np.asarray(
@@ -58,7 +60,7 @@ def match(labels: pa.Table, rows: pa.Table, key: Key, schema: Schema) -> Matches
         )
         asked_for[np.asarray(found.drop_null())] = False
         beyond = np.flatnonzero(asked_for)
-    return Matches(labels=place, rows=hit, unclear=unclear, beyond=beyond)
+    return Matches(labels=place, rows=hit, unclear=unclear, unclear_rows=unclear_rows, beyond=beyond)
 
 
 def joined_rows(labels: pa.Table, rows: pa.Table, found: Matches, keep: list[str]) -> pa.Table:

@@ -81,6 +81,10 @@ class Found:
         matches = match(labels, rows, key, watched.schema)
         self.unclear.update(matches.unclear.tolist())
         self.beyond.update(matches.beyond.tolist())
+        if key.by == (CLIENT_ID,):
+            places = np.concatenate([matches.labels, matches.unclear])
+            requests = rows.column(ID).take(pa.array(np.concatenate([matches.rows, matches.unclear_rows])))
+            self._places.append((places, requests))
         if not len(matches.rows):
             return
         self.labels.update(matches.labels.tolist())
@@ -89,7 +93,6 @@ class Found:
         )
         if key.by == (CLIENT_ID,):
             table = table.append_column("_place", pa.array(matches.labels))
-            self._places.append((matches.labels, table.column(ID)))
         self.rows.setdefault(watched.version, []).append(table)
 
     def settle(self) -> None:
@@ -101,6 +104,7 @@ class Found:
         ids = pa.chunked_array([chunk for _, column in self._places for chunk in column.chunks], pa.string())
         self.ambiguous = set(ambiguous(ids, labels).tolist())
         self.labels -= self.ambiguous
+        self.unclear -= self.ambiguous
         bad = pa.array(sorted(self.ambiguous), pa.int64())
         for version, tables in self.rows.items():
             self.rows[version] = [

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 from serin.errors import StoreNotWritable
-from serin.formats.captures import hours_captured, write_part
+from serin.formats.captures import write_part
 from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
 from serin.monitoring.quality.forget import forget_rows
-from serin.monitoring.quality.key_index import KeyIndex, hashes
-from serin.monitoring.quality.keys import Key
+from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
 from serin.monitoring.quality.state import QualityState
@@ -135,6 +134,23 @@ def test_a_client_s_id_that_two_requests_share_is_counted_and_not_guessed(home: 
     assert (followed.follower.state.ambiguous, followed.follower.waiting()) == (1, 0)
 
 
+@pytest.mark.parametrize("row", [None, 0])
+def test_a_client_s_id_of_two_requests_is_not_guessed_by_their_numbers_of_rows(
+    home: Path, row: int | None
+) -> None:
+    shared = [requests(3, seed=1, each=3).table, requests(1, seed=2).table]
+    for table in shared:
+        same = pa.array(["same"] * table.num_rows)
+        write_part(home, MODEL, 1, table.set_column(2, "_client_id", same))
+    labels = {"_client_id": ["same"], "_row": pa.array([row], pa.int32()), "_label": [1]}
+    add(home, pa.table(labels))
+    followed = Followed(home)
+    followed.run()
+    state = followed.follower.state
+    assert followed.joined() == {}
+    assert (state.ambiguous, state.unclear, followed.follower.waiting()) == (1, 0, 0)
+
+
 def test_a_client_s_id_used_again_after_the_label_came_is_another_request(home: Path) -> None:
     record(home, 1)
     add(home, pa.table({"_client_id": ["client-0-0"], "_label": [1]}))
@@ -248,6 +264,19 @@ def test_labels_go_with_the_records_of_their_rows(home: Path) -> None:
     assert [file.rows for file in label_files(home, MODEL)] == [3, 1]
 
 
+def test_rows_that_share_a_label_by_their_columns_keep_it_when_another_of_them_is_forgotten(
+    home: Path,
+) -> None:
+    first, again = record(home, 1), record(home, 1, seed=3)  # both about flight F0
+    add(home, pa.table({"flight": ["F0"], "_label": [1]}), on=("flight",))
+    followed = Followed(home)
+    followed.run()
+    assert len(followed.joined()) == 2
+    forget_rows(home, MODEL, {1: first.table}, {1: watched(1)}.get)
+    followed.run()
+    assert set(followed.joined()) == {(again.table.column("_id")[0].as_py(), 0)}
+
+
 def test_a_label_that_is_forgotten_while_it_is_being_joined_does_not_come_back(home: Path) -> None:
     made = record(home, 4)
     add(home, made.labels())
@@ -295,27 +324,3 @@ def test_a_search_says_which_labels_have_a_row(home: Path) -> None:
     for found in search(home, MODEL, added.file, added.file.read(), {1: watched(1)}.get, index):  # noqa: B007
         pass
     assert found.labels == {0, 1, 2}
-
-
-@pytest.mark.parametrize("most_rows", [0, 40, 1 << 20])
-def test_an_index_of_any_size_finds_every_row_also_those_that_came_after_it_was_made(
-    home: Path, most_rows: int
-) -> None:
-    record(home, 300, every_s=300.0)
-    index = KeyIndex(home, MODEL, most_rows)
-    for seed in (1, 2):
-        made = record(home, 100, seed=seed, every_s=300.0)  # into hours that the index knows
-        added = add(home, made.labels(), now=NOW + seed)
-        assert added.file is not None
-        *_, found = search(home, MODEL, added.file, added.file.read(), {1: watched(1)}.get, index)
-        assert found.labels == set(range(100))
-        assert sum(table.num_rows for tables in found.rows.values() for table in tables) == 100
-
-
-def test_an_hour_without_any_of_the_keys_is_not_read(home: Path) -> None:
-    record(home, 200, every_s=600.0)
-    index, key = KeyIndex(home, MODEL), Key(by=("_id",))
-    wanted = hashes(pa.array(["0-1-0\x1f0"]))
-    hours = hours_captured(home, MODEL, 1)
-    assert [hour for hour in hours if index.may_have(1, hour, key, schema(), wanted)] == [hours[0]]
-    assert len(hours) > 30
