@@ -35,7 +35,8 @@ def drift(
     """Compare live traffic with the training rows: alarms, and how close each column is to one.
 
     A column has drifted once there is enough evidence that a share differs from training by more than its tolerance.
-    Shares of the last day alone decide nothing: a few rows differ by chance.
+    Shares are judged in blocks of time (column `judged`). The evidence multiplies with each block, so it is near 0%
+    until shortly before an alarm. Shares of the last day alone decide nothing: a few rows differ by chance.
     """
     from serin.commands.recording import check_model
     from serin.monitoring.drift.read import read_drift
@@ -71,6 +72,7 @@ def _show(view: DriftView) -> None:
         "training",
         "last day",
         "tolerance",
+        "judged",
     )
     show_table(columns, [_row(column) for column in view.columns[:_SHOWN]], empty="no columns are watched")
     if len(view.columns) > _SHOWN:
@@ -78,10 +80,12 @@ def _show(view: DriftView) -> None:
 
 
 def _row(column: ColumnView) -> tuple[object, ...]:
+    from serin.reports.charts import percent
+
     return (
         column.name,
         column.state,
-        None if column.state == "drifted" else f"{column.evidence:.1%}",
+        None if column.state == "drifted" else percent(column.evidence),
         column.importance_rank,
         *_shares(column.largest),
     )
@@ -89,8 +93,11 @@ def _row(column: ColumnView) -> tuple[object, ...]:
 
 def _shares(worst: BinView | None) -> tuple[str | None, ...]:
     if worst is None:
-        return (None,) * 4
-    return worst.label, f"{worst.then:.1%}", f"{worst.now:.1%}", f"{worst.tolerance:.1%}"
+        return (None,) * 5
+    judged = None if worst.judged is None else f"after {when(worst.judged)}"
+    if worst.block == "minute":
+        judged = "every minute"
+    return worst.label, f"{worst.then:.1%}", f"{worst.now:.1%}", f"{worst.tolerance:.1%}", judged
 
 
 def _why_not(model: str) -> str:

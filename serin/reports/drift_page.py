@@ -14,7 +14,7 @@ from serin.reports.svg import Axes, Drawing, Scale
 
 _CATEGORIES: Final = 10  # shown of a column, the most frequent and those outside their tolerance
 _ROW: Final = 22.0
-_STATES: Final = {"drifted": "bad", "no alarm": "good", "no rows": ""}
+_STATES: Final = {"drifted": "bad", "no alarm yet": "", "no alarm": "good", "no rows": ""}
 
 
 def drift2html(view: DriftView) -> str:
@@ -30,7 +30,8 @@ def drift2html(view: DriftView) -> str:
         f'<p class="lead">{lead}.</p>{_facts(view)}{_alarms("Open alarms", view.alarms)}{_overview(view)}'
         f'<h2>Columns</h2><p class="note">Pale: training rows. <span class="key">Coloured</span>: live rows of the '
         f"last day. The line across a bar is the range within which a share is not drift. "
-        f"A share outside it is marked, and is not an alarm by itself: a few rows differ by chance.</p>"
+        f"A share outside it is marked, and is not an alarm by itself: a few rows differ by chance. Shares are judged "
+        f"in blocks of time. The evidence multiplies with each block: it is near 0% until shortly before an alarm.</p>"
         f"<main>{''.join(map(_card, view.columns))}</main>{_alarms('Earlier alarms', view.past)}",
     )
 
@@ -105,6 +106,8 @@ def _card(column: ColumnView) -> str:
     if (worst := column.largest) is not None:
         shares = f"{percent(worst.then)} in training, {percent(worst.now)} now"
         facts.append(f"most different: {worst.label}, {shares} (tolerance {percent(worst.tolerance)})")
+        if worst.block is not None:
+            facts.append(f"judged by the {worst.block}")
     what = "score" if column.source == "score" else column.kind
     chart = column_drawing(column)
     return (

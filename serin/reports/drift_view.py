@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["drifted", "no alarm", "no rows"]
-"""`no alarm`: the evidence for drift is not enough. Shares of the last day may differ by more than their tolerance."""
+State = Literal["drifted", "no alarm yet", "no alarm", "no rows"]
+"""`no alarm yet`: a share of the last day is beyond its tolerance, and the evidence for drift is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinView:
-    """One bin of a column: its share in training, in the last day, and how much it may differ."""
+    """One bin of a column: its share in training, in the last day, and how much it may differ. `block`: the time over
+    which live shares are judged; `judged`: when the open block ends at the earliest (seconds since 1970)."""
 
     label: str
     then: float
     now: float
     tolerance: float
+    block: str | None = None
+    judged: float | None = None
 
     @property
     def beyond(self) -> float:

@@ -105,18 +105,17 @@ def _column(
     rows = int(counts.sum())
     now = (counts / max(rows, 1)).tolist()
     bins = tuple(
-        BinView(label=label, then=then, now=share, tolerance=tolerance)
-        for label, then, share, tolerance in zip(column.labels, own.share, now, own.tolerance, strict=True)
+        BinView(label=label, then=then, now=share, tolerance=tolerance, block=block, judged=judged)
+        for label, then, share, tolerance, block, judged in zip(
+            column.labels, own.share, now, own.tolerance, own.block, _judged(watch, series), strict=True
+        )
     )
-    state: State = "no alarm" if rows else "no rows"
-    if column.name in watch.alarms:
-        state = "drifted"
     priority = priority_of(column.name, importance)
     return ColumnView(
         name=column.name,
         source=column.source,
         kind=column.kind,
-        state=state,
+        state=_state(column.name in watch.alarms, rows, bins),
         evidence=evidence,
         importance_rank=priority.rank,
         importance_share=priority.share,
@@ -126,6 +125,22 @@ def _column(
         unseen=(bins[-2].then, bins[-2].now) if column.kind == "category" else None,
         outside=_outside(column, bins),
     )
+
+
+def _state(alarm: bool, rows: int, bins: tuple[BinView, ...]) -> State:
+    if alarm:
+        return "drifted"
+    if not rows:
+        return "no rows"
+    return "no alarm yet" if any(each.beyond > 0 for each in bins) else "no alarm"
+
+
+def _judged(watch: ReleaseWatch, series: int) -> list[float | None]:
+    """When the open block of each bin ends at the earliest; None before its first row."""
+    detector = watch.detector
+    groups = detector.group_of_bin[detector.series_of_bin == series]
+    ends = detector.open_start[groups] + detector.group_length[groups]
+    return [None if np.isnan(end) else float(end) for end in ends]
 
 
 def _outside(column: BinnedColumn, bins: tuple[BinView, ...]) -> tuple[float, float] | None:

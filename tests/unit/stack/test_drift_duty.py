@@ -150,8 +150,8 @@ def test_the_command_shows_the_alarm_and_writes_the_page(
     shown = capsys.readouterr().out
     assert "9,000 rows since" in shown
     assert "at most 1 false alarm a year over all columns" in shown
-    assert re.search(r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0%$", shown)
-    assert re.search(r"(?m)^_row +no alarm +0\.0% +2 ", shown)
+    assert re.search(r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0% +every minute$", shown)
+    assert re.search(r"(?m)^_row +no alarm +<0\.1% +2 ", shown)
     assert "carrier</span>: drifted" in (tmp_path / "drift.html").read_text()
     view = read_drift(home, NAME)
     assert view is not None
@@ -167,7 +167,19 @@ def test_the_command_shows_no_shares_before_the_first_row(
     drift(NAME)
     shown = capsys.readouterr().out
     assert "no rows yet" in shown
-    assert re.search(r"(?m)^carrier +no rows +0\.0% +1 +- +- +- +-$", shown)
+    assert re.search(r"(?m)^carrier +no rows +0% +1 +- +- +- +- +-$", shown)
+
+
+def test_a_share_beyond_its_tolerance_is_not_yet_an_alarm_and_its_next_judgement_is_named(home: Path) -> None:
+    record(home, range(2), unseen=0.3)
+    tick(home, 2)
+    view = read_drift(home, NAME)
+    assert view is not None
+    (carrier,) = (each for each in view.columns if each.name == "carrier")
+    assert carrier.state == "no alarm yet"
+    assert carrier.largest is not None
+    assert (carrier.largest.label, carrier.largest.block) == ("unseen values", "minute")
+    assert carrier.largest.judged == START + 120
 
 
 def test_an_alarm_about_a_column_that_hardly_matters_is_for_information(home: Path) -> None:
