@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, counted, say, show, show_json, show_table
+from serin.commands.output import Json, counted, say, show, show_json, show_table, when
 from serin.errors import NotRecorded
 from serin.machine import environment
 
@@ -216,7 +216,15 @@ def objective_line(objective: Objective) -> str:
     return (
         f"objective: {mean}, at most {objective.limit:.4f} ({objective.offline:.4f} on the test rows): {found}, "
         f"evidence {objective.evidence:.3g} of {objective.threshold:.3g} after {counted(objective.used, 'label')}"
+        f"{_judged(objective)}"
     )
+
+
+def _judged(objective: Objective) -> str:
+    if not objective.block:
+        return ""
+    blocks = f"; {counted(objective.blocks, objective.block)} judged"
+    return blocks if objective.judged is None else f"{blocks}, the next after {when(objective.judged)}"
 
 
 def _view(model: str) -> QualityView:

@@ -161,6 +161,8 @@ def objective_of(state: ObjectiveState, watch: Watch) -> Objective:
         used=state.used,
         alarm=state.alarm,
         since=state.evidence.since if state.alarm else None,
+        block_s=watch.reference.block_s,
+        judged=(min(state.open) + 1) * watch.reference.block_s + state.delay_s if state.open else None,
     )
 
 

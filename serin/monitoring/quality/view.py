@@ -51,8 +51,9 @@ class DayQuality:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """The quality objective of a release: whether its mean loss is at most `limit` (the test rows' plus the margin).
-    `evidence`: against that; an alarm is raised at `threshold`. `used`: labels that it is made of. `since`: when the
-    excess began, of an alarm."""
+    `evidence`: against that; an alarm is raised at `threshold`. `used`: labels so far. `blocks`: how many periods of
+    `block_s` were judged; `judged`: when the next one is at the earliest. `since`: when the excess began, of an alarm.
+    """
 
     loss_name: str
     offline: float
@@ -64,6 +65,13 @@ class Objective:
     used: int
     alarm: bool = False
     since: float | None = None
+    block_s: float | None = None
+    judged: float | None = None
+
+    @property
+    def block(self) -> str:
+        """The period in a word, such as "day"; empty when it is not known."""
+        return {60: "minute", 3600: "hour", 86_400: "day", 604_800: "week"}.get(int(self.block_s or 0), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,6 +247,7 @@ def test_a_live_version_within_its_objective_raises_no_alert(home: Path) -> None
     assert objective is not None
     assert (objective.alarm, objective.used) == (False, ROWS)
     assert objective.mean == pytest.approx(objective.offline, abs=0.02)
+    assert objective.block == "minute"
     assert read_alerts(home).open == ()
     assert inbox(home) == []
 
