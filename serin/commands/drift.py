@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, show_table, when
+from serin.commands.output import Json, show, show_json, show_table, when, write_file
 from serin.errors import NotWatched
 from serin.machine import environment
 
@@ -47,7 +47,7 @@ def drift(
         check_model(model)
         raise NotWatched(model=model, reason=_why_not(model))
     if report is not None:
-        report.write_text(drift2html(view), encoding="utf-8")
+        write_file(report, drift2html(view))
     if as_json:
         show_json(dataclasses.asdict(view))
         return

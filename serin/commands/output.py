@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,14 @@ def say(text: str) -> None:
     """Prints a line of progress."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a file that the user named; a usage error when that is not possible."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from error
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, when
+from serin.commands.output import Json, show, show_json, when, write_file
 from serin.errors import NotFound
 from serin.machine import environment
 
@@ -43,7 +43,7 @@ def report(
     from serin.rollout.run.story import tell
 
     path = out or Path(f"{model}-rollout.html")
-    path.write_text(story2html(tell(_decisions(model, rollout))), encoding="utf-8")
+    write_file(path, story2html(tell(_decisions(model, rollout))))
     show(str(path))
 
 

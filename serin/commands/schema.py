@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serin.commands.output import show
+from serin.commands.output import show, write_file
 
 SCHEMA_FILE = "spec.schema.json"
 MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
@@ -32,7 +32,7 @@ def schema(
     if out is None:
         show(text.rstrip("\n"))
         return
-    out.write_text(text, encoding="utf-8")
+    write_file(out, text)
     show(f"wrote {out}")
 
 

@@ -78,8 +78,8 @@ def describe(detector: DriftDetector, series: int, at: float) -> Alarm:
         segments=_segments(detector, series, named[0]),
         bins=bins,
         size=max(shift.beyond for shift in bins),
-        since=float(evidence.since[named[0]]),
-        at=at,
+        since=min(float(evidence.since[named[0]]), float(at)),  # a clock may have been set back
+        at=float(at),
         rows=int(evidence.rows[named[0]]),
     )
 

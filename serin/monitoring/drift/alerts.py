@@ -81,7 +81,7 @@ def _short(shift: BinShift) -> str:
 
 def _shift(shift: BinShift) -> str:
     return (
-        f"{shift.label} is {_percent(shift.now)} of rows, {_percent(shift.then)} in training "
+        f"the share of {shift.label} is {_percent(shift.now)}, {_percent(shift.then)} in training "
         f"(tolerance {_percent(shift.tolerance)})"
     )
 

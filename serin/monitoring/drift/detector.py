@@ -48,6 +48,9 @@ class DriftDetector:
         self._lay_out(statistics)
         size, groups = len(self.series_of_bin), len(self.group_length)
         self.open_counts = np.zeros(size)
+        self.open_first = np.full(
+            size, np.nan
+        )  # the first minute of the open block in which the bin had rows
         self.open_rows = np.zeros(groups)
         self.open_start = np.full(groups, np.nan)
         self.evidence = e_detector.start(len(self.who))
@@ -79,6 +82,7 @@ class DriftDetector:
                 alarms += self._alarms(minute)
                 self._reopen(due, minute)
             self._begin(minute, rows)
+            self.open_first = np.where((own > 0) & np.isnan(self.open_first), minute, self.open_first)
             self.open_counts += own
             self.open_rows += rows
         return Findings(alarms=tuple(alarms), recoveries=tuple(recoveries))
@@ -128,10 +132,16 @@ class DriftDetector:
         chosen = np.flatnonzero(due[self.group_of_bettor] & ~self._is_quiet()[self.series_of_bettor])
         group = self.group_of_bettor[chosen]
         hits = self.open_counts[self.who.bin[chosen]]
-        e_detector.advance(
-            self.evidence, self.who, chosen, hits, self.open_rows[group], self.open_start[group]
-        )
+        e_detector.advance(self.evidence, self.who, chosen, hits, self.open_rows[group], self._began(chosen))
         self.worth[chosen] = e_detector.means(self.evidence, chosen) * self.years[chosen]
+
+    def _began(self, chosen: Array) -> Array:
+        """When what the chosen bettors see in the open block began. A block may be open over a pause in the traffic:
+        values that it did not have before began with their first row."""
+        start = self.open_start[self.group_of_bettor[chosen]]
+        first = np.where(self.who.sign[chosen] > 0, self.open_first[self.who.bin[chosen]], start)
+        began: Array = np.fmax(first, start)
+        return began
 
     def _is_quiet(self) -> Array:
         """Which series belong to a column that has alarmed and is not back yet."""
@@ -163,6 +173,7 @@ class DriftDetector:
     def _reopen(self, due: Array, minute: float) -> None:
         """The next block begins where the last one ended, or now after a pause."""
         self.open_counts[due[self.group_of_bin]] = 0
+        self.open_first[due[self.group_of_bin]] = np.nan
         self.open_rows[due] = 0
         ended = self.open_start + self.group_length
         follows = minute < ended + self.group_length
@@ -172,3 +183,4 @@ class DriftDetector:
         ahead = self.open_start - minute > np.maximum(2 * self.group_length, _SET_BACK_S)
         fresh = (rows > 0) & (np.isnan(self.open_start) | ahead)
         self.open_start = np.where(fresh, minute, self.open_start)
+        self.open_first[fresh[self.group_of_bin]] = np.nan

@@ -110,13 +110,14 @@ def _column(
             column.labels, own.share, now, own.tolerance, own.block, _judged(watch, series), strict=True
         )
     )
+    state = _state(column.name in watch.alarms, rows, bins)
     priority = priority_of(column.name, importance)
     return ColumnView(
         name=column.name,
         source=column.source,
         kind=column.kind,
-        state=_state(column.name in watch.alarms, rows, bins),
-        evidence=evidence,
+        state=state,
+        evidence=1.0 if state == "drifted" else evidence,  # the detector starts again after an alarm
         importance_rank=priority.rank,
         importance_share=priority.share,
         rows=rows,

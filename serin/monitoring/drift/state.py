@@ -29,6 +29,8 @@ def unpack(detector: DriftDetector, state: dict[str, Any]) -> None:
     if (state.get("format"), state.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"not a {FORMAT} version {VERSION} document")
     for name, values in _arrays(detector).items():
+        if name == "open_first" and name not in state["arrays"]:  # states of before
+            continue
         values[...] = np.frombuffer(
             zlib.decompress(base64.b64decode(state["arrays"][name])), values.dtype
         ).reshape(values.shape)
@@ -39,6 +41,7 @@ def _arrays(detector: DriftDetector) -> dict[str, Array]:
     evidence = detector.evidence
     return {
         "open_counts": detector.open_counts,
+        "open_first": detector.open_first,
         "open_rows": detector.open_rows,
         "open_start": detector.open_start,
         "log_m": evidence.log_m,

@@ -45,9 +45,9 @@ def test_an_alert_names_then_now_since_and_the_segment() -> None:
     )
     assert found.title == "carrier drifted where origin=JFK or origin=LGA (AA from 12.3% to 0% of rows)"
     assert found.text == (
-        "Since 2027-01-15 08:00 UTC: AA is 0% of rows, 12.3% in training (tolerance 1%); also unseen values from 0% to "
-        "<0.05%. Seen after 2,000 rows, at 2027-01-15 08:10 UTC. Only where origin=JFK or origin=LGA. Importance: "
-        "number 1 of 1 columns."
+        "Since 2027-01-15 08:00 UTC: the share of AA is 0%, 12.3% in training (tolerance 1%); also unseen values "
+        "from 0% to <0.05%. Seen after 2,000 rows, at 2027-01-15 08:10 UTC. Only where origin=JFK or origin=LGA. "
+        "Importance: number 1 of 1 columns."
     )
     assert json.loads(json.dumps(found.facts))["segments"] == ["origin=JFK", "origin=LGA"]
 

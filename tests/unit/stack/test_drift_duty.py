@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import typer
 
 from serin.commands.drift import drift
 from serin.errors import NotWatched, WatchStateBroken
@@ -150,12 +151,17 @@ def test_the_command_shows_the_alarm_and_writes_the_page(
     shown = capsys.readouterr().out
     assert "9,000 rows since" in shown
     assert "at most 1 false alarm a year over all columns" in shown
-    assert re.search(r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0% +every minute$", shown)
+    assert re.search(
+        r"(?m)^carrier +drifted +- +1 +unseen values +0\.0% +(19|20|21)\.\d% +1\.0% +every minute$", shown
+    )
     assert re.search(r"(?m)^_row +no alarm +<0\.1% +2 ", shown)
     assert "carrier</span>: drifted" in (tmp_path / "drift.html").read_text()
+    with pytest.raises(typer.BadParameter, match=r"x\.html cannot be written: No such file or directory"):
+        drift(NAME, report=tmp_path / "none" / "x.html")
     view = read_drift(home, NAME)
     assert view is not None
     assert [column.state for column in view.columns] == ["drifted", "no alarm"]
+    assert view.columns[0].evidence == 1.0
     assert view.columns[0].unseen == pytest.approx((0.0, 0.2), abs=0.02)
 
 
