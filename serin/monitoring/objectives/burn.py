@@ -103,9 +103,12 @@ def firing_pair(
     return None
 
 
-def budget_left(objective: Objective, period: Share) -> float | None:
-    """Returns the share of the budget of 30 days that is left, negative when it is overspent; None without requests."""
-    return None if not period.requests else 1.0 - objective.burn(period)
+def budget_left(objective: Objective, period: Share, age_s: float | None = None) -> float | None:
+    """Returns the share of the budget of 30 days that is left, negative when it is overspent; None without requests.
+    `age_s`: see `burn_rates`; so budget and burn rates of a new model agree."""
+    if not period.requests:
+        return None
+    return 1.0 - burn_rates(objective, {PERIOD_S: period}, age_s)[PERIOD_S]
 
 
 def burning_since(

@@ -108,7 +108,7 @@ def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> Objec
         limit_ms=objective.limit_ms,
         requests=period.requests,
         bad=period.bad,
-        budget_left=budget_left(objective, period),
+        budget_left=budget_left(objective, period, age_s),
         windows=tuple(
             WindowBurn(
                 window_s=window,

@@ -130,7 +130,7 @@ class ObjectivesDuty:
             model=model.name,
             release=Release(model=model.name, version=model.live).name if model.live else "",
             since=burning_since(objective, recent, pair.threshold) or now - pair.long_s,
-            left=budget_left(objective, period),
+            left=budget_left(objective, period, counted_for(self._home, model.name, now)),
             more=more,
         )
         self._alerts.fire(alert, now)

@@ -9,6 +9,7 @@ import pytest
 from serin.monitoring.objectives.blame import Row, blame
 from serin.monitoring.objectives.burn import (
     PAIRS,
+    PERIOD_S,
     WINDOWS,
     Objective,
     Pair,
@@ -103,6 +104,12 @@ def test_the_budget_is_a_share_of_the_requests_of_30_days() -> None:
     assert budget_left(AVAILABLE, Share(1_000_000, 3_000)) == pytest.approx(-2.0)
     assert budget_left(FAST, Share(1_000, 10)) == pytest.approx(0.0)
     assert budget_left(FAST, Share()) is None
+
+
+def test_a_short_outage_of_a_new_model_does_not_use_up_a_month() -> None:
+    outage = Share(9_000, 300)
+    assert budget_left(AVAILABLE, outage, age_s=1_500) == pytest.approx(1 - 1_500 / PERIOD_S * 1_000 / 30)
+    assert budget_left(AVAILABLE, outage, age_s=2 * PERIOD_S) == budget_left(AVAILABLE, outage)
 
 
 def test_a_burn_began_where_the_most_is_beyond_the_threshold() -> None:
