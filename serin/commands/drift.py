@@ -57,12 +57,16 @@ def drift(
 
 
 def _show(view: DriftView) -> None:
+    from serin.monitoring.retrain import latest_outcome, read_retraining
+
     since = "no rows yet" if view.first is None else f"{view.rows:,} rows since {when(view.first)}"
     alarms = "1 false alarm" if view.false_alarms == 1 else f"{view.false_alarms:g} false alarms"
     show(f"{view.release}: {since}; at most {alarms} a year over all columns")
     for alarm in view.alarms:
         show(f"  {alarm.severity}: {alarm.title}")
         show(f"    {alarm.text}")
+    if view.alarms and (retraining := latest_outcome(read_retraining(environment.home(), view.model))):
+        show(f"  {retraining}")
     columns = (
         "column",
         "state",

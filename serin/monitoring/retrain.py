@@ -127,6 +127,23 @@ def ask_again_at(history: History, spec: MonitoringSpec) -> float | None:
     return None if at is None or history.asked_again >= at else at
 
 
+def latest_outcome(history: History) -> str:
+    """What became of the last request for a retraining, as a line; empty when there was none. Pure."""
+    newest: list[Retraining | Refusal] = [*history.begun[-1:], *history.refused[-1:]]
+    if not newest:
+        return ""
+    last = max(newest, key=lambda each: each.t)
+    if isinstance(last, Refusal):
+        return f"{utc(last.t)}: {last}"
+    found = {
+        None: "has begun",
+        "unchanged": f"changed nothing: the tables are those that {last.detail} was trained on",
+        "promoted": f"made {last.detail}",
+        "failed": f"failed: {last.detail}",
+    }[last.outcome]
+    return f"the retraining of {utc(last.t)} ({last.reason}) {found}"
+
+
 def failed_key(model: str) -> str:
     return f"{model}/retrain/failed"
 

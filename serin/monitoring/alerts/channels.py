@@ -90,7 +90,9 @@ class AppriseChannel:
 
     def send(self, message: Message) -> None:
         alert = message.record.alert
-        title = alert.title if message.event == "fired" else f"Resolved: {alert.title}"
+        has_name = alert.title.casefold().startswith(alert.model.casefold())
+        named = alert.title if has_name else f"{alert.model}: {alert.title}"
+        title = named if message.event == "fired" else f"Resolved: {named}"
         text = f"{alert.text}\n\nmodel {alert.model}, release {alert.release}, alert {alert.key}"
         kind = _SEVERITY[alert.severity] if message.event == "fired" else "success"
         if not self._sender.notify(title=title, body=text, notify_type=kind):

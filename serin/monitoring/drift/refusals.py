@@ -40,8 +40,8 @@ def refusal_alert(model: str, release: str, points: Sequence[HistoryPoint]) -> A
         title=f"{share:.0%} of the requests are refused",
         text=(
             f"{refused:,} of {requests:,} requests within ten minutes did not fit the request columns of {release}, "
-            f"the first at {utc(since)}. Has a client changed its schema? `serin models show {model}` names the "
-            f"columns, `serin logs {model}` shows refused requests."
+            f"the first at {utc(since)}. Has a client changed its schema? Each answer names what does not fit. `serin "
+            f"models show {model}` lists the columns, `serin logs {model}` the refused requests with their ids."
         ),
         since=float(since),
         facts={"requests": requests, "refused": refused, "share": share},

@@ -181,6 +181,13 @@ def test_apprise_delivers_and_its_logger_shows_no_secret(
         receiver = ReceiverFile(tmp_path).add("chat", url)
         assert try_receiver(receiver) is None
         assert hook.got[0]["title"] == "Test message from Serin"
+        AlertBook(tmp_path).fire(
+            replace(ALERT, key="flights/drift/carrier", title="carrier drifted"), time.time()
+        )
+        AlertBook(tmp_path).fire(replace(ALERT, title="flights: too many requests fail"), time.time())
+        with delivering(tmp_path):
+            titles = {each["title"] for each in hook.wait_for(3)[1:]}
+        assert titles == {"flights: carrier drifted", "flights: too many requests fail"}
         hook.code = 500
         assert try_receiver(receiver) == "the receiver did not accept the message"
     assert "s3cret" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from serin.monitoring.retrain import (
     Retraining,
     ask_again_at,
     decide,
+    latest_outcome,
     read_retraining,
 )
 from serin.spec.monitoring import MonitoringSpec
 
 DAY = 86_400.0
 NOW = 1_800_000_000.0
+BEGAN = "the retraining of 2027-01-14 08:00 UTC (drift: carrier drifted)"
 SPEC = MonitoringSpec.model_validate({"retrain_budget": {"cool_down": "1d", "per_week": 2}})
 
 
@@ -145,3 +148,22 @@ def test_a_reason_from_the_future_was_noticed_now() -> None:
 @pytest.mark.parametrize("lineage", [{}, {"reason": "x"}, {"reason": {"kind": "boredom", "noticed": 1}}])
 def test_a_version_without_a_usable_reason_has_none(lineage: dict[str, Any]) -> None:
     assert read_reason(lineage) is None
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        (History(), ""),
+        (History(begun=(begun(1, outcome=None),)), f"{BEGAN} has begun"),
+        (
+            History(begun=(replace(begun(1, outcome="unchanged"), detail="flights-v1"),)),
+            f"{BEGAN} changed nothing: the tables are those that flights-v1 was trained on",
+        ),
+        (
+            History(begun=(begun(1),), refused=(Refusal(t=NOW, reason=reason(), why="too soon"),)),
+            "2027-01-15 08:00 UTC: not trained again (drift: carrier drifted): too soon",
+        ),
+    ],
+)
+def test_the_outcome_of_the_last_request_is_one_line(history: History, words: str) -> None:
+    assert latest_outcome(history) == words
