@@ -47,7 +47,8 @@ def read_truth(
     table: pa.Table, of: TruthOf, value: str | None = None
 ) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     """Returns the truth of each row and which rows have one. `value`: the column with the finished target; None: a
-    column that is called like one, else the raw columns of the target's expression. Several targets give lists."""
+    column that is called like one and not like an answer, else the raw columns of the target's expression. Several
+    targets give lists."""
     names = of.schema.targets
     if names:
         if value is not None:
@@ -57,7 +58,11 @@ def read_truth(
                 reason=f"cannot hold the targets {', '.join(names)}; give a column each",
             )
         return _several(table, of)
-    chosen = value or next((name for name in FINISHED if name in table.column_names), None)
+    answers = {
+        output.name for output in of.schema.outputs
+    }  # a file of scores has them: they are not the truth
+    usual = (name for name in FINISHED if name in table.column_names and name not in answers)
+    chosen = value or next(usual, None)
     if chosen is not None:
         if chosen not in table.column_names:
             raise LabelsUnfit(

@@ -109,6 +109,17 @@ def test_labels_by_time_and_by_arrival_are_not_mixed_without_a_word(
     assert add(home, other, time=second, now=NOW + 1).mixed == (first != second)
 
 
+def test_an_answer_in_a_file_of_scores_is_not_taken_for_the_truth(home: Path) -> None:
+    classes = truth_of(data=data("stars", "multiclass"), schema=schema("multiclass", ("good", "bad")))
+    scored = {"_id": ["a"], "_row": [0], "label": ["good"]}  # as `serin predict --ids` writes it
+    with pytest.raises(LabelsUnfit, match="has no stars: give a column _label"):
+        add(home, pa.table(scored), classes)
+    added = add(home, pa.table({**scored, "stars": ["bad"]}), classes)
+    assert added.file is not None
+    assert added.file.read().column("label").to_pylist() == ["bad"]
+    assert add(home, pa.table(scored), classes, value="label", now=NOW + 1).stored == 1
+
+
 def test_a_value_that_is_no_class_is_refused_with_the_classes(home: Path) -> None:
     classes = truth_of(data=data("stars", "multiclass"), schema=schema("multiclass", ("good", "bad")))
     with pytest.raises(LabelsUnfit, match="'stars' holds 'ugly'; the classes are good, bad"):
