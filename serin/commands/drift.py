@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, show_table, when, write_file
+from serin.commands.output import Json, counted, show, show_json, show_table, when, write_file
 from serin.errors import NotWatched
 from serin.machine import environment
 
@@ -59,7 +59,7 @@ def drift(
 def _show(view: DriftView) -> None:
     from serin.monitoring.retrain import latest_outcome, read_retraining
 
-    since = "no rows yet" if view.first is None else f"{view.rows:,} rows since {when(view.first)}"
+    since = "no rows yet" if view.first is None else f"{counted(view.rows, 'row')} since {when(view.first)}"
     alarms = "1 false alarm" if view.false_alarms == 1 else f"{view.false_alarms:g} false alarms"
     show(f"{view.release}: {since}; at most {alarms} a year over all columns")
     for alarm in view.alarms:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.output import Json, show, show_json
+from serin.commands.output import Json, counted, show, show_json
 
 if TYPE_CHECKING:
     from serin.api.explanation import ExplainedRow, Explanation
@@ -49,7 +49,7 @@ def explain(
     pieces = _explain_file(Explainer(bundle), rows, Path(bundle))
     if out is not None:
         count = _write(pieces, out)
-        show(f"{count:,} rows explained by {model} into {out}")
+        show(f"{counted(count, 'row')} explained by {model} into {out}")
     elif as_json:
         show_json([_entry(row) for piece in pieces for row in piece.rows()])
     else:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from serin.commands.output import counted
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
@@ -140,7 +141,7 @@ def _score(
                 raise RowsUnfit(column=min(clash), reason=reason)
             writer.write_table(score(piece))
             done += len(piece)
-            logger.info(f"scored {done:,} rows")
+            logger.info(f"scored {counted(done, 'row')}")
         if not done:
             raise RowsUnfit(column="", reason=f"in {rows} has no rows")
     return done

@@ -7,7 +7,7 @@ import time
 import pytest
 import typer
 
-from serin.commands.output import confirm, when
+from serin.commands.output import confirm, counted, when
 
 
 class Terminal(io.StringIO):
@@ -48,3 +48,11 @@ def test_a_time_is_shown_in_utc_and_says_so_wherever_the_machine_is(monkeypatch:
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1200, "1,200 rows")]
+)
+def test_a_noun_agrees_with_its_number(number: int, told: str) -> None:
+    assert counted(number, "row") == told
+    assert counted(number, "is here", "are here").split()[1] == ("is" if number == 1 else "are")
