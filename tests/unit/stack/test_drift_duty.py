@@ -27,6 +27,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.stack.watch.drift_duty import DriftDuty
+from serin.stack.watch.metrics.watched import drift as metrics_of_drift
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.drift import category_column, series_of, statistics_of
@@ -138,6 +139,19 @@ def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back
     assert read_alerts(home, NAME).resolved[0].alert.key == KEY
     (past,) = release_state(home)["past"]
     assert past["alarm"]["column"] == "carrier"
+
+
+def test_the_metric_of_a_column_is_1_while_its_alarm_is_open(home: Path) -> None:
+    record(home, range(30), unseen=0.3)
+    tick(home, 30)
+    shown = {
+        sample.labels["column"]: sample.value
+        for family in metrics_of_drift(home)
+        for sample in family.samples
+        if sample.name == "serin_drift_evidence_ratio"
+    }
+    assert shown["carrier"] == 1.0
+    assert 0 <= shown["_row"] < 1
 
 
 def test_the_command_shows_the_alarm_and_writes_the_page(
