@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 
+from serin.console import app
 from serin.console.app import build_app
 from serin.machine.ports import free_ports
 from serin.stack.console.secrets import role_secret, rotate_secret
@@ -54,7 +56,10 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
             name = ""
 
 
-def test_a_stream_sends_a_view_when_it_changes_and_ends_with_the_session(home: Path) -> None:
+def test_a_stream_sends_a_view_when_it_changes_and_ends_with_the_session(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "VIEWS", [replace(view, every_s=0.05) for view in app.VIEWS])
     with served(home) as url, httpx.Client(base_url=url, timeout=30) as browser:
         fields = {"secret": role_secret(home, "viewer")}
         browser.post("/login", data=fields, headers={"origin": url})
