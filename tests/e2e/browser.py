@@ -51,8 +51,9 @@ class Page:
             ):
                 self.complaints.append(str(message["params"]["entry"]["text"]))
             if message.get("id") == self._number:
-                if "context" in message.get("error", {}).get("message", ""):
-                    raise _Moved(message["error"]["message"])
+                problem = message.get("error", {}).get("message", "")
+                if any(word in problem for word in ("context", "navigated")):
+                    raise _Moved(problem)
                 assert "error" not in message, f"{method}: {message['error']}"
                 found: dict[str, Any] = message["result"]
                 return found
