@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
+from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.state import (
     CONTROLLER,
     Hold,
@@ -128,6 +129,7 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
     found = _trouble(now, seen) or seen.judgement
     if found is None:
         return now
+    begun = now.hold is not None and now.hold.ends_by_itself and _had_traffic(now)
     now = replace(now, evidence=found.evidence)
     told = _tell(now, found)
     if now.plan.mode == "observe" and not (now.phase is Phase.SHADOWING and found.verdict is Verdict.PASS):
@@ -148,10 +150,12 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
                 )  # no approval is pending any more
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
+            if begun and now.hold is Hold.INCIDENT and found.verdict is Verdict.NO_TRAFFIC:
+                return _go_on(now, told, found, t, begun=begun)
             keep = now.hold is not None and not now.hold.ends_by_itself
             return _hold(told, now.hold if keep and now.hold else Hold(found.verdict.value))
         case Verdict.WAIT | Verdict.PASS:
-            return _go_on(now, told, found, t)
+            return _go_on(now, told, found, t, begun=begun)
         case _ as never:
             assert_never(never)
 
@@ -177,9 +181,17 @@ def _hold(told: Rollout, hold: Hold) -> Rollout:
     return replace(told, hold=hold, reason=f"{told.reason}; resume, promote or abort it")
 
 
-def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float) -> Rollout:
+def _had_traffic(now: Rollout) -> bool:
+    """Returns whether the step had requests: silence then only interrupts it, and its time has begun already."""
+    evidence = Evidence.from_json(now.evidence.get("guards", {}))
+    return evidence.epoch == now.epoch and evidence.candidate.requests > 0 and evidence.split[1] > 0
+
+
+def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float, *, begun: bool) -> Rollout:
     if now.hold is Hold.INCIDENT:
         return begin_again(now, t, "the incident is over; the step begins again")
+    if now.hold is Hold.NO_TRAFFIC and begun:
+        return replace(told, hold=None, verdict=Verdict.WAIT, reason=f"traffic is back; {found.reason}")
     if now.hold is Hold.NO_TRAFFIC:
         back = "requests are recorded" if now.phase is Phase.SHADOWING else "traffic is back"
         return replace(

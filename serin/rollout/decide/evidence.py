@@ -45,6 +45,7 @@ RECENT_S: Final = 30
 _FLUSH_S: Final = 2.0  # by then the gateway has written the lines of ended requests
 _STEPPED_S: Final = 60.0  # an arrival this far behind the newest means that the clock was set back
 _EPOCHS: Final = 16
+_QUIET_S: Final = 60.0  # without requests for this long, and for ten usual gaps, traffic has ended
 _PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
 
 
@@ -102,6 +103,14 @@ class Evidence:
         """How long latencies were compared in this weight epoch; None: not long enough to tell a pace."""
         seconds = self.closed - self.pace_since
         return seconds if self.pace_since and seconds >= _PACE_S else None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long there have been no requests; 0: not for long. What the log may still lack is not silence."""
+        silent = self.closed - self.newest
+        requests = self.split[1]
+        gap = (self.newest - self.pace_since) / requests if self.pace_since and requests else 0.0
+        return silent if self.newest and silent >= max(_QUIET_S, 10 * gap) else 0.0
 
     def seconds_to_requests(self, wanted: int) -> float | None:
         """Until so many requests are compared, at the pace of this weight epoch; None: too little was seen to tell."""

@@ -17,6 +17,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.quality import QUALITY
 
 NOTHING_AGAINST: Final = "nothing speaks against it"
+_LONG_SILENCE_S: Final = 12 * 3600  # a time of day does not say on which day
 _VOID: Final = "{} s do not count: one release took over more than a tenth of another's requests"
 
 
@@ -56,10 +57,12 @@ def doubt(plan: Plan, guard: str, e_value: float) -> str:
 def too_few(plan: Plan, evidence: Evidence) -> str:
     """What a step still lacks that has not compared enough requests."""
     if evidence.warm_s < plan.warmup_s:
-        left = f"its first {plan.warmup_s:g} s with traffic do not count, {evidence.warm_s} s are over"
+        left = f" (its first {plan.warmup_s:g} s with traffic do not count, {evidence.warm_s} s are over)"
+    elif evidence.silent_s:
+        left = ""
     else:
-        left = duration(evidence.seconds_to_requests(plan.min_requests))
-    return f"{evidence.compared} of {plan.min_requests} requests are compared ({left}){void(evidence)}"
+        left = f" ({duration(evidence.seconds_to_requests(plan.min_requests))})"
+    return f"{evidence.compared} of {plan.min_requests} requests are compared{left}{void(evidence)}"
 
 
 def not_proven(plan: Plan, evidence: Evidence) -> str:
@@ -73,11 +76,11 @@ def not_proven(plan: Plan, evidence: Evidence) -> str:
     risk = percent(plan.promotion_risk(min(open_.values())))
     waits = [evidence.seconds_to_proof(reversed_name(quantile), plan.promote_at) for quantile in open_]
     known = [wait for wait in waits if wait is not None]
-    left = duration(max(known) if len(known) == len(waits) else None)
+    left = "" if evidence.silent_s else f"{duration(max(known) if len(known) == len(waits) else None)}; "
     return (
         f"waiting for evidence that {' and '.join(names)} {'is' if len(names) == 1 else 'are'} slower by at most "
-        f"{plan.bad} ({left}; chance explains it in at most {risk} of rollouts, {percent(plan.false_promotion)} is "
-        f"allowed){void(evidence)}"
+        f"{plan.bad} (bad_margin, where margin allows {plan.margin:.0%}; {left}chance explains it in at most {risk} "
+        f"of rollouts, {percent(plan.false_promotion)} is allowed){void(evidence)}"
     )
 
 
@@ -99,6 +102,16 @@ def arms(plan: Plan, evidence: Evidence) -> str:
     return (
         f"candidate: {_failed(mine)}, {names} {_ms(candidate)} ms; stable: {_failed(other)}, {_ms(stable)} ms"
     )
+
+
+def silence(evidence: Evidence) -> str:
+    """Since when there have been no requests; empty: there are some."""
+    if not evidence.silent_s:
+        return ""
+    if evidence.silent_s >= _LONG_SILENCE_S:
+        return f"no requests for {evidence.silent_s / 3600:.0f} h"
+    hours, minutes = divmod(int(evidence.newest % 86_400) // 60, 60)
+    return f"no requests since {hours:02}:{minutes:02} UTC"
 
 
 def void(evidence: Evidence) -> str:

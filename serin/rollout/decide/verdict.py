@@ -21,6 +21,7 @@ from serin.rollout.decide.sentences import (
     arms,
     doubt,
     not_proven,
+    silence,
     too_few,
     too_slow,
     verdict_against,
@@ -104,16 +105,20 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
         )
     seen = evidence.candidate.requests
     if elapsed_s < plan.step_s:
-        return Verdict.WAIT, f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests"
+        return Verdict.WAIT, _and_silence(
+            f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests", evidence
+        )
     if plan.min_requests > 0 and (evidence.split[1] == 0 or seen == 0):
         return _silent(plan, elapsed_s)
     missing = _against(plan, evidence, weighed)
     if not missing and plan.min_requests == 0:
         return Verdict.PASS, f"{plan.step_s:.0f} s; no evidence required"
     if missing := missing or _missing(plan, evidence, last=last):
+        silent = silence(evidence)
+        missing = f"{silent}; {missing}" if silent else missing
         if elapsed_s >= plan.deadline_s:
             return Verdict.INCONCLUSIVE, f"not settled by the deadline of {plan.deadline_s:.0f} s: {missing}"
-        return Verdict.WAIT, missing
+        return Verdict.NO_TRAFFIC if silent else Verdict.WAIT, missing
     return Verdict.PASS, f"{seen} requests, {NOTHING_AGAINST}; {arms(plan, evidence)}"
 
 
@@ -132,14 +137,16 @@ def judge_bake(plan: Plan, evidence: Evidence, *, elapsed_s: float) -> tuple[Ver
         f"{seen.requests} requests, {seen.errors} failed, "
         f"{NOTHING_AGAINST if clear else doubt(plan, weighed.strongest, weighed.total)}"
     )
+    what = _and_silence(what, evidence)
     if elapsed_s < plan.bake_s:
         return Verdict.WAIT, f"baking for {elapsed_s:.0f} of {plan.bake_s:.0f} s, {what}"
     if plan.min_requests > 0 and seen.requests == 0:
         return _silent(plan, elapsed_s)
     if len(plan.steps) == 1 and seen.requests < plan.min_requests:
-        return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {seen.requests} of {plan.min_requests} requests"
+        few = f"baked for {elapsed_s:.0f} s, {seen.requests} of {plan.min_requests} requests"
+        return Verdict.WAIT, _and_silence(few, evidence)
     if broken := too_slow(plan, seen):
-        return Verdict.WAIT, f"baked for {elapsed_s:.0f} s, {broken}"
+        return Verdict.WAIT, _and_silence(f"baked for {elapsed_s:.0f} s, {broken}", evidence)
     return Verdict.PASS, f"baked for {elapsed_s:.0f} s, {what}"
 
 
@@ -159,6 +166,11 @@ def _silent(plan: Plan, elapsed_s: float) -> tuple[Verdict, str]:
         f"no request reached the candidate in {elapsed_s:.0f} s; it waits for requests, or for "
         "`serin rollout promote`, which needs no evidence"
     )
+
+
+def _and_silence(text: str, evidence: Evidence) -> str:
+    silent = silence(evidence)
+    return f"{text}; {silent}" if silent else text
 
 
 def _against(plan: Plan, evidence: Evidence, weighed: Weighed) -> str:
