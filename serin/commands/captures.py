@@ -133,6 +133,6 @@ def forget_captures(
         show_json(dataclasses.asdict(found))
         return
     for name in found.unread:
-        say(f"some versions have no column {name!r}: it counts as null there")
+        say(f"some versions do not record the column {name!r}: it counts as null there")
     what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
     show(f"deleted {what}, and {counted(found.labels, 'label')}")

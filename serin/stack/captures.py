@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from serin.expressions import ExpressionError, parse
 from serin.formats.captures import captures_folder, versions_captured
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, forget
@@ -45,11 +47,30 @@ def record_all(home: Path, model: str, *, sleep: Callable[[float], None] = time.
 
 
 def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion:
-    """Deletes the recorded rows for which `where` is true, and their labels. Call `record_all` first."""
+    """Deletes the recorded rows for which `where` is true, and their labels. Call `record_all` first.
+
+    Raises ExpressionError also for a column that is masked in every version: its rows could not be found, which must
+    not look as if there were none. A column that some versions mask is in `unread`.
+    """
+    masked = _masked_in(home, model, parse(where).columns)
+    if hidden := [name for name, everywhere in masked.items() if everywhere]:
+        raise ExpressionError(
+            f"{where!r}: the values of {', '.join(map(repr, hidden))} are not recorded (monitoring.capture.mask), so "
+            "no row can be found by them; use another column, _id or _client_id"
+        )
     found = forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
     if remove:
         labels.count_again(model)
-    return found
+    return replace(found, unread=tuple(sorted({*found.unread, *masked})))
+
+
+def _masked_in(home: Path, model: str, columns: Iterable[str]) -> dict[str, bool]:
+    """Returns those of `columns` that a recorded version masks, each with whether all of them do."""
+    settings = capture_settings(Store.open())
+    versions = versions_captured(home, model)
+    known = [found for version in versions if (found := settings(Release(model=model, version=version)))]
+    counts = {name: sum(name in found.mask for found in known) for name in columns}
+    return {name: count == len(known) for name, count in counts.items() if count}
 
 
 def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) -> int:

@@ -57,6 +57,7 @@ def bring_up(
     stack that is up switches to TLS, or to other files.
     """
     _check_installation()
+    environment.metrics_address()  # raises SpecError for one that is not valid
     make_private(home)
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)

@@ -131,6 +131,18 @@ def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> Non
         serin("captures", "forget", "taxis", "--where", "agee = 1", "--yes")
 
 
+def test_a_masked_column_finds_nobody_and_the_command_says_so(home: Path) -> None:
+    published("taxis", 1, capture="{share: 1, mask: [passenger_id]}")
+    write_part(home, "taxis", 1, rows(1, 2))
+    with pytest.raises(SpecError, match="the values of 'passenger_id' are not recorded"):
+        serin("captures", "forget", "taxis", "--where", "passenger_id = 1", "--yes")
+    assert captured(home, "taxis").num_rows == 2
+    published("taxis", 2)
+    write_part(home, "taxis", 2, rows(1, 2))
+    result = serin("captures", "forget", "taxis", "--where", "passenger_id = 1 and _row = 0", "--yes")
+    assert "some versions do not record the column 'passenger_id'" in result.stderr
+
+
 def test_without_yes_and_a_terminal_nothing_is_deleted(home: Path) -> None:
     write_part(home, "taxis", 1, rows(1))
     asked = serin("captures", "forget", "taxis", "--where", "true")

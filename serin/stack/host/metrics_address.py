@@ -44,5 +44,10 @@ def write_address(home: Path, host: str, port: int) -> None:
     write_whole(_file(home), json.dumps(document))
 
 
+def remove_address(home: Path) -> None:
+    """Called when the metrics are served nowhere."""
+    _file(home).unlink(missing_ok=True)
+
+
 def _file(home: Path) -> Path:
     return home / "watch" / "metrics.json"

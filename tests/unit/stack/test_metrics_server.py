@@ -16,7 +16,7 @@ from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
-from serin.stack.host.metrics_address import candidates, read_address
+from serin.stack.host.metrics_address import candidates, metrics_url, read_address, write_address
 from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.families import StackCollector, build
 from serin.stack.watch.metrics.server import MetricsServer
@@ -157,6 +157,8 @@ def test_the_address_stays_the_same_over_restarts(home: Path) -> None:
 def test_an_address_that_is_none_is_logged_and_stops_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: str
 ) -> None:
+    write_address(home, "127.0.0.1", 9)
     monkeypatch.setenv("SERIN_METRICS", bad)
     assert MetricsServer.start(home) is None
+    assert metrics_url(home) is None
     assert "is not host:port" in caplog.text

@@ -21,7 +21,7 @@ from serin.errors import SerinError, SpecError
 from serin.rollout.run.status import status
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
-from serin.stack.host.metrics_address import candidates, write_address
+from serin.stack.host.metrics_address import candidates, remove_address, write_address
 from serin.stack.watch.metrics.families import (
     StackCollector,
     alerts,
@@ -110,6 +110,7 @@ class MetricsServer(ThreadingHTTPServer):
             addresses = candidates(home)
         except SpecError as error:
             log.warning("no metrics for Prometheus: %s", error)
+            remove_address(home)
             return None
         for host, port in addresses:
             try:
@@ -123,6 +124,7 @@ class MetricsServer(ThreadingHTTPServer):
             log.info("metrics for Prometheus on http://%s:%d/metrics", host, port)
             return server
         log.warning("no metrics for Prometheus: cannot listen on %s", "; ".join(trouble))
+        remove_address(home)
         return None
 
     def close(self) -> None:
