@@ -128,7 +128,7 @@ def ask_again_at(history: History, spec: MonitoringSpec) -> float | None:
 
 
 def latest_outcome(history: History) -> str:
-    """What became of the last request for a retraining, as a line; empty when there was none. Pure."""
+    """The outcome of the last request for a retraining, as a line; empty when there was none. Pure."""
     newest: list[Retraining | Refusal] = [*history.begun[-1:], *history.refused[-1:]]
     if not newest:
         return ""

@@ -66,8 +66,8 @@ class CheckedSpec:
 def _monitoring_lines(spec: PipelineSpec) -> Iterator[str]:
     """What the spec asks for and will not get by itself."""
     yield from _unrecorded_lines(spec)
+    yield from _unwatched_lines(spec)
     yield from _retrain_lines(spec)
-    yield from _shadow_lines(spec)
 
 
 def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
@@ -81,6 +81,14 @@ def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
         )
 
 
+def _unwatched_lines(spec: PipelineSpec) -> Iterator[str]:
+    """A line when drift of some columns cannot be seen, because their values are not recorded."""
+    capture, drift = spec.monitoring.capture, spec.monitoring.drift
+    if drift is not None and drift.columns is None and (hidden := [*capture.mask, *capture.drop]):
+        names = ", ".join(dict.fromkeys(hidden))
+        yield f"drift of {names} is not watched: monitoring.capture does not record their values"
+
+
 def _retrain_lines(spec: PipelineSpec) -> Iterator[str]:
     """A line for each trigger of a retraining that nothing in Serin will send for this spec."""
     watched = {"drift": spec.monitoring.drift, "quality": spec.monitoring.quality}
@@ -92,15 +100,16 @@ def _retrain_lines(spec: PipelineSpec) -> Iterator[str]:
             )
 
 
-def _shadow_lines(spec: PipelineSpec) -> Iterator[str]:
-    """A line when the next rollout is to begin with recorded requests that the live version does not have."""
+def _check_shadow(spec: PipelineSpec, problems: Problems) -> None:
+    """The rollout is refused when it is to begin with recorded requests that the live version does not have."""
     store = Store.open()
     live = store.aliases(spec.name).get("live") if spec.rollout.has_shadow else None
     if live is None:
         return
     problem = stored_capture(Path(store.bundle(spec.name, live).path)).not_replayable()
     if problem:
-        yield f"shadow replays recorded requests of live version {live}: {problem} for this rollout"
+        text = f"shadow replays recorded requests of live version {live}: {problem} for this rollout"
+        problems.add(SpecError(where=spec.name, problems=[("rollout.steps", text)]))
 
 
 def _read_lines(trial: Trial) -> Iterator[str]:
@@ -124,6 +133,7 @@ def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
 
     problems = Problems()
     _check_own_files(spec, problems)
+    _check_shadow(spec, problems)
     checked = _check_data(spec, problems) if spec.has_data else CheckedSpec(spec=spec)
     if problems:
         where = str(source) if isinstance(source, Path) else spec.name

@@ -82,9 +82,15 @@ def begin_rollout(
     )
     answer = ask(environment.home(), command)
     if not answer.accepted or answer.rollout is None:
-        raise RolloutRefused(model=release.model, command=command.kind, reason=answer.reason)
+        raise _refused(command, answer.reason)
     _log.info("the controller has accepted %s", release.name)
     return answer.rollout
+
+
+def _refused(command: Command, reason: str) -> RolloutRefused:
+    """The controller's answer as an error. Its reason may be the text of such an error already."""
+    error = RolloutRefused(model=command.model, command=command.kind, reason="")
+    return RolloutRefused(model=command.model, command=command.kind, reason=reason.removeprefix(str(error)))
 
 
 def _why_trained(release: Release) -> str:
@@ -174,7 +180,7 @@ def answer_rollout(
     command = Command(kind=kind, model=release.model, by=by or environment.user(), why=why)
     answer = ask(environment.home(), command)
     if not answer.accepted:
-        raise RolloutRefused(model=release.model, command=kind, reason=answer.reason)
+        raise _refused(command, answer.reason)
 
 
 def rollout_outcome(release: Release, decisions: list[Decision]) -> Release:

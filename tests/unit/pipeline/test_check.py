@@ -190,8 +190,25 @@ def test_recorded_requests_that_the_live_version_lacks_are_named(
     spec["monitoring"] = {"capture": {"share": 0.5}}
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
-    shown = str(check_spec(path))
-    assert (f"shadow replays recorded requests of {says}" in shown) if says else ("shadow" not in shown)
+    if says is None:
+        assert "shadow" not in str(check_spec(path))
+        return
+    with pytest.raises(SpecError) as refused:
+        check_spec(path)
+    ((key, text),) = refused.value.fields["problems"]
+    assert key == "rollout.steps"
+    assert f"shadow replays recorded requests of {says}" in text
+
+
+def test_columns_whose_drift_cannot_be_watched_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    monitoring: dict[str, Any] = {"capture": {"share": 1, "mask": ["x"]}, "drift": {"tolerance": 0.05}}
+    features = [{"columns": ["x", "size"], "steps": ["normalize"]}]
+    for asked, named in ((None, True), (["size"], False)):
+        monitoring["drift"]["columns"] = asked
+        spec = {**good(), "features": features, "monitoring": monitoring}
+        path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+        assert ("drift of x is not watched: monitoring.capture" in str(check_spec(path))) is named
 
 
 @pytest.mark.parametrize(
