@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from serin.api.page import Page
 from serin.api.result import Result
 from serin.pipeline.stage import StageResult
 from serin.store import artifacts
+from serin.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,8 @@ class Model(Result):
         ('late-parcels', 1)
         >>> model.predict(frame).columns.tolist()
         ['score']
+        >>> serin.Model.load("late-parcels", 1).version
+        1
         >>> model.explain(frame.head()).frame.columns.tolist()
         ['weight', 'distance', 'carrier', 'base', 'margin', 'score']
     """
@@ -76,6 +79,13 @@ class Model(Result):
         self.name, self.version, self.digest = bundle.model, bundle.version, bundle.digest
         self.metrics = dict(bundle.metrics)
         self._bundle = bundle
+
+    @classmethod
+    def load(cls, name: str, version: int | str = "live") -> Self:
+        """A version that was published before, by its number, or as `live`, `candidate` or `previous`. NotFound names
+        those there are."""
+        bundle = Store.open().bundle(name, version)
+        return cls(StageResult(value=bundle, ran=False, why=f"published version {bundle.version}"))
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The model's answers for raw rows, computed in this process by the published graph: `score`, or for several

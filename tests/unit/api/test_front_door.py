@@ -40,7 +40,7 @@ def test_the_classes_offer_these_names_and_no_others() -> None:
     assert public(serin.Dataset) == sorted([*OF_A_RESULT, "digest", "report", "rows", "to_pandas"])
     assert public(serin.Checkpoint) == sorted([*OF_A_RESULT, "metrics", "step"])
     assert public(serin.Explanation) == ["frame", "method", "note", "rows", "scale", "sources"]
-    model = ["add_labels", "card", "digest", "explain", "metrics", "name", "predict", "version"]
+    model = ["add_labels", "card", "digest", "explain", "load", "metrics", "name", "predict", "version"]
     assert public(serin.Model) == sorted([*OF_A_RESULT, *model])
 
 

@@ -97,7 +97,7 @@ def test_labels_come_from_a_table_of_the_spec_or_from_several_files(
 
 
 def test_a_frame_s_labels_are_added_in_python(bundle: Bundle) -> None:
-    model = Model(StageResult(value=bundle, ran=True, why="", receipt=None))
+    model = Model.load(bundle.model, bundle.version)
     frame = pd.DataFrame({"request": ["0-1-0", "0-1-2", "later"], "late": [True, False, True]})
     done = model.add_labels(frame, request_id="request", value="late")
     assert (done.stored, done.matched, done.unknown, done.key) == (3, 2, 1, "_id")
