@@ -62,6 +62,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
 │   ├── KeyRefused              an API key that cannot be made or revoked as asked (exit code 2)
 │   ├── KeyFileBroken           the file of API keys is lost or cannot be trusted: the gateway is closed
+│   ├── ClientIdRefused         a caller's id that logs and recorded requests would not keep (exit code 2)
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
 │   ├── RequestsDiffer          a version whose clients must send or expect something else than the live one's
@@ -732,6 +733,16 @@ class TuningFailed(ServingError):
     template = "serving settings of {model!r}: {reason}"
     model: str
     reason: str
+
+
+class ClientIdRefused(ServingError):
+    template = (
+        "client_id {client_id!r} would not be kept: use 1 to {most} printable ASCII characters, without a space at "
+        "either end"
+    )
+    exit_code = 2
+    client_id: str
+    most: int
 
 
 class PredictionFailed(ServingError):

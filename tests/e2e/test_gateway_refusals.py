@@ -237,7 +237,10 @@ def changed(name: str, **change: Any) -> list[dict[str, Any]]:
 
 
 MALFORMED = {
-    "a column is missing": ([tensor for tensor in good_inputs() if tensor["name"] != "temp"], "temp"),
+    "a column is missing": (
+        [tensor for tensor in good_inputs() if tensor["name"] != "temp"],
+        r"missing.*'temp'",
+    ),
     "a column of another type": (changed("distance", datatype="FP32"), "distance"),
     "a column of another shape": (changed("carrier", shape=[1, 2], data=["a", "b"]), "carrier"),
     "more rows in one column": (changed("night", shape=[2, 1], data=[0, 1]), "night|batch size"),

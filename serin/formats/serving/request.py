@@ -13,6 +13,8 @@ _NO_REFUSAL = (0, 1)  # OK, CANCELLED
 # Envoy's flags for a client that went away before it had its answer.
 CLIENT_GONE = frozenset({"DC", "DR"})
 
+CLIENT_ID_BYTES = 128  # of a client's own id; the rest of a longer one is cut off
+
 
 class Request(NamedTuple):
     """A line of the request log, in the order of its fields there."""

@@ -9,6 +9,7 @@ Any other client of the Open Inference Protocol can do the same.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from serin.errors import PredictionFailed, RowsUnfit, nearest
+from serin.errors import ClientIdRefused, PredictionFailed, RowsUnfit, nearest
 from serin.formats.schema import NULL_OF_KIND, InputColumn, Kind, OutputTensor, Schema
+from serin.formats.serving.request import CLIENT_ID_BYTES
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.serving.client.address import Address
 from serin.serving.client.transports import (
@@ -105,7 +107,7 @@ class Client:
 
         Rows are a frame, a table, a dict of columns or a list of dicts. RowsUnfit names a column that does not fit;
         PredictionFailed has the server's message. `client_id`: the caller's id, which logs and recorded requests
-        keep beside the gateway's.
+        keep beside the gateway's; ClientIdRefused is raised for one that they would not keep.
         """
         table = as_arrow(_table(rows))
         schema = self._schema(table)
@@ -115,7 +117,7 @@ class Client:
         self, columns: Mapping[str, Array], schema: Schema, *, client_id: str | None = None
     ) -> Answers:
         """Returns the same for columns that are already in wire form."""
-        headers = {ID_HEADER: client_id} if client_id else {}
+        headers = {} if client_id is None else {ID_HEADER: _kept_id(client_id)}
         parts = list(_batches(request_columns(columns, schema), self._batch_rows))
         answers = [
             self._try(lambda left_s, part=part: self._infer(part, schema, left_s, headers))  # type: ignore[misc]
@@ -207,6 +209,13 @@ def request_columns(rows: Mapping[str, Array], schema: Schema) -> dict[str, Arra
         if len(columns[column.name]) != len(columns[schema.inputs[0].name]):
             raise RowsUnfit(column=column.name, reason="has another number of rows than the first column")
     return columns
+
+
+def _kept_id(client_id: str) -> str:
+    """Refuses an id that the gateway would remove or cut, and with it what could end a header's line."""
+    if len(client_id) <= CLIENT_ID_BYTES and re.fullmatch("[!-~]([ -~]*[!-~])?", client_id):
+        return client_id
+    raise ClientIdRefused(client_id=client_id, most=CLIENT_ID_BYTES)
 
 
 def _batches(columns: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:

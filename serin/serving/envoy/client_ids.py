@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from serin.formats.serving.request import CLIENT_ID_BYTES
 from serin.serving.envoy.api_types import (
     EARLY_HEADER_MUTATION,
     HEADER_MUTATION,
@@ -19,7 +20,6 @@ from serin.serving.envoy.api_types import (
 Document = dict[str, Any]
 
 CLIENT_ID_HEADER = "x-serin-client-id"
-CLIENT_ID_BYTES = 128  # the rest of a longer one is cut off
 
 
 def keep_client_id() -> Document:

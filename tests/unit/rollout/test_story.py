@@ -191,7 +191,7 @@ def test_the_command_writes_the_page_of_the_newest_rollout_or_of_a_version(
 def test_the_command_names_the_versions_whose_rollouts_are_known(
     bad: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serin(bad, monkeypatch, "report", "flights", "--rollout", "7") == 1
+    assert serin(bad, monkeypatch, "report", "flights", "--rollout", "7") == 2
     assert "no rollout of 'flights': '7'; known: 1, 2" in capsys.readouterr().err
 
 

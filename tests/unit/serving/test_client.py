@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serin.errors import PredictionFailed
+from serin.errors import ClientIdRefused, PredictionFailed
 from serin.machine.ports import free_ports
 from serin.serving.client.address import Address
 from serin.serving.client.client import Client, Protocol
@@ -103,6 +103,29 @@ def test_an_answer_without_the_models_output_is_an_error() -> None:
         pytest.raises(PredictionFailed, match="lacks the output 'score'"),
     ):
         model.predict_wire(bundles.rows(1), SCHEMA)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    "unkept", ["üüü", "", " order", "order ", "a\r\nx-evil: 1", "a\n", "\x7f", 129 * "x"]
+)
+def test_a_client_id_that_would_not_be_kept_is_refused_and_nothing_is_sent(
+    protocol: Protocol, unkept: str
+) -> None:
+    with (
+        serving(lambda _: scored()) as server,
+        Client(server.url, MODEL, protocol=protocol) as model,
+        pytest.raises(ClientIdRefused, match="would not be kept: use 1 to 128 printable ASCII characters"),
+    ):
+        model.predict_wire(bundles.rows(1), SCHEMA, client_id=unkept)
+    assert server.answered == 0
+
+
+@pytest.mark.parametrize("kept", ["order 17", "~!", 128 * "x"])
+def test_a_client_id_that_is_kept_is_sent_as_it_is(kept: str) -> None:
+    with serving(lambda _: scored()) as server, Client(server.url, MODEL) as model:
+        model.predict_wire(bundles.rows(1), SCHEMA, client_id=kept)
+    assert f"x-request-id: {kept}" in server.heads[0].decode().split("\r\n")
 
 
 @pytest.mark.parametrize(
