@@ -44,7 +44,8 @@ class Login:
         wait_s = console.attempts.wait_s(client)
         if wait_s > 0:
             log.warning("too many failed logins from %s", client)
-            refused = self._page(request, f"Too many failed attempts. Try again in {wait_s:.0f} s.", 429)
+            text = f"Too many failed attempts. Try again in {wait_s:.0f} s."
+            refused = self._page(request, text, 429, fields)
             refused.headers["retry-after"] = str(math.ceil(wait_s))
             return refused
         role = (
@@ -55,10 +56,10 @@ class Login:
         if role is None:
             console.attempts.fail(client)
             log.warning("a login from %s failed", client)
-            return self._page(request, "This is not one of the console's secrets.", 401)
+            return self._page(request, "This is not one of the console's secrets.", 401, fields)
         name = fields.get("name", "").strip()
         if not _NAME.fullmatch(name):
-            return self._page(request, _NAME_REFUSED, 400)
+            return self._page(request, _NAME_REFUSED, 400, fields)
         log.info("%s logged in from %s%s", role, client, f" as {name}" if name else "")
         answer = RedirectResponse(local_path(fields), 303)
         self._remember(answer, role, f"{name} (console {role})" if name else f"console {role}")
@@ -129,14 +130,17 @@ class Login:
             samesite="strict",
         )
 
-    def _page(self, request: Request, problem: str = "", status: int = 200) -> HTMLResponse:
+    def _page(
+        self, request: Request, problem: str = "", status: int = 200, fields: Mapping[str, str] | None = None
+    ) -> HTMLResponse:
+        """Returns the form. `fields`: those of one that was refused, which leads to the same page afterwards."""
         return self._console.page(
             request,
             "login",
             status=status,
             title="Log in",
             problem=problem,
-            next=local_path(request.query_params),
+            next=local_path(fields or request.query_params),
             secrets=self._console.settings.secrets,
             provider=self._console.provider_name,
         )

@@ -52,8 +52,9 @@ def test_every_page_says_as_whom_actions_are_journalled(home: Path, name: str) -
 
 def test_a_wrong_secret_is_refused_and_not_repeated(home: Path) -> None:
     stranger = visitor(home)
-    answer = stranger.post("/login", {"secret": "guess-me-not", "name": "x"})
+    answer = stranger.post("/login", {"secret": "guess-me-not", "name": "x", "next": "/runs"})
     assert answer.status_code == 401
+    assert 'name="next" value="/runs"' in answer.text  # the next attempt leads to the page that was wanted
     assert "guess-me-not" not in answer.text
     assert "set-cookie" not in answer.headers
 
