@@ -46,7 +46,7 @@ def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) 
         began=t,
         since=t,
         evidence_from=t,
-        reason=command.why or f"{command.kind} by {command.by}",
+        reason=command.why or _asked(command),
         by=command.by,
     )
 
@@ -63,7 +63,7 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
             raise _refused(
                 command, f"the rollout of version {now.candidate.version} is running; abort it first"
             )
-        return _change(now, replace(command, kind="abort"), t)
+        return _change(now, command, t)
     target = now.before_live if now else None
     if now and command.version:
         target = Release(model=command.model, version=command.version)
@@ -93,7 +93,7 @@ def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
         began=t,
         since=t,
         evidence_from=t,
-        reason=command.why or f"{command.kind} by {command.by}",
+        reason=_asked(command),
         by=command.by,
     )
 
@@ -109,7 +109,7 @@ def _change(now: Rollout, command: Command, t: float) -> Rollout:
         raise _refused(command, "it is being rolled back")
     if now.phase is Phase.RETIRING:
         raise _refused(command, "it is being taken out of service; roll it out again after that")
-    reason = command.why or f"{command.kind} by {command.by}"
+    reason = _asked(command)
     match command.kind:
         case "pause":
             if now.hold is Hold.PAUSED:
@@ -164,6 +164,11 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
 def _at_once(plan: Plan) -> Plan:
     """Returns a plan with all traffic in one step. A person requested it, so nothing waits for requests."""
     return replace(plan, steps=(100.0,), approve=(), min_requests=0, shadow=None)
+
+
+def _asked(command: Command) -> str:
+    """What was asked for, by whom and why."""
+    return f"{command.kind} by {command.by}{': ' if command.why else ''}{command.why}"
 
 
 def _refused(command: Command, reason: str) -> RolloutRefused:

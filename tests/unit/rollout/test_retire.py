@@ -25,7 +25,7 @@ def test_a_retired_model_has_no_route_no_process_and_no_live_version(scene: Scen
     status = model_status(scene.home, "flights")
     assert status is not None
     assert (status.live, status.releases, status.rollout.phase) == (None, (), "retired")
-    assert status.rollout.reason == "replaced by taxis"
+    assert status.rollout.reason.endswith(": replaced by taxis")
     route = scene.router.route("taxis")
     assert route is not None, "another model is still served"
 
