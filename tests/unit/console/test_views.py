@@ -36,7 +36,7 @@ SHOWN = {
     f"/models/{MODEL}/traffic": ["1 hour", f"{MODEL}-v1", "stable", "candidate", "Slower than promised"],
     f"/models/{MODEL}/drift": ["drifted", "unseen values", "a year", "4,000", "no alarm", "(tolerance 5%)", "temp"],
     f"/models/{MODEL}/quality": [
-        "3,200 of 4,000 recorded rows", "auc", "estimate", "objective kept", "carrier=DL",
+        "3,200 of 4,000 recorded rows", "auc", "estimate", "judged by the", "carrier=DL",
         "The mean counts the first label of each of 3,200 rows", "count the newest 3,200 rows that are kept",
     ],
     f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
