@@ -171,7 +171,11 @@ def test_pause_holds_the_weights_and_resume_continues(scene: Scene) -> None:
     scene.command("pause", why="a look at the dashboards")
     scene.tick(40)
     now = scene.controller.rollouts()[0]
-    assert (now.hold, now.weight_percent, now.reason) == (Hold.PAUSED, 5, "pause by ann: a look at the dashboards")
+    assert (now.hold, now.weight_percent, now.reason) == (
+        Hold.PAUSED,
+        5,
+        "pause by ann: a look at the dashboards",
+    )
     scene.command("resume")
     scene.until(Phase.PROMOTED)
 
