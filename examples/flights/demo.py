@@ -78,7 +78,8 @@ def main() -> int:
     run([SERIN, "status"])
     say("done")
     print(
-        f"\n  Prefect     {stack['prefect']['url']}\n"
+        f"\n  console     {stack['console']['url']}   (its secret: {Path(SERIN).relative_to(ROOT)} console secret)\n"
+        f"  Prefect     {stack['prefect']['url']}\n"
         f"  the model   {stack['gateway']['url']}/v2/models/{MODEL}/infer   (HTTP, and gRPC on the same port)"
     )
     for story in sorted(STORIES.glob("*-rollout.html")):
