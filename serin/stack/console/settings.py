@@ -6,8 +6,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
-from serin.errors import SpecError
+from serin.errors import SpecError, nearest
 from serin.machine import environment
 from serin.spec.load import read_mapping
 from serin.spec.section import Duration, Section
@@ -75,19 +76,30 @@ def read_settings() -> ConsoleSettings:
     path = environment.console_file()
     if path is None:
         return ConsoleSettings()
+    where = f"{path} (the console's settings, SERIN_CONSOLE)"
+    if not path.is_file():
+        raise SpecError(
+            where=where, problems=[("", "there is no such file; correct SERIN_CONSOLE or unset it")]
+        )
     try:
         found = ConsoleSettings.model_validate(dict(read_mapping(path)))
     except ValidationError as error:
-        problems = [
-            (".".join(map(str, item["loc"])), str(item["msg"]).removeprefix("Value error, "))
-            for item in error.errors(include_url=False, include_input=False)
-        ]
-        raise SpecError(where=str(path), problems=problems) from error
+        problems = [(".".join(map(str, item["loc"])), _sentence(item)) for item in error.errors()]
+        raise SpecError(where=where, problems=problems) from error
     if found.oidc is not None and found.url is None:
         problem = "is missing: the provider sends people back to this address after the login"
-        raise SpecError(where=str(path), problems=[("url", problem)])
+        raise SpecError(where=where, problems=[("url", problem)])
     if found.oidc is None and not found.secrets:
         raise SpecError(
-            where=str(path), problems=[("secrets", "without them and without oidc nobody can log in")]
+            where=where, problems=[("secrets", "without them and without oidc nobody can log in")]
         )
     return found
+
+
+def _sentence(item: ErrorDetails) -> str:
+    if item["type"] == "missing":
+        return "is missing; add it"
+    if item["type"] == "extra_forbidden":
+        section = OidcSettings if item["loc"][0] == "oidc" else ConsoleSettings
+        return f"unknown key{nearest(str(item['loc'][-1]), list(section.model_fields))}"
+    return item["msg"].removeprefix("Value error, ")

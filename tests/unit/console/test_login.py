@@ -158,7 +158,9 @@ def test_a_login_form_of_another_site_is_refused(home: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("adress: x", "adress"),
+        ("adress: x", "adress: unknown key; did you mean 'address'"),
+        ("oidc: {issuer: 'https://login.example.com', client: x}", "oidc.client_id: is missing; add it"),
+        ("sesion: 1h", "SERIN_CONSOLE"),
         ("url: serin.example.com", "must be a scheme and a host"),
         ("oidc: {issuer: 'http://login.example.com', client_id: x}", "must be an https URL"),
         ("oidc: {issuer: 'https://login.example.com', client_id: x}", "url"),
@@ -173,4 +175,7 @@ def test_settings_that_cannot_be_used_are_named(
     file.write_text(text)
     monkeypatch.setenv("SERIN_CONSOLE", str(file))
     with pytest.raises(SpecError, match=problem):
+        read_settings()
+    file.unlink()
+    with pytest.raises(SpecError, match="there is no such file; correct SERIN_CONSOLE"):
         read_settings()
