@@ -146,7 +146,8 @@ def test_metrics_have_one_order_in_all_releases_and_a_segment_one_cell_for_each(
 ) -> None:
     def two(release: ReleaseQuality) -> tuple[ReleaseQuality, ...]:
         turned = dict(reversed(release.metrics.items()))
-        return replace(release, release="other", metrics=turned), release
+        first = replace(release.segments[0], offline=release.offline)
+        return replace(release, release="other", metrics=turned, segments=(first,)), release
 
     shown = quality_page(full, tmp_path, monkeypatch, two)
     orders = {tuple(re.findall(r"<h4>(\w+)</h4>", part)) for part in shown.split("<section")[1:]}
@@ -157,6 +158,7 @@ def test_metrics_have_one_order_in_all_releases_and_a_segment_one_cell_for_each(
     assert len(order) > 2
     assert heads == {("Segment", "Rows", *order)}
     assert "estimate</span>" not in shown
+    assert shown.count(">offline 0.") == len(order)  # only where it is known
 
 
 def test_a_release_without_labels_is_not_said_to_keep_its_objective(
