@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from serin.pipeline.labels import LabelsAdded
 
 _SEGMENTS = 20
+_ENOUGH = 200  # rows, as for a segment that is shown by itself
 _UNKNOWN = "is about no recorded row so far", "are about no recorded row so far"
 _AMBIGUOUS = "has a client's id that several requests share", "have a client's id that several requests share"
 _UNCLEAR = "names no row of a request with several rows", "name no row of a request with several rows"
@@ -200,6 +201,8 @@ def show_quality(model: Model, as_json: Json = False) -> None:
         ]
         columns = ("metric", "live (95%)", "test rows (95%)", "estimate", "error of the estimate")
         show_table(columns, rows, empty="  nothing can be measured yet")
+        if few := _few(release):
+            show(f"  {few}")
         for segment in release.segments[:_SEGMENTS]:
             name = next(iter(segment.metrics), "")
             then = segment.offline.get(name)
@@ -207,6 +210,15 @@ def show_quality(model: Model, as_json: Json = False) -> None:
             show(f"  {segment.name}: {counted(segment.rows, 'row')}, {name} {live}, test rows {_band(then)}")
         if release.objective is not None:
             show(f"  {objective_line(release.objective)}")
+
+
+def _few(release: ReleaseQuality) -> str:
+    """A warning about figures of few rows; empty when there are enough."""
+    if release.metrics and release.measured_on < _ENOUGH:
+        return f"{counted(release.measured_on, 'labelled row')}: live values and errors of estimates say little yet"
+    if release.estimate and release.recorded < _ENOUGH:
+        return f"{counted(release.recorded, 'recorded row')}: estimates say little yet"
+    return ""
 
 
 def objective_line(objective: Objective) -> str:

@@ -170,6 +170,7 @@ def test_quality_and_labels_are_shown_to_people_and_programs(
     view = follow(home, BEGAN + DAY_S + 60)
     run = CliRunner().invoke
     shown = run(app, ["quality", bundles.MODEL]).output
+    assert "say little yet" not in shown
     assert "delays-v1: 500 of 1,600 recorded rows have a label (31.2%)" in shown
     assert f"auc          {view.releases[0].metrics['auc'].value:.4f} (" in shown
     assert json.loads(run(app, ["quality", bundles.MODEL, "--json"]).output)["releases"][0]["labelled"] == 500
@@ -270,6 +271,14 @@ def test_a_live_version_that_is_worse_is_an_alert_with_its_numbers(home: Path) -
     assert inbox(home) == []  # the spec does not ask for a rollback
     shown = CliRunner().invoke(app, ["quality", bundles.MODEL]).output
     assert "worse than allowed" in shown
+
+
+def test_figures_of_few_labels_are_shown_with_a_warning(home: Path, two: list[tuple[Bundle, Served]]) -> None:
+    bundle, served = two[0]
+    add(home, bundle, served.labels(slice(50)), BEGAN + DAY_S)
+    follow(home, BEGAN + DAY_S + 60)
+    shown = CliRunner().invoke(app, ["quality", bundles.MODEL]).output
+    assert "50 labelled rows: live values and errors of estimates say little yet" in shown
 
 
 def test_few_bad_labels_are_no_alert_yet(home: Path) -> None:
