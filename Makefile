@@ -29,7 +29,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test coverage chaos soak lint ruff format docs hooks release bench bench-setup system-deps clean
+.PHONY: help install demo test coverage chaos cluster-test soak lint ruff format docs hooks release bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run;
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
 	  $(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder \
 	  --cov --cov-report=term:skip-covered --cov-report=html --cov-report=xml $(ARGS)
+
+cluster-test: $(INSTALLED) $(TRITON) ## several hosts, Slurm, Kubernetes and containers on this machine (needs root; installs what it needs)
+	$(BIN)/python -m tests.cluster.parts
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)

@@ -28,6 +28,10 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── NotFound                no such dataset, model, version, alias or run (exit code 2)
 │   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
+│   ├── StoreUnreachable        an object store that does not answer, or refuses the caller (retryable)
+│   ├── StoreNotConditional     an object store without conditional writes (exit code 2)
+│   ├── ObjectExists            an object that another process created first
+│   ├── ObjectChanged           an object that another process wrote in the meantime
 │   ├── VersionInUse            a version that cannot be deleted now
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
 │   └── SpoolBroken             a file of recorded requests that cannot be read
@@ -73,6 +77,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides for this model
+│   ├── LeadershipLost          another controller leads now; this one steps down
 │   └── JournalUnknown          a journal of another format or version
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
@@ -439,6 +444,34 @@ class StoreNotWritable(StoreError):
     )
     path: str
     reason: str
+
+
+class StoreUnreachable(StoreError):
+    template = "the store {url} cannot be used: {reason}"
+    retryable = True
+    url: str
+    reason: str
+
+
+class StoreNotConditional(StoreError):
+    template = (
+        "several hosts cannot share the store {url}: it has no conditional writes; use s3:// or a folder that all of "
+        "them mount"
+    )
+    exit_code = 2
+    url: str
+
+
+class ObjectExists(StoreError):
+    template = "{key} in {url} was created by another process"
+    key: str
+    url: str
+
+
+class ObjectChanged(StoreError):
+    template = "{key} in {url} was changed by another process in the meantime"
+    key: str
+    url: str
 
 
 class VersionInUse(StoreError):
@@ -820,6 +853,11 @@ class JournalHeld(RolloutError):
         "{path} is being written by another rollout controller; end that one first (`serin status` names it)"
     )
     path: Path | str
+
+
+class LeadershipLost(RolloutError):
+    template = "another rollout controller leads now ({leader}); this one steps down"
+    leader: str
 
 
 class JournalUnknown(RolloutError):

@@ -2,6 +2,7 @@
 
 SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
+SERIN_HOST       the name of this host where several share a store    (the machine's host name)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
@@ -23,6 +24,7 @@ import hashlib
 import os
 import pwd
 import re
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,11 @@ def home() -> Path:
 
 def store_url() -> str:
     return os.environ.get("SERIN_STORE") or str(home() / "store")
+
+
+def host() -> str:
+    """The name of this host where several share a store."""
+    return os.environ.get("SERIN_HOST") or socket.gethostname()
 
 
 def triton_environment() -> Path | None:

@@ -1,0 +1,95 @@
+"""What a host reports about itself, replaced about each second by its only writer.
+
+    cluster/hosts/<host>/agent.json         of the agent: its gateway and its releases
+    cluster/hosts/<host>/worker-<pool>.json of a Prefect worker: its pool, its GPUs and who holds them
+
+A report that does not change for some seconds means that the host is silent; who reads it measures that with their own
+clock, by `beat`. A report stays when its host is gone, until somebody forgets the host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, Self
+
+FORMAT: Final = "serin.host_report"
+VERSION: Final = 1
+PREFIX: Final = "cluster/hosts/"
+
+
+def agent_key(host: str) -> str:
+    return f"{PREFIX}{host}/agent.json"
+
+
+def worker_key(host: str, pool: str) -> str:
+    return f"{PREFIX}{host}/worker-{pool}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseReport:
+    """One release on one host. `verified`: None while its golden rows are not checked, "" when they are right, else the
+    problem. `problem`: why it could not be started."""
+
+    state: Literal["absent", "starting", "ready", "dead"]
+    instance: int | None = None
+    verified: str | None = None
+    problem: str = ""
+    active_requests: int = 0  # at this host's gateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """`desired_seq`: the desired state that this host's gateway has in force. `peer`: host:port at which other gateways
+    reach this host's releases; None where releases run elsewhere. `problem`: why the gateway rejected its routes."""
+
+    host: str
+    beat: int
+    t: float
+    address: str  # host:port of the gateway, for clients
+    peer: str | None
+    desired_seq: int
+    evidence_seq: int  # the newest block of evidence that was uploaded (evidence.py)
+    releases: Mapping[str, ReleaseReport] = field(default_factory=dict)
+    problem: str = ""
+
+    def dump(self) -> bytes:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def load(cls, content: bytes) -> Self:
+        """Raises ValueError, TypeError or KeyError for anything else."""
+        value = _checked(content)
+        value["releases"] = {name: ReleaseReport(**entry) for name, entry in value["releases"].items()}
+        return cls(**value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """`gpus`: as `serin gpus --json` shows those of one host. `runs`: flow runs that this worker has under way."""
+
+    host: str
+    pool: str
+    beat: int
+    t: float
+    cores: int
+    memory_bytes: int
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    runs: tuple[str, ...] = ()
+
+    def dump(self) -> bytes:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def load(cls, content: bytes) -> Self:
+        """Raises ValueError, TypeError or KeyError for anything else."""
+        value = _checked(content)
+        return cls(**{**value, "gpus": tuple(value["gpus"]), "runs": tuple(value["runs"])})
+
+
+def _checked(content: bytes) -> dict[str, Any]:
+    value = dict(json.loads(content))
+    if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
+        raise ValueError(f"not a {FORMAT} of version {VERSION}")
+    return value
