@@ -1,7 +1,7 @@
 """Infrastructure that the tests in this folder need.
 
-A part is a module in parts/ with `install()`, which installs it or raises `Missing` and may be called again. What is not
-a Debian package is kept in one folder (`FOLDER`), by version.
+A part is a module in parts/ with `install()`, which installs it or raises `Missing` and may be called again. What is
+not a Debian package is kept in one folder (`FOLDER`), by version.
 """
 
 from __future__ import annotations
