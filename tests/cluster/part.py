@@ -45,7 +45,7 @@ def apt_install(*packages: str) -> None:
     variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (
         ["apt-get", "update", "-q"],
-        ["apt-get", "install", "-qy", "--no-install-recommends", *packages],
+        ["apt-get", "install", "-qy", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600", *packages],
     ):
         done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
         if done.returncode:
