@@ -23,9 +23,15 @@ def key_of(host: str, seq: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEvidence:
-    """Blocks of one rollout. `before`: bin counts of stable's latencies before the rollout's first weight epoch."""
+    """Blocks of one rollout, empty ones too: an object that names the rollout shows that its evidence had begun.
+
+    `since_epoch`: of the arm by which they were cut. `newest`: arrival of the newest request so far; 0: none. `before`:
+    bin counts of stable's latencies before the rollout's first weight epoch.
+    """
 
     rollout: str
+    since_epoch: int
+    newest: float
     blocks: Sequence[tuple[int, Mapping[str, Any]]]  # (second, Block.to_json())
     before: Sequence[Sequence[Any]] | None = None
     bad_lines: int = 0
@@ -43,6 +49,8 @@ class HostEvidence:
         models = {
             model: {
                 "rollout": found.rollout,
+                "since_epoch": found.since_epoch,
+                "newest": found.newest,
                 "blocks": [[second, dict(block)] for second, block in found.blocks],
                 "before": found.before,
                 "bad_lines": found.bad_lines,

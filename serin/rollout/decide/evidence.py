@@ -1,4 +1,4 @@
-"""Accumulates the evidence about a rollout's arms from the request log. Pure; all of it is in the journal.
+"""Accumulates the evidence about a rollout's arms, from requests or from ready blocks. Pure; the journal has it all.
 
 Evidence continues through the steps of a rollout, because the arms of a block are equal whatever the weight. Requests
 with an epoch before `since` are only used to estimate stable's latency. Requests that name a version are ignored,
@@ -7,27 +7,24 @@ because they were not routed by weight.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
 
 from serin.evidence.e_process import Array, e_value, seconds_until, split_evidence, start
-from serin.evidence.histogram import BINS, bins_of, count
+from serin.evidence.histogram import BINS
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import (
     NO_COUNTS,
     Block,
     Counts,
-    Lines,
     add_pairs,
-    columns,
     counts2json,
-    cut,
     json2counts,
 )
+from serin.rollout.decide.cutting import Arm, Mark, complete_at, counted_lines, pieces
 from serin.rollout.decide.guards import (
     PROMISES,
     STABLE_PROMISES,
@@ -42,8 +39,6 @@ from serin.rollout.decide.quality import QualityBet
 
 RECENT_S: Final = 30
 
-_FLUSH_S: Final = 2.0  # by then the gateway has written the lines of ended requests
-_STEPPED_S: Final = 60.0  # an arrival this far behind the newest means that the clock was set back
 _EPOCHS: Final = 16
 _QUIET_S: Final = 60.0  # without requests for this long, and for ten usual gaps, traffic has ended
 _PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
@@ -51,17 +46,6 @@ _PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
 
 def _nothing() -> Array:
     return np.zeros(BINS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """The releases that the evidence is about, at the time of a fold."""
-
-    candidate: str
-    stable: str
-    epoch: int
-    share: float  # the candidate's part of traffic, 0 .. 1
-    since: int  # the first epoch that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,25 +173,37 @@ def fold(
 ) -> Evidence:
     """Returns `evidence` with `requests` added. `now`: the log is complete up to then, so silence closes blocks too."""
     evidence = _present(evidence, arm)
-    lines = columns(requests, candidate=arm.candidate, stable=arm.stable)
-    earlier = lines.epoch < arm.since
-    if earlier.any():
-        if not plan.baseline:  # a baseline has another load than stable, and so other latencies
-            before = lines.pick(earlier & ~lines.candidate)
-            evidence = replace(evidence, memory=evidence.memory + count(bins_of(before.us)))
-        lines = lines.pick(~earlier)
-    while len(lines):
-        taken = _until_clock_steps_back(lines, max(evidence.newest, evidence.closed))
-        if taken == 0:
+    lines, before = counted_lines(requests, arm=arm, plan=plan)
+    evidence = _remember_before(evidence, before)
+    mark = Mark(newest=evidence.newest, complete_to=evidence.closed)
+    for piece in pieces(mark, lines, evidence.shares, plan):
+        if piece.restart is not None:
             evidence = _close(evidence, plan, before=None)
-            newest = float(lines.t[0])
-            evidence = replace(evidence, newest=newest, closed=math.floor(newest - plan.watermark_s))
-            continue
-        evidence = _add(evidence, lines.pick(slice(taken)), plan)
-        lines = lines.pick(slice(taken, None))
-    if now is not None:
-        evidence = _close(evidence, plan, before=math.floor(now - plan.watermark_s - _FLUSH_S))
-    return evidence
+            evidence = replace(evidence, newest=piece.restart.newest, closed=piece.restart.complete_to)
+        evidence = _add(evidence, piece.blocks.items(), newest=piece.mark.newest)
+        evidence = _close(evidence, plan, before=piece.mark.complete_to)
+    return evidence if now is None else _close(evidence, plan, before=complete_at(now, plan))
+
+
+def fold_blocks(
+    evidence: Evidence,
+    blocks: Iterable[tuple[int, Block]],
+    *,
+    arm: Arm,
+    plan: Plan,
+    newest: float,
+    complete_to: int,
+    before: Array | None = None,
+) -> Evidence:
+    """Returns `evidence` with blocks that gateways have cut. The blocks of a second are added before the arms are
+    compared, so a second is judged once it is before `complete_to`, which is that of the slowest gateway."""
+    evidence = _remember_before(_present(evidence, arm), before)
+    evidence = _add(evidence, blocks, newest=newest)
+    return _close(evidence, plan, before=complete_to)
+
+
+def _remember_before(evidence: Evidence, before: Array | None) -> Evidence:
+    return evidence if before is None else replace(evidence, memory=evidence.memory + before)
 
 
 def _present(evidence: Evidence, arm: Arm) -> Evidence:
@@ -225,22 +221,13 @@ def _present(evidence: Evidence, arm: Arm) -> Evidence:
     return evidence
 
 
-def _until_clock_steps_back(lines: Lines, newest: float) -> int:
-    running = np.maximum.accumulate(np.maximum(lines.t, newest))
-    stepped = np.flatnonzero(running - lines.t > _STEPPED_S)
-    return int(stepped[0]) if stepped.size else len(lines)
-
-
-def _add(evidence: Evidence, lines: Lines, plan: Plan) -> Evidence:
-    running = np.maximum.accumulate(np.maximum(lines.t, evidence.newest))
-    opens = np.maximum(np.floor(running - plan.watermark_s).astype(np.int64), evidence.closed)
-    second = np.maximum(np.floor(lines.t).astype(np.int64), opens)
-    blocks = dict(evidence.open)
-    for which in np.unique(second).tolist():
-        part = cut(lines.pick(second == which), evidence.shares, plan)
-        blocks[which] = blocks[which] + part if which in blocks else part
-    evidence = replace(evidence, newest=float(running[-1]), open=blocks)
-    return _close(evidence, plan, before=int(opens[-1]))
+def _add(evidence: Evidence, blocks: Iterable[tuple[int, Block]], *, newest: float) -> Evidence:
+    """Adds blocks to those of the same second. One that comes late counts in the first second that is open."""
+    open_blocks = dict(evidence.open)
+    for second, block in blocks:
+        which = max(second, evidence.closed)
+        open_blocks[which] = open_blocks[which] + block if which in open_blocks else block
+    return replace(evidence, newest=max(evidence.newest, newest), open=open_blocks)
 
 
 def _close(evidence: Evidence, plan: Plan, *, before: int | None) -> Evidence:

@@ -11,7 +11,8 @@ import pytest
 from serin.evidence.histogram import quantile_bins
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import Block, columns, cut
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.verdict import Verdict, judge_step
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed

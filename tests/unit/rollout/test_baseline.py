@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from serin.errors import NameInvalid
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import columns, cut
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.decide.verdict import Verdict

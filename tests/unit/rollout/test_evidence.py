@@ -8,7 +8,8 @@ import pytest
 
 from serin.formats.serving.request import Request
 from serin.rollout.decide.blocks import Counts, columns, cut
-from serin.rollout.decide.evidence import RECENT_S, Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import RECENT_S, Evidence, fold
 from serin.rollout.decide.plan import Plan
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 

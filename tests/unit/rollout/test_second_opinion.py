@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.decide.verdict import Verdict, fails_by_latency_alone, judge_step

@@ -11,7 +11,8 @@ import pytest
 
 from serin.evidence.e_process import bet, e_value, seconds_until, start
 from serin.formats.serving.request import Request
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, duration, not_proven
 from serin.rollout.decide.verdict import Verdict, judge_step

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from serin.rollout.decide.advance import Seen, advance
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import silence
 from serin.rollout.decide.state import Hold, Phase, Rollout

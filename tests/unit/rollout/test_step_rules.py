@@ -11,7 +11,8 @@ import pytest
 
 from serin.evidence.histogram import bins_of, count, slower_than, upper_us
 from serin.formats.serving.request import Request
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step
 from serin.spec.load import load_spec

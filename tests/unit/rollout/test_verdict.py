@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from serin.formats.serving.request import Request
-from serin.rollout.decide.evidence import Arm, Evidence, fold
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step, weigh
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
