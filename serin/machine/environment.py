@@ -2,6 +2,7 @@
 
 SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
+SERIN_CACHE_BYTES  the most that copies of an object store's files take here (a fifth of the disk)
 SERIN_HOST       the name of this host where several share a store    (the machine's host name)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
@@ -47,6 +48,16 @@ def home() -> Path:
 
 def store_url() -> str:
     return os.environ.get("SERIN_STORE") or str(home() / "store")
+
+
+def cache_bytes() -> int | None:
+    """None: not set."""
+    return _bytes("SERIN_CACHE_BYTES")
+
+
+def aws_settings() -> tuple[tuple[str, str], ...]:
+    """The variables that decide how S3 is reached, and as whom. They hold secrets: for comparisons only."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 
 def host() -> str:

@@ -21,10 +21,21 @@ from serin.machine.locks import locked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """An object as it was read. `tag` identifies this content of it for `Objects.replace`."""
+    """An object as it was read. `tag` identifies this content of it for `Objects.replace`; `age_s`: since it was
+    written, by the clock of an object store."""
 
     content: bytes
     tag: str
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An object in a listing."""
+
+    key: str
+    size: int
+    age_s: float
 
 
 class Objects(Protocol):

@@ -2,106 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Iterator
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
 
-import botocore.session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import HTTPClientError as HttpClientError
 
-from serin.errors import ObjectChanged, ObjectExists, StoreUnreachable
-from serin.store.objects import Stored, checked_key
-
-_MISSING: Final = {"NoSuchKey", "404", "NotFound"}
-_LOST: Final = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
-_CONNECT_S, _READ_S, _ATTEMPTS = 2.0, 5.0, 3  # a controller must notice within seconds that it is cut off
+from serin.errors import ObjectChanged, ObjectExists, StoreError
+from serin.store.objects import Entry, Stored, checked_key
+from serin.store.s3_client import LOST, MISSING, QUICK, Timing, error_code, expired, s3_client, store_error
 
 
 class S3Objects:
     """Objects of a bucket below a prefix. Credentials and endpoint come from the environment, as every AWS tool reads
-    them."""
+    them. `publishes`: what may not be written raises StoreNotWritable."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timing: Timing = QUICK, publishes: bool = False) -> None:
         self.url = url
+        self._publishes = publishes
         self._bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        config = Config(
-            connect_timeout=_CONNECT_S,
-            read_timeout=_READ_S,
-            retries={"total_max_attempts": _ATTEMPTS, "mode": "standard"},
-        )
-        self._s3 = botocore.session.get_session().create_client("s3", config=config)
+        self._client = s3_client(timing)
 
     def read(self, key: str) -> Stored | None:
         try:
-            answer = self._call(self._s3.get_object, key)
-            return Stored(content=self._body(answer), tag=answer["ETag"])
+            answer = self._call("get_object", key)
+            content = bytes(answer["Body"].read())
         except ClientError as error:
-            if _code(error) in _MISSING:
+            if error_code(error) in MISSING:
                 return None
-            raise self._unreachable(error) from error
+            raise self._error(error) from error
+        except (BotoCoreError, HttpClientError, OSError) as error:
+            raise self._error(error) from error
+        return Stored(content=content, tag=answer["ETag"], age_s=_age_s(answer))
 
     def create(self, key: str, content: bytes) -> str:
-        try:
-            return str(self._call(self._s3.put_object, key, Body=content, IfNoneMatch="*")["ETag"])
-        except ClientError as error:
-            if _code(error) not in _LOST:
-                raise self._unreachable(error) from error
-        found = self.read(key)  # a retried request may meet the object that its first attempt wrote
-        if found is not None and found.content == content:
-            return found.tag
-        raise ObjectExists(key=key, url=self.url)
+        tag = self._put_if(key, content, missing=False, IfNoneMatch="*")
+        if tag is None:
+            raise ObjectExists(key=key, url=self.url)
+        return tag
 
     def replace(self, key: str, content: bytes, tag: str) -> str:
-        try:
-            return str(self._call(self._s3.put_object, key, Body=content, IfMatch=tag)["ETag"])
-        except ClientError as error:
-            if _code(error) not in _LOST | _MISSING:
-                raise self._unreachable(error) from error
-        found = self.read(key)
-        if found is not None and found.content == content:
-            return found.tag
-        raise ObjectChanged(key=key, url=self.url)
+        written = self._put_if(key, content, missing=True, IfMatch=tag)
+        if written is None:
+            raise ObjectChanged(key=key, url=self.url)
+        return written
 
     def put(self, key: str, content: bytes) -> None:
         try:
-            self._call(self._s3.put_object, key, Body=content)
-        except ClientError as error:
-            raise self._unreachable(error) from error
+            self._call("put_object", key, Body=content)
+        except (ClientError, BotoCoreError) as error:
+            raise self._error(error, writing=True) from error
 
     def keys(self, prefix: str, *, after: str = "") -> list[str]:
-        pages = self._s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket,
-            Prefix=self._prefix + prefix,
-            **({"StartAfter": self._prefix + after} if after else {}),
-        )
-        try:
-            found = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
-        except (ClientError, BotoCoreError) as error:
-            raise self._unreachable(error) from error
-        return sorted(key.removeprefix(self._prefix) for key in found)
+        return sorted(entry.key for entry in self.entries(prefix, after=after))
 
-    def remove(self, key: str) -> None:
+    def entries(self, prefix: str, *, after: str = "") -> list[Entry]:
+        """The objects whose keys begin with `prefix`, with their sizes and ages."""
+        start = {"StartAfter": self._prefix + after} if after else {}
+        return [
+            Entry(
+                key=found["Key"].removeprefix(self._prefix),
+                size=found["Size"],
+                age_s=(_date(page) - found["LastModified"]).total_seconds(),
+            )
+            for page in self._pages(prefix, **start)
+            for found in page.get("Contents", ())
+        ]
+
+    def names(self, prefix: str) -> list[str]:
+        """The names directly below `prefix`, which ends with a slash."""
+        found = [
+            found[kind]
+            for page in self._pages(prefix, Delimiter="/")
+            for group, kind in (("CommonPrefixes", "Prefix"), ("Contents", "Key"))
+            for found in page.get(group, ())
+        ]
+        return sorted(name.removeprefix(self._prefix + prefix).rstrip("/") for name in found)
+
+    def remove(self, key: str, *, tag: str | None = None) -> None:
+        """`tag`: only if it still is that content, where the server can do that (else whatever it is)."""
         try:
-            self._call(self._s3.delete_object, key)
+            self._call("delete_object", key, **({"IfMatch": tag} if tag else {}))
         except ClientError as error:
-            raise self._unreachable(error) from error
-
-    def _call(self, call: Callable[..., dict[str, Any]], key: str, **more: Any) -> dict[str, Any]:
-        try:
-            return call(Bucket=self._bucket, Key=self._prefix + checked_key(key), **more)
+            if error_code(error) in MISSING:
+                return
+            if tag and error_code(error) in LOST:
+                raise ObjectChanged(key=key, url=self.url) from error
+            raise self._error(error, writing=True) from error
         except BotoCoreError as error:
-            raise self._unreachable(error) from error
+            raise self._error(error, writing=True) from error
 
-    def _body(self, answer: dict[str, Any]) -> bytes:
+    def _put_if(self, key: str, content: bytes, *, missing: bool, **condition: str) -> str | None:
+        """The new tag; None when the condition does not hold."""
         try:
-            return bytes(answer["Body"].read())
-        except (BotoCoreError, OSError) as error:
-            raise self._unreachable(error) from error
+            return str(self._call("put_object", key, Body=content, **condition)["ETag"])
+        except ClientError as error:
+            if error_code(error) not in (LOST | MISSING if missing else LOST):
+                raise self._error(error, writing=True) from error
+        except BotoCoreError as error:
+            raise self._error(error, writing=True) from error
+        found = self.read(key)  # a retried request may meet the object that its first attempt wrote
+        return found.tag if found is not None and found.content == content else None
 
-    def _unreachable(self, error: Exception) -> StoreUnreachable:
-        return StoreUnreachable(url=self.url, reason=str(error))
+    def _call(self, operation: str, key: str, **more: Any) -> dict[str, Any]:
+        """Credentials that have expired are read again, once."""
+        name = self._prefix + checked_key(key)
+        used = self._client.s3
+        try:
+            return dict(getattr(used, operation)(Bucket=self._bucket, Key=name, **more))
+        except ClientError as error:
+            if not expired(error) or not self._client.renew(used):
+                raise
+        return dict(getattr(self._client.s3, operation)(Bucket=self._bucket, Key=name, **more))
+
+    def _pages(self, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
+        lister = self._client.s3.get_paginator("list_objects_v2")
+        try:
+            yield from lister.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix, **more)
+        except (ClientError, BotoCoreError) as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception, *, writing: bool = False) -> StoreError:
+        return store_error(self.url, error, writing=writing and self._publishes)
 
 
-def _code(error: ClientError) -> str:
-    return str(error.response.get("Error", {}).get("Code", ""))
+def _date(answer: dict[str, Any]) -> datetime:
+    """When the server answered, by its own clock."""
+    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+
+
+def _age_s(answer: dict[str, Any]) -> float:
+    return float((_date(answer) - answer["LastModified"]).total_seconds())

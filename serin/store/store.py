@@ -9,41 +9,35 @@
     kept/<key>                  what a build made of a single file, for the next build
     locks/                      who uses what: a process that has found something holds it (in_use.py)
 
-On a local file system a folder is filled in work/ and renamed into place. On an object store (any fsspec URL) its files
-are uploaded with the marker last, and a reader that finds no marker finds nothing.
+On a file system a folder is renamed into place (local.py). On an object store its files are uploaded with a list of
+them last, and read through a cache (remote.py).
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
 from serin.machine import environment
-from serin.machine.durable import sync, write_whole
-from serin.machine.in_use import hold_until_exit, holding
-from serin.machine.locks import locked
+from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Dataset
+from serin.store.local import LocalPlaces
+from serin.store.places import Places
 from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
+from serin.store.remote import Files, RemotePlaces
 
 _ALIAS = re.compile(r"live|candidate|previous")
-_SYNCS_AT_ONCE = 8
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_DATASET, _BUNDLE = "dataset.json", "manifest.json"
 
 
 class Store:
@@ -51,9 +45,14 @@ class Store:
 
     def __init__(self, url: str, *, cache: Path | None = None) -> None:
         self.url = url
-        self._fs, self._root = fsspec.core.url_to_fs(url)
-        self.local = isinstance(self._fs, LocalFileSystem)
+        self.local = "://" not in url or url.startswith("file://")
+        self._root = Path(url.removeprefix("file://")).expanduser().absolute()
         self._cache = cache or environment.home() / "cache"
+        self.files = None if self.local else open_files(url)
+        self._places: Places
+        self._places = (
+            LocalPlaces(self._root) if self.files is None else RemotePlaces(self.files, self._cache)
+        )
 
     @classmethod
     def open(cls) -> Store:
@@ -63,28 +62,27 @@ class Store:
     @contextmanager
     def workspace(self) -> Iterator[Path]:
         """An empty folder to fill and publish. What is left of it at the end is removed."""
-        parent = Path(self._root) / "work" if self.local else Path(tempfile.gettempdir())
         name = secrets.token_hex(8)
         with self._writing():
-            make_home_of(parent)
-        with self._writing(), self._using(f"work/{name}"):
-            parent.mkdir(parents=True, exist_ok=True)
-            folder = parent / name
-            folder.mkdir(mode=0o700)  # half done is for its owner alone, here and in the temporary folder
-            inside = folder / "it"  # and has the mode that the umask gives once it is published
-            try:
-                inside.mkdir()
-                yield inside
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-                if self.local:
-                    self.lock(f"work/{name}").unlink(missing_ok=True)
+            parent = self._places.workspace_parent()
+            with self._places.working(name):
+                parent.mkdir(parents=True, exist_ok=True)
+                folder = parent / name
+                folder.mkdir(mode=0o700)  # half done is for its owner alone
+                inside = folder / "it"  # and has the mode that the umask gives once it is published
+                try:
+                    inside.mkdir()
+                    yield inside
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def kept_folder(self) -> Path:
         """Where builds keep what the next one may find: on this machine, also when the store is elsewhere."""
         if self.local:
-            make_home_of(Path(self._root))
-        return Path(self._root) / "kept" if self.local else self._private_cache() / "kept"
+            make_home_of(self._root)
+            return self._root / "kept"
+        make_home_of(self._cache)
+        return make_private(self._cache) / "kept"
 
     @contextmanager
     def using_kept(self) -> Iterator[Path]:
@@ -92,81 +90,66 @@ class Store:
         kept = self.kept_folder()
         with ExitStack() as stack:
             with suppress(OSError):  # a store that is only read keeps nothing either
-                stack.enter_context(self._using("kept"))
+                stack.enter_context(holding(self.lock("kept")))
             yield kept
 
     def lock(self, relative: str) -> Path:
-        """The lock file of something in a local store."""
-        return Path(self._path("locks", relative))
+        """The lock file of something in a local store, or on this machine."""
+        return (self._root if self.local else self._cache) / "locks" / relative
 
     # datasets
 
     def find_dataset(self, key: str) -> Dataset | None:
         """The dataset that was published for `key`, if there is one."""
-        pointer = self._path("keys", checked_digest(key))
-        if not self._fs.exists(pointer):
-            return None
-        digest = self._fs.cat_file(pointer).decode().strip()
-        return self._held_dataset(f"datasets/{checked_digest(digest)}")
+        digest = self._places.read(f"keys/{checked_digest(key)}")
+        return None if digest is None else self._held_dataset(digest.decode().strip())
 
     def knows_dataset(self, key: str) -> bool:
         """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
-        return bool(self._fs.exists(self._path("keys", checked_digest(key))))
+        return self._places.read(f"keys/{checked_digest(key)}") is not None
 
     def publish_dataset(
         self, key: str, digest: str, folder: Path, *, lasting: Collection[Path] = ()
     ) -> Dataset:
         """Makes `folder` (from `workspace`) visible under its digest and remembers it for `key`. `lasting`: its files
         that are on the disk already."""
-        with self._writing():
-            place = f"datasets/{checked_digest(digest)}"
-            self._hold(place)  # the same one may have been published long ago
-            published = self._publish(folder, place, marker="dataset.json", lasting=lasting)
-            self._replace(f"keys/{checked_digest(key)}", digest.encode())
-            touch(published / "dataset.json")
+        place = f"datasets/{checked_digest(digest)}"
+        published = self._publish(folder, place, marker=_DATASET, lasting=lasting)
+        self.remember_dataset(key, digest)
+        if self.local:
+            touch(published / _DATASET)
         return dataset_at(published)
 
     def hold_dataset(self, dataset: Dataset) -> None:
         """One that another process has found is in use by this one, too, until it ends."""
         if self.local and dataset.path:
-            self._held_dataset(f"datasets/{Path(dataset.path).name}")
+            self._held_dataset(Path(dataset.path).name)
 
     def remember_dataset(self, key: str, digest: str) -> None:
         """`find_dataset(key)` finds this published dataset from now on."""
         with self._writing():
-            self._replace(f"keys/{checked_digest(key)}", checked_digest(digest).encode())
+            self._places.write(f"keys/{checked_digest(key)}", checked_digest(digest).encode())
 
     def datasets(self) -> list[str]:
-        return [
-            name
-            for name in self._names("datasets")
-            if self._fs.exists(self._path("datasets", name, "dataset.json"))
-        ]
+        return self._places.published("datasets", marker=_DATASET)
 
     # model versions
 
     def reserve_version(self, model: str) -> int:
         """The next number for `model`; nobody else gets it, also after a crash."""
-        valid_model_name(model)
-        number = max((int(name) for name in self._names(f"models/{model}/numbers")), default=0) + 1
+        folder = f"models/{valid_model_name(model)}/numbers"
+        number = max((int(name) for name in self._places.names(folder)), default=0) + 1
         with self._writing():
-            self._fs.makedirs(self._path("models", model, "numbers"), exist_ok=True)
-            while True:
-                try:
-                    self._create(f"models/{model}/numbers/{number}")
-                except FileExistsError:
-                    number += 1
-                else:
-                    return number
+            while not self._places.create(f"{folder}/{number}"):
+                number += 1
+        return number
 
     def publish_bundle(self, model: str, version: int, folder: Path) -> Bundle:
         """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once."""
-        target = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        if self._fs.exists(self._path(target, "manifest.json")):
-            raise BundleBroken(path=target, reason="this version is published already; versions never change")
-        with self._writing():
-            self._hold(target)
-            return bundle_at(self._publish(folder, target, marker="manifest.json"), model, version)
+        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
+        if self._places.is_published(place, marker=_BUNDLE):
+            raise BundleBroken(path=place, reason="this version is published already; versions never change")
+        return bundle_at(self._publish(folder, place, marker=_BUNDLE, same=True), model, version)
 
     def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
         """A published version by number or alias, on a local path. `hold`: it is in use until this process ends, though
@@ -176,10 +159,7 @@ class Store:
             if version not in (aliases := self.aliases(model)):
                 raise self._no_version(model, version)
             version = aliases[version]
-        place = f"models/{model}/versions/{int(version)}"
-        if hold:
-            self._hold(place)
-        folder = self._fetch(place, marker="manifest.json")
+        folder = self._places.fetch(f"models/{model}/versions/{int(version)}", marker=_BUNDLE, hold=hold)
         if folder is None:
             raise self._no_version(model, version)
         return bundle_at(folder, model, int(version))
@@ -191,19 +171,15 @@ class Store:
         return NotFound(kind=f"version of {model!r}:", name=str(version), known=known)
 
     def models(self) -> list[str]:
-        return [name for name in self._names("models") if self.versions(name)]
+        return [name for name in self._places.names("models") if self.versions(name)]
 
     def versions(self, model: str) -> list[int]:
         """The published versions, oldest first."""
-        base = f"models/{valid_model_name(model)}/versions"
-        numbers = sorted(int(name) for name in self._names(base) if name.isdigit())
-        return [
-            number for number in numbers if self._fs.exists(self._path(base, str(number), "manifest.json"))
-        ]
+        found = self._places.published(f"models/{valid_model_name(model)}/versions", marker=_BUNDLE)
+        return sorted(int(name) for name in found if name.isdigit())
 
     def aliases(self, model: str) -> dict[str, int]:
-        path = self._path("models", valid_model_name(model), "aliases.json")
-        return dict(json.loads(self._fs.cat_file(path))) if self._fs.exists(path) else {}
+        return _aliases(self._places.read(f"models/{valid_model_name(model)}/aliases.json"))
 
     def set_alias(self, model: str, alias: str, version: int | None) -> None:
         """Moves an alias in one step; None removes it."""
@@ -211,133 +187,40 @@ class Store:
             raise NameInvalid(kind="alias", name=alias, rule="one of live, candidate, previous")
         if version is not None and version not in self.versions(model):
             raise self._no_version(model, version)
-        with self._writing(), self._locked(f"models/{valid_model_name(model)}"):
-            aliases = self.aliases(model)
+
+        def moved(content: bytes | None) -> bytes:
+            aliases = _aliases(content)
             if version is None:
                 aliases.pop(alias, None)
             else:
                 aliases[alias] = version
-            self._replace(f"models/{model}/aliases.json", json.dumps(aliases, sort_keys=True).encode())
+            return json.dumps(aliases, sort_keys=True).encode()
+
+        with self._writing():
+            self._places.change(f"models/{valid_model_name(model)}/aliases.json", moved)
 
     def remove(self, relative: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
         with self._writing():
-            path = self._path(relative)
-            for marker in ("dataset.json", "manifest.json"):
-                if self._fs.exists(f"{path}/{marker}"):
-                    self._fs.rm_file(f"{path}/{marker}")
-            if self._fs.exists(path):
-                self._fs.rm(path, recursive=True)
+            self._places.remove(relative)
 
     # how
 
-    def _held_dataset(self, place: str) -> Dataset | None:
+    def _held_dataset(self, digest: str) -> Dataset | None:
         """In use until this process ends, and as good as new to `serin gc`."""
-        self._hold(place)
-        folder = self._fetch(place, marker="dataset.json")
+        folder = self._places.fetch(f"datasets/{checked_digest(digest)}", marker=_DATASET, hold=True)
         if folder is None:
             return None
-        touch(folder / "dataset.json")
+        if self.local:
+            touch(folder / _DATASET)
         return dataset_at(folder)
 
-    def _hold(self, relative: str) -> None:
-        if self.local and Path(self._root).is_dir():
-            hold_until_exit(self.lock(relative))
-
-    @contextmanager
-    def _using(self, relative: str) -> Iterator[None]:
-        with holding(self.lock(relative)) if self.local else nullcontext():
-            yield
-
-    def _path(self, *parts: str) -> str:
-        return "/".join([self._root.rstrip("/"), *parts])
-
-    def _names(self, relative: str) -> list[str]:
-        path = self._path(relative)
-        if not self._fs.exists(path):
-            return []
-        self._fs.invalidate_cache(path)
-        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(path, detail=False))
-
-    def _publish(self, folder: Path, relative: str, *, marker: str, lasting: Collection[Path] = ()) -> Path:
+    def _publish(
+        self, folder: Path, place: str, *, marker: str, lasting: Collection[Path] = (), same: bool = False
+    ) -> Path:
         assert (folder / marker).is_file(), f"{marker} must be in the folder before it is published"
-        if not self.local:
-            return self._upload(folder, relative, marker=marker)
-        target = Path(self._path(relative))
-        if (target / marker).is_file():
-            return target  # another process published the same content in the meantime
-        target.parent.mkdir(parents=True, exist_ok=True)
-        rest = [path for path in folder.rglob("*") if path not in lasting]
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:  # a disk takes several at the price of one
-            list(threads.map(sync, rest))
-        sync(folder)
-        try:
-            folder.rename(target)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (target / marker).is_file():
-                raise
-        sync(target.parent)
-        return target
-
-    def _upload(self, folder: Path, relative: str, *, marker: str) -> Path:
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        for name in [name for name in files if name != marker] + [marker]:
-            self._fs.makedirs(self._path(relative, name).rsplit("/", 1)[0], exist_ok=True)
-            self._fs.put_file(str(folder / name), self._path(relative, name))
-        fetched = self._fetch(relative, marker=marker)
-        assert fetched is not None
-        return fetched
-
-    def _fetch(self, relative: str, *, marker: str) -> Path | None:
-        """A local folder with the published files, or None when nothing is published there."""
-        if self.local:
-            folder = Path(self._path(relative))
-            return folder if (folder / marker).is_file() else None
-        if not self._fs.exists(self._path(relative, marker)):
-            return None
-        origin = hashlib.sha256(self.url.encode()).hexdigest()[:12]
-        kept = self._private_cache() / origin / relative
-        if not (kept / marker).is_file():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:
-                self._fs.get(self._path(relative) + "/", f"{temporary}/it/", recursive=True)
-                try:
-                    Path(temporary, "it").rename(kept)
-                except OSError:
-                    if not (kept / marker).is_file():
-                        raise
-        return kept
-
-    def _create(self, relative: str) -> None:
-        """An empty file that was not there before, or FileExistsError. fsspec's own "create" asks first and then
-        writes on a local file system, so two can win."""
-        if self.local:
-            os.close(os.open(self._path(relative), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        else:
-            self._fs.pipe_file(self._path(relative), b"", mode="create")
-
-    def _replace(self, relative: str, content: bytes) -> None:
-        path = self._path(relative)
-        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        if not self.local:
-            self._fs.pipe_file(path, content)
-            return
-        write_whole(Path(path), content)
-
-    def _private_cache(self) -> Path:
-        """What was fetched from elsewhere is for those alone who may read it there."""
-        make_home_of(self._cache)
-        return make_private(self._cache)
-
-    @contextmanager
-    def _locked(self, relative: str) -> Iterator[None]:
-        if not self.local:
-            yield
-            return
-        folder = Path(self._path(relative))
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".lock"):
-            yield
+        with self._writing():
+            return self._places.publish(folder, place, marker=marker, lasting=lasting, same=same)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -347,3 +230,18 @@ class Store:
             if error.errno not in _NOT_WRITABLE:
                 raise
             raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
+
+
+def open_files(url: str) -> Files:
+    """The files of an object store: S3, or any other URL that fsspec knows (for a single host)."""
+    if url.startswith("s3://"):
+        from serin.store.s3_files import S3Files  # botocore is in an extra
+
+        return S3Files(url)
+    from serin.store.fsspec_files import FsspecFiles
+
+    return FsspecFiles(url)
+
+
+def _aliases(content: bytes | None) -> dict[str, int]:
+    return {} if content is None else dict(json.loads(content))

@@ -1,43 +1,20 @@
 """Objects with conditional writes: the same promises of a folder and of S3 (moto)."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from serin.errors import NameInvalid, ObjectChanged, ObjectExists, StoreNotConditional, StoreUnreachable
 from serin.machine.ports import free_ports
 from serin.store.objects import Objects, open_objects
-from serin.store.s3_objects import S3Objects
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
 
 
 @pytest.fixture(params=["folder", "s3"])
-def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     if request.param == "folder":
         return open_objects(str(tmp_path / "store"))
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "key"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", request.getfixturevalue("server")),
-        ("AWS_CONFIG_FILE", str(tmp_path / "none")),
-        ("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none")),
-    ):
-        monkeypatch.setenv(name, value)
-    found = S3Objects(f"s3://bucket-{abs(hash(tmp_path))}/some/where")
-    found._s3.create_bucket(Bucket=found._bucket)
-    return found
+    return open_objects(request.getfixturevalue("bucket"))
 
 
 def test_an_object_is_created_once(objects: Objects) -> None:

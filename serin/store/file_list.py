@@ -1,0 +1,88 @@
+"""The marker of a folder in an object store: which files it has, with their digests, and where they are.
+
+published/<place>.json     the marker, written last and once
+<place>/<attempt>/<name>   the files; each attempt to publish has another folder, so that two never mix
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from serin.errors import BundleBroken
+from serin.machine import environment
+
+_FORMAT, _VERSION = "serin.store.published", 1
+_HASHED_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedFile:
+    """`sha256` is None for what an older Serin published."""
+
+    size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """`attempt`: the folder of the files below the place; "" in what an older Serin published."""
+
+    attempt: str
+    by: str  # the host
+    files: Mapping[str, ListedFile]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        document = {"format": _FORMAT, "version": _VERSION, "attempt": self.attempt, "by": self.by}
+        files = {name: asdict(file) for name, file in sorted(self.files.items())}
+        return json.dumps({**document, "files": files}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, path: str) -> Published:
+        try:
+            document = json.loads(content)
+            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+                raise ValueError(f"not a {_FORMAT} version {_VERSION} document")
+            files = {name: ListedFile(**entry) for name, entry in document["files"].items()}
+            if any(".." in name.split("/") or name.startswith("/") for name in files):
+                raise ValueError("a file is outside of its folder")
+            return cls(attempt=str(document["attempt"]), by=str(document["by"]), files=files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BundleBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
+
+
+def marker_key(place: str) -> str:
+    return f"published/{place}.json"
+
+
+def list_files(folder: Path) -> Published:
+    """Reads every file of a folder for its digest, as a new attempt to publish it."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
+        files = dict(zip(names, threads.map(lambda name: listed(folder / name), names), strict=True))
+    return Published(attempt=secrets.token_hex(8), by=environment.host(), files=files)
+
+
+def listed(path: Path) -> ListedFile:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return ListedFile(size=path.stat().st_size, sha256=digest)
+
+
+def is_as_listed(path: Path, file: ListedFile) -> bool:
+    """Whether the file is there with its size and digest."""
+    try:
+        if path.is_symlink() or path.stat().st_size != file.size:
+            return False
+        return file.sha256 is None or listed(path).sha256 == file.sha256
+    except OSError:
+        return False

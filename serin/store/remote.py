@@ -1,0 +1,199 @@
+"""A store on an object store: files are uploaded first and the marker last, once (file_list.py).
+
+A reader that finds no marker finds nothing, so an upload that was cut short is never seen. Files are read through a
+cache on this host (cache.py), which also serves versions that it has while the store does not answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from serin.errors import BundleBroken, ObjectChanged, ObjectExists, StoreNotWritable, StoreUnreachable
+from serin.machine import environment
+from serin.machine.in_use import holding
+from serin.machine.private import make_private
+from serin.store.cache import Cache
+from serin.store.file_list import ListedFile, Published, list_files, marker_key
+from serin.store.objects import Entry, Stored
+from serin.store.published import make_home_of
+
+logger = logging.getLogger(__name__)
+
+_FRESH_S = 86400.0  # a marker is renewed at most once a day, so that `serin gc` sees that it is in use
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class Files(Protocol):
+    """Objects and files of an object store (s3_files.py, fsspec_files.py)."""
+
+    url: str
+
+    def read(self, key: str) -> Stored | None: ...
+    def create(self, key: str, content: bytes) -> str: ...
+    def replace(self, key: str, content: bytes, tag: str) -> str: ...
+    def put(self, key: str, content: bytes) -> None: ...
+    def keys(self, prefix: str, *, after: str = "") -> list[str]: ...
+    def entries(self, prefix: str, *, after: str = "") -> list[Entry]: ...
+    def names(self, prefix: str) -> list[str]: ...
+    def remove(self, key: str, *, tag: str | None = None) -> None: ...
+    def upload(self, files: Mapping[str, Path]) -> None: ...
+    def download(self, files: Mapping[str, Path]) -> None: ...
+
+
+class RemotePlaces:
+    def __init__(self, files: Files, cache: Path) -> None:
+        self.files = files
+        self._folder = cache / hashlib.sha256(files.url.encode()).hexdigest()[:12]
+        self._cache = Cache(self._folder, environment.cache_bytes())
+
+    def workspace_parent(self) -> Path:
+        make_home_of(self._folder)
+        make_private(self._folder.parent)  # what was fetched is for those alone who may read it there
+        return self._cache.workspace_parent()
+
+    @contextmanager
+    def working(self, name: str) -> Iterator[None]:
+        lock = self._folder / "in-use" / "work" / name
+        with holding(lock):
+            yield
+            lock.unlink(missing_ok=True)
+
+    def read(self, key: str) -> bytes | None:
+        found = self.files.read(key)
+        return None if found is None else found.content
+
+    def write(self, key: str, content: bytes) -> None:
+        self.files.put(key, content)
+
+    def create(self, key: str) -> bool:
+        try:
+            self.files.create(key, f"{environment.host()} {secrets.token_hex(16)}\n".encode())
+        except ObjectExists:
+            return False
+        return True
+
+    def change(self, key: str, change: Callable[[bytes | None], bytes]) -> None:
+        while True:
+            found = self.files.read(key)
+            content = change(None if found is None else found.content)
+            with suppress(ObjectExists, ObjectChanged):  # another one was faster: what it wrote is changed
+                if found is None:
+                    self.files.create(key, content)
+                elif found.content != content:
+                    self.files.replace(key, content, found.tag)
+                return
+
+    def names(self, folder: str) -> list[str]:
+        return self.files.names(f"{folder}/")
+
+    def published(self, folder: str, *, marker: str) -> list[str]:
+        known = {name.removesuffix(".json") for name in self.files.names(f"published/{folder}/")}
+        older = [name for name in self.files.names(f"{folder}/") if name not in known]
+        return sorted(known | {name for name in older if self._of_older(f"{folder}/{name}", marker)})
+
+    def is_published(self, place: str, *, marker: str) -> bool:
+        return self.files.read(marker_key(place)) is not None or self._of_older(place, marker)
+
+    def publish(
+        self,
+        folder: Path,
+        place: str,
+        *,
+        marker: str,
+        lasting: Collection[Path],  # noqa: ARG002  -- they are uploaded like the others
+        same: bool,
+    ) -> Path:
+        mine = list_files(folder)
+        if self.files.read(marker_key(place)) is None:
+            self.files.upload({f"{place}/{mine.attempt}/{name}": folder / name for name in mine.files})
+            with suppress(ObjectExists):
+                self.files.create(marker_key(place), mine.to_bytes())
+                with self._room():
+                    return self._cache.adopt(place, mine, folder, hold=True)
+        theirs = self._marker(place)
+        if theirs is not None and theirs.files == mine.files:
+            with self._room():
+                return self._cache.adopt(place, theirs, folder, hold=True)
+        if same:
+            raise BundleBroken(path=place, reason="another process published other files there")
+        found = self.fetch(place, marker=marker, hold=True)
+        if found is None:
+            raise StoreUnreachable(url=self.files.url, reason=f"{place} was removed while it was published")
+        return found
+
+    def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:
+        with self._room():
+            self.workspace_parent()
+            try:
+                published = self._marker(place) or self._listed_by_older(place, marker)
+            except StoreUnreachable as error:
+                known = self._cache.known(place, hold=hold)
+                if known is None:
+                    raise
+                logger.warning(f"{error}; using the copy of {place} on this host")
+                return known
+            if published is None:
+                self._cache.forget(place)
+                return None
+            base = f"{place}/{published.attempt}" if published.attempt else place
+
+            def download(files: Mapping[str, Path]) -> None:
+                self.files.download({f"{base}/{name}": path for name, path in files.items()})
+
+            try:
+                return self._cache.get(place, published, download, hold=hold)
+            except FileNotFoundError as error:
+                if self._marker(place) is None and not self._of_older(place, marker):
+                    return None  # removed in the meantime
+                raise BundleBroken(path=place, reason=f"{error} is missing in {self.files.url}") from error
+
+    def remove(self, place: str) -> None:
+        self.files.remove(marker_key(place))
+        keys = self.files.keys(f"{place}/")
+        last = ("/dataset.json", "/manifest.json")
+        for key in sorted(
+            keys, key=lambda key: not key.endswith(last)
+        ):  # those that an older Serin reads first
+            self.files.remove(key)
+        self._cache.forget(place)
+
+    def _marker(self, place: str) -> Published | None:
+        key = marker_key(place)
+        found = self.files.read(key)
+        if found is None:
+            return None
+        if found.age_s > _FRESH_S:
+            with suppress(
+                ObjectChanged, StoreNotWritable, StoreUnreachable
+            ):  # one that is only read is not renewed
+                self.files.replace(key, found.content, found.tag)
+        return Published.from_bytes(found.content, path=f"{self.files.url}/{key}")
+
+    def _of_older(self, place: str, marker: str) -> bool:
+        """Whether a Serin published it that wrote no list of files."""
+        return self.files.read(f"{place}/{marker}") is not None
+
+    def _listed_by_older(self, place: str, marker: str) -> Published | None:
+        if not self._of_older(place, marker):
+            return None
+        entries = self.files.entries(f"{place}/")
+        files = {
+            entry.key.removeprefix(f"{place}/"): ListedFile(size=entry.size, sha256=None) for entry in entries
+        }
+        return Published(attempt="", by="", files=files)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise StoreNotWritable(path=str(self._folder), reason=error.strerror or str(error)) from error
