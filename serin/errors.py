@@ -66,6 +66,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TlsUnfit                a certificate and key that cannot be used (exit code 2)
 │   ├── KeyRefused              an API key that cannot be made or revoked as asked (exit code 2)
 │   ├── KeyFileBroken           the file of API keys is lost or cannot be trusted: the gateway is closed
+│   ├── IssuerRefused           an issuer of tokens that cannot be added or removed as asked (exit code 2)
+│   ├── IssuerUnusable          a provider of tokens whose public keys cannot be read
 │   ├── ClientIdRefused         a caller's id that logs and recorded requests would not keep (exit code 2)
 │   └── PredictionFailed        a request that was answered with an error
 ├── RolloutError
@@ -759,6 +761,19 @@ class KeyFileBroken(ServingError):
         "`serin keys create`; `serin keys require --off` lets everybody in"
     )
     path: Path | str
+    reason: str
+
+
+class IssuerRefused(ServingError):
+    template = "issuer {name!r}: {reason}"
+    exit_code = 2
+    name: str
+    reason: str
+
+
+class IssuerUnusable(ServingError):
+    template = "issuer {name!r}: {reason}"
+    name: str
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""API keys of the gateway: create, list, revoke, require."""
+"""Who may call the gateway: API keys (create, list, revoke, require) and issuers of tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serin.commands import issuers
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError
 from serin.machine import environment
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     group.command("list")(list_keys)
     group.command("revoke")(revoke)
     group.command("require")(require)
+    issuers.register(group)
     app.add_typer(group, name="keys")
 
 
@@ -35,13 +37,19 @@ def create(
         str | None,
         typer.Option(help="How long the key is valid, such as 12h or 90d. [default: until revoked]"),
     ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Requests that the key may send, such as 100/s or 30/m. [default: no limit]"),
+    ] = None,
+    burst: issuers.Burst = None,
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
     from serin.stack.wiring import key_file
 
-    entry, key = key_file(environment.home()).create(name, models=model, lasts_s=_seconds(lasts))
-    _publish()
+    keys = key_file(environment.home())
+    entry, key = keys.create(name, models=model, lasts_s=_seconds(lasts), rate=rate, burst=burst)
+    publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
         return
@@ -64,10 +72,11 @@ def list_keys(as_json: Json = False) -> None:
             ", ".join(entry.models) if entry.models else "all",
             when(entry.made),
             when(entry.expires) if entry.expires else None,
+            str(entry.limit) if entry.limit else None,
         )
         for entry in ring.keys
     ]
-    show_table(("name", "state", "models", "made", "expires"), rows, empty="no keys yet")
+    show_table(("name", "state", "models", "made", "expires", "rate"), rows, empty="no keys yet")
     if not ring.required:
         show("no key is required: anyone who can reach the gateway's port gets answers")
 
@@ -77,7 +86,7 @@ def revoke(name: Name) -> None:
     from serin.stack.wiring import key_file
 
     key_file(environment.home()).revoke(name)
-    _publish()
+    publish()
     show(f"{name} is revoked")
 
 
@@ -90,7 +99,7 @@ def require(
     from serin.stack.wiring import key_file
 
     key_file(environment.home()).require(on)
-    _publish()
+    publish()
     show(
         "a key is required"
         if on
@@ -98,7 +107,7 @@ def require(
     )
 
 
-def _publish() -> None:
+def publish() -> None:
     """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
     from serin.stack.wiring import build_gateway
 

@@ -72,3 +72,12 @@ def _secret_scratch(path: Path, text: str) -> Iterator[Path]:
         yield scratch
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def file_signature(path: Path) -> tuple[int, ...] | None:
+    """Returns a value that changes with every change of the file; None when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

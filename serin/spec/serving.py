@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from serin.spec.rate import RateText
 from serin.spec.section import Duration, Section
 
 
@@ -38,10 +39,21 @@ class ServingSpec(Section):
     """How long a request may wait to be batched with others, in microseconds."""
     max_string_bytes: int = Field(default=65_536, ge=1)
     """The longest string that a request may contain, in bytes. A longer one is refused."""
+    rate_limit: RateText | None = None
+    """The inference requests that each gateway takes for this model, such as 100/s or 30/m; others are answered 429. By
+    default there is no limit."""
+    rate_burst: int | None = Field(default=None, ge=1)
+    """The requests that may come at once within `rate_limit`. By default as many as it allows per unit."""
 
     @model_validator(mode="after")
     def _asks_for_a_gpu_where_it_needs_one(self) -> Self:
         wants = "backend=tensorrt_plan" if self.backend == "tensorrt_plan" else f"gpus={self.gpus}"
         if self.device == "cpu" and (self.backend == "tensorrt_plan" or self.gpus > 1):
             raise ValueError(f"device=cpu does not go with {wants}; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_limit_for_its_burst(self) -> Self:
+        if self.rate_burst is not None and self.rate_limit is None:
+            raise ValueError("rate_burst needs a rate_limit, such as 100/s")
         return self

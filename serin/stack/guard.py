@@ -19,6 +19,7 @@ class Guard:
     certificate_days: int | None  # until the current one expires
     keys_required: bool | None  # None: the key file is lost or broken, and the gateway is closed
     good_keys: int
+    issuers: int = 0
     trouble: str | None = None  # why the gateway is closed, and what to do
     lacks_filter: bool = False
     refused: Mapping[str, int] = field(default_factory=dict)  # by status, since the gateway was started
@@ -34,7 +35,10 @@ class Guard:
         if self.trouble:
             keys = f"NOT OPEN: {self.trouble}"
         elif self.keys_required:
-            keys = f"API keys required ({self.good_keys} valid)"
+            tokens = (
+                f", {self.issuers} issuer{'s' if self.issuers != 1 else ''} of tokens" if self.issuers else ""
+            )
+            keys = f"API keys required ({self.good_keys} valid{tokens})"
         else:
             keys = "no API keys: anyone who can reach this port gets answers"
         refused = ", ".join(f"{count} x {status}" for status, count in self.refused.items())
@@ -77,6 +81,7 @@ def read_guard(home: Path) -> Guard:
         certificate_days=days,
         keys_required=ring.required,
         good_keys=good,
+        issuers=len(ring.issuers),
         lacks_filter=lacks_filter,
         refused=refused,
     )

@@ -78,10 +78,15 @@ COMMAND_LINE = {
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc] [--ids]",
     "explain": "[MODEL] [ROWS] [--out -o] [--json]",
     "gpus": "[--json]",
-    "keys create": "[NAME] [--model] [--lasts] [--json]",
+    "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",
     "keys revoke": "[NAME]",
     "keys require": "[--off --on]",
+    "keys issuer add": (
+        "[NAME] [--url] [--audience] [--jwks-url] [--jwks-file] [--model] [--models-claim] [--rate] [--burst]"
+    ),
+    "keys issuer list": "[--json]",
+    "keys issuer remove": "[NAME]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
     "console secret": "[ROLE] [--rotate] [--json]",
     "slo": "[MODEL] [--json]",

@@ -30,6 +30,7 @@ LOG_FIELDS = {
     "id": "%REQ(X-REQUEST-ID)%",
     "client_id": "%REQ(X-SERIN-CLIENT-ID)%",
     "trace": "%REQ(TRACEPARENT):55%",
+    "caller": "%DYNAMIC_METADATA(serin:caller)%",
 }
 
 REFUSAL_FIELDS = {
@@ -38,6 +39,7 @@ REFUSAL_FIELDS = {
     "grpc": "%GRPC_STATUS_NUMBER%",
     "why": "%RESPONSE_CODE_DETAILS%",
     "key": "%REQ(X-SERIN-REFUSED)%",
+    "caller": "%DYNAMIC_METADATA(serin:caller)%",
     "path": "%PATH(NQ:ORIG_OR_PATH):200%",
     "from": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
     "bytes": "%BYTES_RECEIVED%",

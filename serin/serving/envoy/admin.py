@@ -12,14 +12,19 @@ from urllib.parse import quote
 from serin.errors import GatewayRejected
 from serin.machine.unix_http import UnixConnection
 from serin.serving.envoy.bootstrap import STAT_PREFIX
-from serin.serving.envoy.guard import KEYS_NAME, TLS_NAME
+from serin.serving.envoy.guard import ISSUERS_NAME, KEYS_NAME, TLS_NAME
+from serin.serving.envoy.rates import CALLERS_NAME, MODELS_NAME
 from serin.serving.envoy.routes import ROUTES_NAME
 
+_FILTERS = "extension_config_discovery.http_filter"
 SCOPES = {
     "listener": "listener_manager.lds",
     "clusters": "cluster_manager.cds",
     "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}",
-    "keys": f"extension_config_discovery.http_filter.{KEYS_NAME}",
+    "issuers": f"{_FILTERS}.{ISSUERS_NAME}",
+    "keys": f"{_FILTERS}.{KEYS_NAME}",
+    "caller-rates": f"{_FILTERS}.{CALLERS_NAME}",
+    "model-rates": f"{_FILTERS}.{MODELS_NAME}",
     "tls": f"sds.{TLS_NAME}",
 }
 

@@ -29,6 +29,7 @@ from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER
 from serin.serving.envoy.guard import keys_filters, tls_socket
 from serin.serving.envoy.local_replies import local_replies
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, overload_manager
+from serin.serving.envoy.rates import rate_filters
 from serin.serving.envoy.routes import ROUTES_NAME
 
 Document = dict[str, Any]
@@ -55,7 +56,10 @@ def bootstrap(
     listener: Path,
     clusters: Path,
     routes: Path,
+    issuers: Path,
     keys: Path,
+    caller_rates: Path,
+    model_rates: Path,
     tls: Path | None,
     max_request_bytes: int,
     max_connections: int,
@@ -63,18 +67,20 @@ def bootstrap(
     request_filter: Path | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
-    """`listener`, `clusters`, `routes`, `keys`, `tls` and `refusal_rate` are files, each in its own folder, whose
-    renames Envoy follows. `log` and `refusals` are the two logs it writes (access_logs.py). The caller moves the first
-    listener of the document to `listener`.
+    """`listener`, `clusters`, `routes`, `issuers`, `keys`, `caller_rates`, `model_rates`, `tls` and `refusal_rate` are
+    files, each in its own folder, whose renames Envoy follows. `log` and `refusals` are the two logs it writes
+    (access_logs.py). The caller moves the first listener of the document to `listener`.
 
     `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
-    `inside` is a socket for the owner of this machine's stack: the same gateway without TLS and without keys.
+    `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
     """
-    last = _http_filters(max_request_bytes, request_filter)
+    limits = rate_filters(caller_rates, model_rates)
+    last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
-    guarded = _connection_manager(logs, routes, [*_own_headers(), *keys_filters(keys), *http_filters, *last])
-    unguarded = _connection_manager(logs, routes, [*_own_headers(), *last])
+    checks = keys_filters(keys, issuers)
+    guarded = _connection_manager(logs, routes, [*_own_headers(), *checks, *http_filters, *last])
+    unguarded = _connection_manager(logs, routes, [*_own_headers(), *unlimited])
     private = {"name": "inside", "address": _socket(inside), "filter_chains": [{"filters": [unguarded]}]}
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
@@ -141,7 +147,9 @@ def _own_headers() -> list[Document]:
     return [{"name": "own_headers", "typed_config": config}, odd_id_filter()]
 
 
-def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[Document]:
+def _http_filters(
+    max_request_bytes: int, request_filter: Path | None, limits: Sequence[Document]
+) -> list[Document]:
     # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
     buffer = {"@type": BUFFER, "max_request_bytes": max_request_bytes}
     bridge = {"@type": REVERSE_BRIDGE, "content_type": _PROTOBUF, "withhold_grpc_frames": True}
@@ -149,6 +157,7 @@ def _http_filters(max_request_bytes: int, request_filter: Path | None) -> list[D
         drain_filter(),
         {"name": "buffer", "typed_config": buffer},
         *([module_filter(REQUEST_FILTER, request_filter)] if request_filter else []),
+        *limits,
         {"name": "bridge", "typed_config": bridge},
         {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
     ]

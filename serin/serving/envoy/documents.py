@@ -14,13 +14,18 @@ from serin.serving.envoy.admin import Admin
 from serin.serving.envoy.api_types import CLUSTER, EXTENSION, LISTENER, RESOURCE, ROUTE_CONFIGURATION, SECRET
 
 Document = dict[str, Any]
-Kind = Literal["listener", "clusters", "routes", "keys", "tls", "refusal-rate"]
+Kind = Literal[
+    "listener", "clusters", "routes", "issuers", "keys", "caller-rates", "model-rates", "tls", "refusal-rate"
+]
 
 _TYPES: dict[Kind, str] = {
     "listener": LISTENER,
     "clusters": CLUSTER,
     "routes": ROUTE_CONFIGURATION,
+    "issuers": EXTENSION,
     "keys": EXTENSION,
+    "caller-rates": EXTENSION,
+    "model-rates": EXTENSION,
     "tls": SECRET,
     "refusal-rate": RESOURCE,
 }

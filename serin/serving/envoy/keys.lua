@@ -1,6 +1,7 @@
--- Who may ask for which model. Set before this text: KEYS, sha256 of a key -> {till = time, models = ",those,"};
+-- Who may ask for which model. Set before this text: KEYS, sha256 of a key -> {name, till = time, models = ",those,",
+-- wait = seconds after which one that was too fast may try again}; ISSUERS, name -> {models or claim, wait};
 -- LIMIT, the longest body in bytes, and MOST, the longest of a refused request that is waited for; drain (drain.lua).
--- The key itself is nowhere but in the client's request, and it ends here: neither Triton nor a log gets it.
+-- The key or token itself is nowhere but in the client's request, and it ends here: neither Triton nor a log gets it.
 
 local bit = require("bit")
 local band, bnot, bxor, ror, shift, tohex = bit.band, bit.bnot, bit.bxor, bit.ror, bit.rshift, bit.tohex
@@ -55,13 +56,61 @@ local function sha256(text)
   return table.concat(words)
 end
 
+local TOKENS = "envoy.filters.http.jwt_authn" -- what Envoy has verified, by the issuer's name
+local OTHER_ISSUER = "Jwt issuer is not configured"
+local CALLER_BYTES = 128
+
+-- The models that a claim names, ",those,": a list of strings, or one string with spaces or commas. nil: all.
+local function named(claim)
+  local found = {}
+  local words = type(claim) == "table" and claim or {}
+  if type(claim) == "string" then
+    for word in claim:gmatch("[^%s,]+") do
+      words[#words + 1] = word
+    end
+  end
+  for _, word in ipairs(words) do
+    if word == "*" then
+      return nil
+    elseif type(word) == "string" and #word <= 63 and word:find("^%l[%l%d-]*$") then
+      found[#found + 1] = word
+    end
+  end
+  return "," .. table.concat(found, ",") .. ","
+end
+
+-- The entry of a token that Envoy has verified; else nil and why not.
+local function verified(handle)
+  local payloads = handle:streamInfo():dynamicMetadata():get(TOKENS) or {}
+  local reason = "its issuer is not known here"
+  for name, issuer in pairs(ISSUERS) do
+    local payload = payloads[name]
+    if payload ~= nil then
+      local subject = type(payload.sub) == "string" and payload.sub or ""
+      local entry = {name = (name .. ":" .. subject):sub(1, CALLER_BYTES), issuer = name, wait = issuer.wait}
+      entry.models = issuer.models
+      if issuer.claim ~= nil then
+        entry.models = named(payload[issuer.claim])
+      end
+      return entry
+    end
+    local failed = payloads[name .. " failed"]
+    if failed ~= nil and failed.message ~= OTHER_ISSUER then
+      reason = tostring(failed.message)
+    end
+  end
+  return nil, "this token is not valid: " .. reason
+end
+
 local seen = {} -- entries by key, so that one is hashed once. Good keys only: their number is bounded
 
--- The entry of a key that is good now; else nil and why not.
-local function known(header)
+-- The entry of a key or token that is good now; else nil and why not.
+local function known(handle, header)
   local key = header and header:match("^[Bb]earer +(%S+)$")
   if key == nil then
     return nil, "a key is needed: send the header 'authorization: Bearer <key>'"
+  elseif next(ISSUERS) ~= nil and key:find("^[%w_-]+%.[%w_-]+%.[%w_-]*$") then
+    return verified(handle)
   end
   local entry = seen[key] or #key == KEY_BYTES and KEYS[sha256(key)] or nil
   if entry == nil then
@@ -111,25 +160,42 @@ local function refuse(handle, path, status, grpc, text)
   drain(handle)
 end
 
+-- For the logs, and for the rate limits (rates.py).
+local function describe(handle, entry)
+  local facts = handle:streamInfo():dynamicMetadata()
+  facts:set("serin", "caller", entry.name)
+  if entry.wait ~= nil then
+    facts:set("serin", "wait", entry.wait)
+    if entry.issuer ~= nil then
+      facts:set("serin", "issuer", entry.issuer)
+    end
+  end
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
-  local authorization = headers:get("authorization")
+  local authorization = headers:get("authorization") -- Envoy joins several with commas: then it is none
   headers:remove("authorization")
   local path = headers:get(":path") or ""
   if OPEN[path] then
     return
   end
   -- A script that fails lets the request pass: so whatever may fail is caught.
-  local ran, entry, reason = pcall(known, authorization)
+  local ran, entry, reason = pcall(known, handle, authorization)
   if not ran then
     handle:logErr("the key could not be checked: " .. tostring(entry))
     refuse(handle, path, "503", "14", "the key could not be checked")
+    return
   elseif entry == nil then
     refuse(handle, path, "401", "16", reason)
-  elseif entry.models ~= nil then -- nil: all
+    return
+  end
+  describe(handle, entry)
+  if entry.models ~= nil then -- nil: all
     local model = path:match("^/v2/models/([^/?]+)")
     if model ~= nil and not entry.models:find("," .. model .. ",", 1, true) then
-      refuse(handle, path, "403", "7", "this key may not ask for this model")
+      local what = entry.issuer == nil and "key" or "token"
+      refuse(handle, path, "403", "7", "this " .. what .. " may not ask for this model")
     elseif path:sub(1, #SERVICE) == SERVICE then
       headers:add("x-serin-may", entry.models) -- for the request filter: the model is named in the message
     end

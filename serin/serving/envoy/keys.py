@@ -13,25 +13,26 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serin.errors import KeyFileBroken, KeyRefused
-from serin.machine.durable import sync, write_secret
+from serin.errors import IssuerRefused, KeyFileBroken, KeyRefused
+from serin.machine.durable import file_signature, sync, write_secret
 from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.serving.envoy.guard import asks_for_keys
+from serin.serving.envoy.issuers import Issuer, Name, lua_issuers
 from serin.spec.names import valid_model_name
+from serin.spec.rate import Rate, RateText, read_rate
 
 PREFIX = "serin_"  # so that scanners for leaked secrets know one
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 KeyState = Literal["good", "expired", "revoked"]
 
 
 class ApiKey(BaseModel):
-    """The stored part of a key. `models` None: all of them. Times are seconds since 1970."""
+    """The stored part of a key. `models` None: all of them. `rate` None: no limit. Times are seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,6 +42,12 @@ class ApiKey(BaseModel):
     made: float
     expires: float | None = None
     revoked: float | None = None
+    rate: RateText | None = None
+    burst: int | None = Field(default=None, ge=1)
+
+    @property
+    def limit(self) -> Rate | None:
+        return read_rate(self.rate, self.burst) if self.rate else None
 
     def state(self, now: float) -> KeyState:
         if self.revoked is not None:
@@ -49,7 +56,8 @@ class ApiKey(BaseModel):
 
 
 class KeyRing(BaseModel):
-    """All keys. `required` False: the gateway answers everybody, as it does when there is no file."""
+    """All keys, and the issuers of tokens. `required` False: the gateway answers everybody, as it does when there is no
+    file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,6 +65,7 @@ class KeyRing(BaseModel):
     version: Literal[1] = 1
     required: bool = False
     keys: tuple[ApiKey, ...] = ()
+    issuers: tuple[Issuer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +127,23 @@ class KeyFile:
             return True  # perhaps
 
     def create(
-        self, name: str, *, models: Sequence[str] | None = None, lasts_s: float | None = None
+        self,
+        name: str,
+        *,
+        models: Sequence[str] | None = None,
+        lasts_s: float | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
     ) -> tuple[ApiKey, str]:
         """Returns a new key and its secret, which is stored nowhere. From the first one on, the gateway requires a
         key."""
         now = time.time()
+        try:
+            limit = read_rate(rate, burst) if rate else None
+        except ValueError as error:
+            raise KeyRefused(name=name, reason=str(error)) from error
+        if burst is not None and limit is None:
+            raise KeyRefused(name=name, reason="a burst needs a rate, such as 100/s")
         key = PREFIX + secrets.token_urlsafe(32)
         with self._changing(even_lost=True) as ring:
             if any(entry.name == name for entry in ring.keys):
@@ -134,6 +155,8 @@ class KeyFile:
                     models=tuple(dict.fromkeys(map(valid_model_name, models))) if models else None,
                     made=now,
                     expires=None if lasts_s is None else now + lasts_s,
+                    rate=rate,
+                    burst=burst,
                 )
             except ValidationError:
                 reason = "a name is made of lower-case letters, digits and -, begins with a letter, at most 63 long"
@@ -153,6 +176,28 @@ class KeyFile:
             keys = tuple(gone if entry is found[0] else entry for entry in ring.keys)
             self._write(ring.model_copy(update={"keys": keys}))
         return gone
+
+    def add_issuer(self, issuer: Issuer) -> None:
+        """Takes the issuer's tokens from now on. From the first one on, the gateway requires a key or a token."""
+        with self._changing(even_lost=True) as ring:
+            if any(entry.name == issuer.name for entry in ring.issuers):
+                raise IssuerRefused(name=issuer.name, reason="there is one of this name; remove it first")
+            if any(entry.url == issuer.url for entry in ring.issuers):
+                raise IssuerRefused(
+                    name=issuer.name, reason=f"{issuer.url} has been added under another name"
+                )
+            self._write(ring.model_copy(update={"required": True, "issuers": (*ring.issuers, issuer)}))
+
+    def remove_issuer(self, name: str) -> Issuer:
+        """Refuses the issuer's tokens from now on. Removing the last one does not open the gateway."""
+        with self._changing() as ring:
+            found = [entry for entry in ring.issuers if entry.name == name]
+            if not found:
+                reason = "there is no such issuer; `serin keys issuer list` shows them"
+                raise IssuerRefused(name=name, reason=reason)
+            rest = tuple(entry for entry in ring.issuers if entry.name != name)
+            self._write(ring.model_copy(update={"issuers": rest}))
+        return found[0]
 
     def require(self, required: bool) -> None:
         with self._changing(even_lost=True) as ring:
@@ -185,7 +230,10 @@ class KeyFile:
 
 
 # What keys.lua reads instead of a ring that is lost or broken: it lets nobody in, and answers 503 to those with a key.
-CLOSED = 'local KEYS = setmetatable({}, {__index = function() error("the file of API keys is lost or broken") end})\n'
+CLOSED = (
+    'local KEYS = setmetatable({}, {__index = function() error("the file of API keys is lost or broken") end})\n'
+    "local ISSUERS = {}\n"
+)
 
 
 def lua_table(ring: KeyRing) -> str:
@@ -194,19 +242,13 @@ def lua_table(ring: KeyRing) -> str:
     for entry in ring.keys:
         if entry.revoked is not None:
             continue
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"name": f'"{entry.name}"'}
         if entry.expires is not None:
             fields["till"] = f"{entry.expires:.0f}"
         if entry.models is not None:
             fields["models"] = f'",{",".join(entry.models)},"'
+        if entry.limit is not None:
+            fields["wait"] = f'"{entry.limit.wait_s}"'
         inside = ", ".join(f"{name} = {value}" for name, value in fields.items())
         lines.append(f'  ["{entry.sha256}"] = {{{inside}}},')
-    return "\n".join(["local KEYS = {", *lines, "}", ""])
-
-
-def file_signature(path: Path) -> tuple[int, ...] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return "\n".join(["local KEYS = {", *lines, "}", lua_issuers(ring.issuers)])

@@ -9,7 +9,7 @@ Document = dict[str, Any]
 
 def local_replies() -> Document:
     """Returns the connection manager's `local_reply_config`; the first mapper that matches is used."""
-    return {"mappers": [_not_implemented(), _overloaded(), _come_back(), _json_errors()]}
+    return {"mappers": [_not_implemented(), _overloaded(), _come_back(), *_too_many(), _json_errors()]}
 
 
 def _not_implemented() -> Document:
@@ -33,6 +33,15 @@ def _overloaded() -> Document:
     }
     again = {**_come_back(), "status_code": 503, "body_format_override": text}
     return {**again, "filter": {"status_code_filter": status}}
+
+
+def _too_many() -> list[Document]:
+    """Says in words that a rate limit was reached; the filter that refuses adds retry-after. The first is for HTTP."""
+    status = {"comparison": {"op": "EQ", "value": {"default_value": 429, "runtime_key": "serin.too_many"}}}
+    text = {"inline_string": "too many requests for this caller or model; send fewer, or try again later"}
+    plain = _json_errors(429)
+    both = {"and_filter": {"filters": [{"status_code_filter": status}, plain["filter"]]}}
+    return [{**plain, "filter": both, "body": text}, {"filter": {"status_code_filter": status}, "body": text}]
 
 
 def _json_errors(first_status: int = 400) -> Document:

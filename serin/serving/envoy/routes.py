@@ -28,6 +28,7 @@ from serin.serving.envoy.clusters import (
     weight,
 )
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large
+from serin.spec.rate import Rate, read_rate
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
@@ -53,12 +54,18 @@ class Timeouts:
 
     A single release has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
     `ask_another_s` and not the request, and a slow answer that comes in time is not lost. `max_text_bytes`: a longer
-    string is refused at the gateway; None: unknown.
+    string is refused at the gateway; None: unknown. `rate_limit` and `rate_burst`: of the model, at one gateway.
     """
 
     request_s: float = 5.0
     promised_p99_s: float | None = None
     max_text_bytes: int | None = None
+    rate_limit: str | None = None
+    rate_burst: int | None = None
+
+    @property
+    def rate(self) -> Rate | None:
+        return read_rate(self.rate_limit, self.rate_burst) if self.rate_limit else None
 
     @property
     def ask_another_s(self) -> float:
@@ -73,6 +80,8 @@ class Timeouts:
             request_s=float(serving.request_timeout),
             promised_p99_s=serving.p99_ms / 1000,
             max_text_bytes=serving.max_string_bytes,
+            rate_limit=serving.rate_limit,
+            rate_burst=serving.rate_burst,
         )
 
 
@@ -194,6 +203,8 @@ def _by_its_own_name(elsewhere: bool) -> Document:
 
 def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
     known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
+    if limits.rate is not None:
+        known["serin"]["wait"] = str(limits.rate.wait_s)  # for retry-after
     if limits.max_text_bytes is not None:
         known[REQUEST_FILTER] = {
             "max_text_bytes": limits.max_text_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from serin.errors import TlsUnfit
-from serin.serving.envoy.keys import file_signature
+from serin.machine.durable import file_signature
 
 _HANDSHAKE_S = 2.0
 

@@ -36,9 +36,8 @@ def test_a_key_is_kept_as_its_hash_in_a_file_that_only_its_owner_reads(keys: Key
     assert entry.models == ("delays", "churn")
     assert entry.expires == entry.made + 60
     assert (keys.read().required, keys.read().keys) == (True, (entry,))
-    assert f'["{entry.sha256}"] = {{till = {entry.expires:.0f}, models = ",delays,churn,"}},' in lua_table(
-        keys.read()
-    )
+    fields = f'name = "ada", till = {entry.expires:.0f}, models = ",delays,churn,"'
+    assert f'["{entry.sha256}"] = {{{fields}}},' in lua_table(keys.read())
 
 
 def test_a_key_is_good_until_it_expires_or_is_revoked(keys: KeyFile) -> None:
@@ -52,7 +51,7 @@ def test_revoking_the_last_key_does_not_open_the_gateway(keys: KeyFile) -> None:
     keys.create("ada")
     keys.revoke("ada")
     assert keys.read().required
-    assert lua_table(keys.read()) == "local KEYS = {\n}\n"
+    assert lua_table(keys.read()) == "local KEYS = {\n}\nlocal ISSUERS = {\n}\n"
     keys.require(False)
     assert not keys.read().required
 
