@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from serin.errors import BundleBroken
+from serin.errors import BundleBroken, ObjectExists
 from serin.machine.durable import sync, write_whole
 from serin.machine.in_use import hold_until_exit, holding
 from serin.machine.locks import locked
+from serin.store.objects import FolderObjects
 from serin.store.published import make_home_of
 
 _SYNCS_AT_ONCE = 8
@@ -49,12 +49,10 @@ class LocalPlaces:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
 
-    def create(self, key: str) -> bool:
-        path = self._root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def create(self, key: str, content: str = "") -> bool:
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
+            FolderObjects(self._root).create(key, content.encode())
+        except ObjectExists:
             return False
         return True
 
@@ -66,7 +64,8 @@ class LocalPlaces:
 
     def names(self, folder: str) -> list[str]:
         path = self._root / folder
-        return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+        found = path.iterdir() if path.is_dir() else ()
+        return sorted(entry.name for entry in found if not entry.name.startswith("."))  # no scratch files
 
     def published(self, folder: str, *, marker: str) -> list[str]:
         return [name for name in self.names(folder) if self.is_published(f"{folder}/{name}", marker=marker)]
@@ -107,6 +106,9 @@ class LocalPlaces:
             self._hold(place)
         folder = self._root / place
         return folder if (folder / marker).is_file() else None
+
+    def here(self, place: str, *, marker: str, hold: bool) -> Path | None:
+        return self.fetch(place, marker=marker, hold=hold)
 
     def remove(self, place: str) -> None:
         path = self._root / place

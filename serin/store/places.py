@@ -21,7 +21,7 @@ class Places(Protocol):
 
     def write(self, key: str, content: bytes) -> None: ...
 
-    def create(self, key: str) -> bool:
+    def create(self, key: str, content: str = "") -> bool:
         """Takes a name for good; False when it is taken."""
         ...
 
@@ -48,6 +48,10 @@ class Places(Protocol):
 
     def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:
         """The published folder on a local path. `hold`: it is in use until this process ends."""
+        ...
+
+    def here(self, place: str, *, marker: str, hold: bool) -> Path | None:
+        """The published folder if it is whole on this host; an object store is not asked."""
         ...
 
     def remove(self, place: str) -> None:

@@ -72,9 +72,12 @@ class RemotePlaces:
     def write(self, key: str, content: bytes) -> None:
         self.files.put(key, content)
 
-    def create(self, key: str) -> bool:
+    def create(self, key: str, content: str = "") -> bool:
+        mine = (
+            content or f"{environment.host()} {secrets.token_hex(16)}\n"
+        )  # a retry must know its own object
         try:
-            self.files.create(key, f"{environment.host()} {secrets.token_hex(16)}\n".encode())
+            self.files.create(key, mine.encode())
         except ObjectExists:
             return False
         return True
@@ -153,6 +156,9 @@ class RemotePlaces:
                 if self._marker(place) is None and not self._of_older(place, marker):
                     return None  # removed in the meantime
                 raise BundleBroken(path=place, reason=f"{error} is missing in {self.files.url}") from error
+
+    def here(self, place: str, *, marker: str, hold: bool) -> Path | None:  # noqa: ARG002
+        return self._cache.known(place, hold=hold)
 
     def remove(self, place: str) -> None:
         self.files.remove(marker_key(place))

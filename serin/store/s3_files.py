@@ -91,6 +91,8 @@ class S3Files(S3Objects):
             if expired(error):
                 if not self._client.renew(used):
                     raise self._error(error, writing=writing) from error
+            elif isinstance(error, OSError) and not _of_connection(error):
+                raise error
             elif not _passes(error):
                 raise self._error(error, writing=writing) from error
             failures = failures + 1 if len(failed) == len(left) else 1
@@ -121,10 +123,15 @@ def _missing(error: Exception) -> bool:
     return isinstance(error, ClientError) and error_code(error) in MISSING
 
 
+def _of_connection(error: OSError) -> bool:
+    """Or else of this machine's disk."""
+    return isinstance(error, ConnectionError | TimeoutError) or error.errno is None
+
+
 def _passes(error: Exception) -> bool:
     """Whether the same may succeed a little later."""
     if isinstance(error, ClientError):
         return error_code(error) in _PASSES
     if isinstance(error, OSError):
-        return error.errno is None  # of the connection; one with a number is this machine's disk
+        return _of_connection(error)
     return not isinstance(error, NoCredentialsError)

@@ -30,6 +30,7 @@ from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Dataset
+from serin.store.folder_files import FolderFiles
 from serin.store.local import LocalPlaces
 from serin.store.places import Places
 from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
@@ -93,6 +94,10 @@ class Store:
                 stack.enter_context(holding(self.lock("kept")))
             yield kept
 
+    def shared_files(self) -> Files:
+        """Objects and files that all hosts with this store see, beside datasets and versions."""
+        return FolderFiles(self._root) if self.files is None else self.files
+
     def lock(self, relative: str) -> Path:
         """The lock file of something in a local store, or on this machine."""
         return (self._root if self.local else self._cache) / "locks" / relative
@@ -103,6 +108,10 @@ class Store:
         """The dataset that was published for `key`, if there is one."""
         digest = self._places.read(f"keys/{checked_digest(key)}")
         return None if digest is None else self._held_dataset(digest.decode().strip())
+
+    def dataset(self, edition: str) -> Dataset | None:
+        """A published dataset by the name of its folder."""
+        return self._held_dataset(edition)
 
     def knows_dataset(self, key: str) -> bool:
         """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
@@ -135,13 +144,22 @@ class Store:
 
     # model versions
 
-    def reserve_version(self, model: str) -> int:
-        """The next number for `model`; nobody else gets it, also after a crash."""
-        folder = f"models/{valid_model_name(model)}/numbers"
+    def reserve_version(self, model: str, *, claim: str | None = None) -> int:
+        """The next number for `model`; nobody else gets it, also after a crash. All who ask with the same `claim` (a
+        digest) get the same one."""
+        base = f"models/{valid_model_name(model)}"
+        place = f"{base}/claims/{checked_digest(claim)}" if claim else None
+        if place is not None and (claimed := self._places.read(place)) is not None:
+            return int(claimed)
+        folder = f"{base}/numbers"
         number = max((int(name) for name in self._places.names(folder)), default=0) + 1
         with self._writing():
             while not self._places.create(f"{folder}/{number}"):
                 number += 1
+            if place is not None and not self._places.create(place, str(number)):
+                return self.reserve_version(
+                    model, claim=claim
+                )  # another host was faster: this number is not used
         return number
 
     def publish_bundle(self, model: str, version: int, folder: Path) -> Bundle:
@@ -163,6 +181,12 @@ class Store:
         if folder is None:
             raise self._no_version(model, version)
         return bundle_at(folder, model, int(version))
+
+    def bundle_here(self, model: str, version: int, *, hold: bool = False) -> Bundle | None:
+        """A version that this host has whole, without asking an object store: versions never change."""
+        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
+        folder = self._places.here(place, marker=_BUNDLE, hold=hold)
+        return None if folder is None else bundle_at(folder, model, int(version))
 
     def _no_version(self, model: str, version: int | str) -> NotFound:
         if not self.versions(model):
