@@ -101,6 +101,10 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── RunNotResumable         a run that has completed, or is still running (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
     ├── SupervisorRefused       the stack's supervisor cannot do what it was asked
+    ├── KubernetesGone          Kubernetes' API does not answer (retryable)
+    ├── KubernetesRefused       Kubernetes' API refused a request
+    ├── ObjectNotOurs           an object in the cluster that has a release's name and is not Serin's
+    ├── TemplateUnfit           the file with the objects of a release cannot be used (exit code 2)
     ├── PrefectGone             the Prefect server does not answer
     └── PrefectRefused          the Prefect server answered with an error
 """
@@ -998,6 +1002,38 @@ class SupervisorRefused(StackError):
     template = "the supervisor refuses {call}: {reason}"
     call: str
     code: int
+    reason: str
+
+
+class KubernetesGone(StackError):
+    template = "Kubernetes' API at {url} does not answer: {reason}"
+    retryable = True
+    url: str
+    reason: str
+
+
+class KubernetesRefused(StackError):
+    template = "Kubernetes refused to {action}: {reason}"
+    action: str
+    status: int
+    reason: str
+
+
+class ObjectNotOurs(StackError):
+    template = (
+        "{kind} {name!r} in namespace {namespace!r} was not made by Serin (it has no label {label}), so it is left as "
+        "it is; rename it, or give releases another namespace"
+    )
+    kind: str
+    name: str
+    namespace: str
+    label: str
+
+
+class TemplateUnfit(StackError):
+    template = "{path}: {reason}; deployments/kubernetes/base/release has one that works"
+    exit_code = 2
+    path: str
     reason: str
 
 

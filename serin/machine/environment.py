@@ -10,6 +10,8 @@ SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, 
 SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
 SERIN_METRICS    where Prometheus may ask for metrics: host:port      (127.0.0.1, port 9464 or a free one)
 SERIN_CONSOLE    a YAML file with the console's settings              (unset: the defaults)
+SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
+SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
@@ -98,6 +100,14 @@ def gateway_memory_bytes() -> int | None:
 
 def console_file() -> Path | None:
     return _path("SERIN_CONSOLE")
+
+
+def release_template() -> Path | None:
+    return _path("SERIN_RELEASE_TEMPLATE")
+
+
+def release_namespace() -> str:
+    return os.environ.get("SERIN_RELEASE_NAMESPACE") or "serin-releases"
 
 
 def _bytes(variable: str, at_least: int = 0) -> int | None:

@@ -13,6 +13,33 @@ import math
 from serin.formats.schema import Schema
 from serin.store.artifacts import Release
 
+_SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
+
+
+class RowTimes:
+    """How long one row of each release took when it was last ready."""
+
+    def __init__(self) -> None:
+        self._row_s: dict[str, float] = {}
+
+    def note(self, release: Release, row_s: float) -> None:
+        self._row_s[release.name] = row_s
+
+    def known(self, release: Release) -> bool:
+        return release.name in self._row_s
+
+    def forget(self, release: Release) -> None:
+        self._row_s.pop(release.name, None)
+
+    def patience_s(self, release: Release, request_s: float) -> float:
+        """Returns how long a row may take before the release counts as silent.
+
+        At first as long as a request may take, then several times as long as it took before.
+        """
+        if release.name in self._row_s:
+            return max(_SILENT_S, _TIMES_AS_LONG * self._row_s[release.name])
+        return min(max(_SILENT_S, request_s), _LONGEST_ROW_S)
+
 
 def answers(address: str, release: Release, schema: Schema, *, timeout_s: float = 2.0) -> bool:
     """Returns whether the release is loaded under its version and scores a row.

@@ -17,6 +17,8 @@ from serin.serving.triton.installation import TritonInstall
 from serin.serving.triton.recording import SPOOL_VARIABLE
 from serin.store.artifacts import Endpoint, Release
 
+LOOPBACK = "127.0.0.1"
+
 _SETTLE_S = 10.0  # one that dies sooner did not start: the next try waits longer
 _EXIT_S = 3  # for requests in flight; there are none when a release was drained first
 _CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,logging"
@@ -40,7 +42,7 @@ class TritonPorts:
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(http=f"127.0.0.1:{self.http_port}", grpc=f"127.0.0.1:{self.grpc_port}")
+        return Endpoint(http=f"{LOOPBACK}:{self.http_port}", grpc=f"{LOOPBACK}:{self.grpc_port}")
 
     @property
     def ports(self) -> tuple[int, int, int]:
@@ -72,8 +74,11 @@ def triton_process(
     log: Path,
     devices: Sequence[str] = (),
     spool: Path | None = None,
+    address: str = LOOPBACK,
 ) -> Process:
-    """Returns the process of one release: loopback only; it loads its repository, and no call changes that.
+    """Returns the process of one release: it loads its repository, and no call changes that.
+
+    It listens on loopback only, unless `address` names the one of a pod, where a network policy protects it.
 
     It sees only the GPUs that it has memory on; without any, Triton does not use their memory either. `spool`: where
     its backend leaves the requests that it records.
@@ -92,7 +97,7 @@ def triton_process(
     )
     return Process(
         name=release.name,
-        command=_command(install, release, repository, place),
+        command=_command(install, release, repository, place, address),
         environment=variables,
         folder=repository,
         log=log,
@@ -103,7 +108,7 @@ def triton_process(
 
 
 def _command(
-    install: TritonInstall, release: Release, repository: Path, place: TritonPorts
+    install: TritonInstall, release: Release, repository: Path, place: TritonPorts, address: str
 ) -> tuple[str, ...]:
     closed = f"{_CLOSED_CALLS}:{_IMPOSSIBLE_HEADER}"
     return (
@@ -113,11 +118,11 @@ def _command(
         f"--backend-directory={install.backends}",
         "--model-control-mode=none",  # the whole repository is loaded at the start, and nothing later
         "--disable-auto-complete-config",
-        "--http-address=127.0.0.1",
+        f"--http-address={address}",
         f"--http-port={place.http_port}",
-        "--grpc-address=127.0.0.1",
+        f"--grpc-address={address}",
         f"--grpc-port={place.grpc_port}",
-        "--metrics-address=127.0.0.1",
+        f"--metrics-address={address}",
         f"--metrics-port={place.metrics_port}",
         f"--http-restricted-api={closed}",
         f"--grpc-restricted-protocol={closed}",

@@ -10,19 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from serin.errors import NameInvalid, PredictionFailed, ReleaseNotReady, SerinError, VerificationFailed
-from serin.formats.bundle import REPOSITORY, read_golden, read_manifest
+from serin.errors import NameInvalid, ReleaseNotReady, SerinError
+from serin.formats.bundle import REPOSITORY, read_manifest
 from serin.formats.schema import Schema, read_schema
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
-from serin.serving.client.client import Protocol, predict
 from serin.serving.triton.backends import NOT_RECORDED
-from serin.serving.triton.golden_answers import allowed_difference, difference_found
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
-from serin.serving.triton.probe import answers
+from serin.serving.triton.probe import RowTimes, answers
 from serin.serving.triton.process import (
     TritonPorts,
     close_shared_memory,
@@ -38,14 +36,11 @@ from serin.serving.triton.repository import (
     choose_for,
     serving_settings,
 )
+from serin.serving.triton.verify import verify_release
 from serin.store.artifacts import Bundle, Endpoint, Release
 from serin.store.store import Store
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
-
-_SINGLE_ROWS = 3
-_VERIFY_S = 5.0  # for one batch of golden rows, or as long as a request may take
-_SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
 
 
 class Releases:
@@ -61,15 +56,18 @@ class Releases:
         install: TritonInstall | None = None,
         devices: Callable[[], Sequence[Device]] = inventory,
         spool: Path | None = None,
+        ports: tuple[int, int, int] | None = None,
     ) -> None:
-        """`spool`: the folder where releases leave the requests that they record; None: they record nothing."""
+        """`spool`: the folder where releases leave the requests that they record; None: they record nothing. `ports`:
+        of the only release, where it has an address for itself; None: free ones."""
         self._folder = folder
         self._host = host
         self._store = store
         self._install = install
         self._devices = devices
         self._spool = spool
-        self._row_s: dict[str, float] = {}  # how long one row took when it was last ready
+        self._ports = ports
+        self._row_times = RowTimes()
 
     def start(self, release: Release) -> None:
         """Starts the release unless it runs or is starting. One that stopped answering is restarted.
@@ -94,7 +92,7 @@ class Releases:
         except (SerinError, OSError):
             shutil.rmtree(self._folder / release.name, ignore_errors=True)  # its memory reservation ends too
             raise
-        self._row_s.pop(release.name, None)
+        self._row_times.forget(release)
         process = triton_process(
             self._install,
             release,
@@ -121,12 +119,13 @@ class Releases:
             return "absent"
         if process == "failed":
             return "dead"
-        began, patience_s = time.monotonic(), self._patience_s(release, record.served)
+        began = time.monotonic()
+        patience_s = self._row_times.patience_s(release, record.served.request_s)
         if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
-            self._row_s[release.name] = time.monotonic() - began
+            self._row_times.note(release, time.monotonic() - began)
             close_shared_memory(record.place)  # also of a part that was restarted
             return "ready"
-        return "dead" if release.name in self._row_s else "starting"
+        return "dead" if self._row_times.known(release) else "starting"
 
     def instance(self, release: Release) -> int | None:
         """Returns the process that runs it; another one after its host has restarted it."""
@@ -136,33 +135,7 @@ class Releases:
         """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
         batches."""
         bundle = self._store.bundle(release.model, release.version)
-        folder = Path(bundle.path)
-        schema = read_schema(folder)
-        golden = read_golden(folder, schema)
-        endpoint = self.endpoint(release)
-        serving = serving_settings(bundle)
-        batch_rows = min(64, serving.max_batch_rows)
-        allowed = allowed_difference(folder)
-        few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
-        urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
-        for protocol, url in urls.items():
-            for rows, size in ((few, 1), (golden.inputs, batch_rows)):
-                try:
-                    answer = predict(
-                        url,
-                        release.model,
-                        rows,
-                        schema,
-                        protocol,
-                        release.version,
-                        timeout_s=max(_VERIFY_S, serving.request_timeout),
-                        batch_rows=size,
-                    )
-                except PredictionFailed as error:
-                    raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error
-                differs = difference_found(golden, answer, allowed)
-                if differs:
-                    raise VerificationFailed(release=release.name, reason=f"{protocol}: {differs}")
+        verify_release(release, self.endpoint(release), bundle)
 
     def stop(self, release: Release) -> None:
         """Removes the process, shared memory and folder of the release. Its log is kept."""
@@ -170,7 +143,7 @@ class Releases:
         self._host.stop(release.name)
         if place:
             reclaim_shared_memory(place)
-        self._row_s.pop(release.name, None)
+        self._row_times.forget(release)
         shutil.rmtree(self._folder / release.name, ignore_errors=True)
 
     def running(self) -> list[Release]:
@@ -184,15 +157,6 @@ class Releases:
 
     def log(self, release: Release) -> Path:
         return self._folder / "logs" / f"{release.name}.log"
-
-    def _patience_s(self, release: Release, served: Served) -> float:
-        """Returns how long a row may take before the release counts as silent.
-
-        At first as long as a request may take, then several times as long as it took before.
-        """
-        if release.name in self._row_s:
-            return max(_SILENT_S, _TIMES_AS_LONG * self._row_s[release.name])
-        return min(max(_SILENT_S, served.request_s), _LONGEST_ROW_S)
 
     def _known(self) -> list[Release]:
         found = []
@@ -223,7 +187,7 @@ class Releases:
             served = replace(served, request_s=serving_settings(bundle).request_timeout)
             others = [self._place(other) for other in self._known() if other != release]
             taken = [port for place in others if place for port in place.ports]
-            http, grpc, metrics = free_ports(3, but=taken)
+            http, grpc, metrics = self._ports or free_ports(3, but=taken)
             record = Record(place=new_place(release, (http, grpc, metrics)), served=served)
             write_record(self._folder / release.name, release, record)
         log = self.log(release)
