@@ -13,6 +13,7 @@ import typer
 
 from serin.api.progress import progress_lines
 from serin.commands import (
+    agent,
     alerts,
     captures,
     console,
@@ -73,6 +74,7 @@ for _module in (
     schema,
     search,
     stack,
+    agent,
     runs,
     rollout,
     service,

@@ -76,17 +76,20 @@ def up(
 
 def down() -> None:
     """Stop the local stack. Requests in flight are answered first; nothing is left running."""
+    from serin.stack.agent.run import end_agent
     from serin.stack.down import take_down
 
-    take_down(environment.home())
+    if not end_agent(environment.home()):
+        take_down(environment.home())
     show("down")
 
 
 def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
+    from serin.stack.agent.status import read_agent_status
     from serin.stack.status import read_status
 
-    found = read_status(environment.home())
+    found = read_agent_status(environment.home()) or read_status(environment.home())
     if as_json:
         show_json(found.to_json())
     else:

@@ -14,7 +14,7 @@ from serin.stack.host.run_processes import record_folder
 from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
-from serin.stack.wiring import CONTROLLER, build_gateway, remove_shared_memory
+from serin.stack.wiring import AGENT, CONTROLLER, build_gateway, remove_shared_memory
 from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
@@ -69,11 +69,14 @@ def _stop_in_order(stack: Stack) -> None:
         names = [child.name for child in supervisor.children()]
         releases = _releases(names)
         supervisor.stop(processes.RECONCILER)  # it would queue again the runs that are ended here
+        if AGENT in names:
+            supervisor.stop(AGENT)  # it would start again the releases that are stopped here
+            names.remove(AGENT)
         for name in (CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)
-        if releases:
-            logger.info(f"draining {', '.join(release.name for release in releases)}")
+        if releases or stack.agent_pid is not None:
+            logger.info(f"draining {', '.join(release.name for release in releases) or 'the gateway'}")
             _drain(stack.home, releases)
         for name in names:
             if name not in (processes.PREFECT, processes.RECONCILER):
@@ -106,7 +109,9 @@ def _drain(home: Path, releases: list[Release]) -> None:
     deadline = time.monotonic() + max(_DRAIN_S, gateway.longest_request_s())
     with contextlib.suppress(ServingError):  # a gateway that has died has no requests
         gateway.close()
-        while any(gateway.active_requests(release) for release in releases) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and (
+            gateway.requests_in_flight() or any(gateway.active_requests(release) for release in releases)
+        ):
             time.sleep(0.05)
 
 

@@ -21,7 +21,7 @@ from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
 
-CONTROLLER, WATCHER, CONSOLE = "controller", "watcher", "console"
+CONTROLLER, WATCHER, CONSOLE, AGENT = "controller", "watcher", "console", "agent"
 
 
 def request_log(home: Path) -> Path:
@@ -48,6 +48,10 @@ def build_releases(home: Path) -> Releases:
 
 def controller_process(home: Path) -> Process:
     return standing_process(home, CONTROLLER, "serin.stack.controller")
+
+
+def agent_process(home: Path) -> Process:
+    return standing_process(home, AGENT, "serin.stack.agent.loop")
 
 
 def watcher_process(home: Path, *, owns_prefect: bool) -> Process:

@@ -15,7 +15,7 @@ from typing import Any
 from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
 from serin.machine.ports import free_ports
-from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
+from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, PeerPort
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import find_request_filter
@@ -102,6 +102,7 @@ def start_gateway(
     tls: TlsFiles | None = None,
     expert: Path | None = None,
     library: Path | None = None,
+    peers: PeerPort | None = None,
     **limits: int,
 ) -> tuple[Gateway, int]:
     """`library`: the request filter; None: the one that `serin install triton` built."""
@@ -113,7 +114,9 @@ def start_gateway(
         **limits,
     )
     (port,) = free_ports(1)
-    gateway.write_bootstrap(port, tls=tls, expert=expert, request_filter=library or built_filter())
+    gateway.write_bootstrap(
+        port, tls=tls, expert=expert, request_filter=library or built_filter(), peers=peers
+    )
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
     return gateway, port

@@ -32,6 +32,10 @@ COMMAND_LINE = {
     "search": "[SPEC] [--out] [--trials] [--json]",
     "export": "[SPEC] [--fresh] [--approved-by] [--as-of] [--json]",
     "up": "[--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
+    "agent": (
+        "[--port] [--address] [--advertise] [--peer-port] [--peer-cert] [--peer-key] [--peer-ca] [--insecure-peers]"
+        " [--gateway-only] [--tls-cert] [--tls-key] [--envoy]"
+    ),
     "down": "",
     "status": "[--json]",
     "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",

@@ -13,6 +13,7 @@ from serin.errors import GatewayRejected
 from serin.machine.unix_http import UnixConnection
 from serin.serving.envoy.bootstrap import STAT_PREFIX
 from serin.serving.envoy.guard import ISSUERS_NAME, KEYS_NAME, TLS_NAME
+from serin.serving.envoy.peers import CA_NAME, PAIR_NAME, PEERS
 from serin.serving.envoy.rates import CALLERS_NAME, MODELS_NAME
 from serin.serving.envoy.routes import ROUTES_NAME
 
@@ -26,6 +27,9 @@ SCOPES = {
     "caller-rates": f"{_FILTERS}.{CALLERS_NAME}",
     "model-rates": f"{_FILTERS}.{MODELS_NAME}",
     "tls": f"sds.{TLS_NAME}",
+    "peer-routes": f"http.{PEERS}.rds.{PEERS}",
+    "peer-tls": f"sds.{PAIR_NAME}",
+    "peer-ca": f"sds.{CA_NAME}",
 }
 
 

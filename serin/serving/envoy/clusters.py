@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from typing import Any, Literal
 
 from serin.serving.envoy.api_types import (
@@ -14,6 +13,8 @@ from serin.serving.envoy.api_types import (
     script_filter,
 )
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
+from serin.serving.envoy.peers import PeerSecrets, hosts_in_order, peers_cluster, peers_name
+from serin.serving.envoy.resolving import resolved, split_address
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Document = dict[str, Any]
@@ -34,25 +35,56 @@ def aggregate_name(first: Release, then: Release, protocol: Protocol) -> str:
     return f"{first.name}_{protocol}_then_{then.name}"
 
 
-def clusters(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> list[Document]:
+def every_host_name(release: Release, protocol: Protocol) -> str:
+    return f"{release.name}_{protocol}_every_host"
+
+
+def clusters(
+    routes: Sequence[ModelRoute],
+    endpoints: Mapping[str, Endpoint],
+    peers: Mapping[str, Sequence[str]] | None = None,
+    secrets: PeerSecrets | None = None,
+) -> list[Document]:
     """Returns two clusters per running release, and those that fall back between the stable release and a candidate.
 
     A baseline has fallbacks like a candidate. These stay while the route names the candidate, also without weight:
-    requests in flight at a release that hangs are retried through them.
+    requests in flight at a release that hangs are retried through them. `peers`: by release, the addresses of other
+    gateways whose hosts run it; `secrets`: for TLS to them.
     """
+    peers = peers or {}
     found = []
     for name, endpoint in sorted(endpoints.items()):
         release = Release.parse(name)
         found += [_release_cluster(release, protocol, endpoint) for protocol in PROTOCOLS]
+    for name, addresses in sorted(peers.items()):
+        release = Release.parse(name)
+        found.append(peers_cluster(release, addresses, secrets))
+        for protocol in PROTOCOLS:
+            order = _hosts(release, protocol, endpoints, peers)
+            found.append(_aggregate(every_host_name(release, protocol), order, protocol))
     for route in routes:
         for other in (route.baseline, route.candidate):
             if route.stable and other:
-                found += [
-                    _aggregate(first, then, protocol)
-                    for first, then in ((other, route.stable), (route.stable, other))
-                    for protocol in PROTOCOLS
-                ]
+                for protocol in PROTOCOLS:
+                    mine, others = (
+                        _hosts(release, protocol, endpoints, peers) for release in (route.stable, other)
+                    )
+                    name = aggregate_name(other, route.stable, protocol)
+                    found.append(_aggregate(name, hosts_in_order(others, mine, together=False), protocol))
+                    name = aggregate_name(route.stable, other, protocol)
+                    found.append(_aggregate(name, hosts_in_order(mine, others, together=True), protocol))
     return found
+
+
+def _hosts(
+    release: Release,
+    protocol: Protocol,
+    endpoints: Mapping[str, Endpoint],
+    peers: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Returns the clusters that hold a release, this host's first."""
+    here = [cluster_name(release, protocol)] if release.name in endpoints else []
+    return [*here, *([peers_name(release)] if release.name in peers else [])]
 
 
 def weight(percent: float) -> int:
@@ -60,13 +92,12 @@ def weight(percent: float) -> int:
 
 
 def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> Document:
-    host, _, port = (place.grpc if protocol == "grpc" else place.http).rpartition(":")
-    host = host.strip("[]")  # as an IPv6 address is written before a port
-    endpoint = {"address": {"socket_address": {"address": host, "port_value": int(port)}}}
+    host, port = split_address(place.grpc if protocol == "grpc" else place.http)
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
     name = cluster_name(release, protocol)
     return {
         "name": name,
-        **_found_by(host),
+        **resolved([host]),
         "connect_timeout": "5s" if place.elsewhere else "1s",  # on a way that may lose packets
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
@@ -76,25 +107,13 @@ def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> D
     }
 
 
-def _found_by(host: str) -> Document:
-    """Returns how a host is resolved: a host name is looked up repeatedly.
-
-    If it has both kinds of address, Envoy would use IPv6 only, even if nothing listens there.
-    """
-    try:
-        ip_address(host)
-    except ValueError:
-        return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
-    return {"type": "STATIC"}
-
-
-def _aggregate(first: Release, then: Release, protocol: Protocol) -> Document:
-    order = [cluster_name(first, protocol), cluster_name(then, protocol)]
+def _aggregate(name: str, order: Sequence[str], protocol: Protocol) -> Document:
+    """Returns clusters that are tried in this order."""
     return {
-        "name": aggregate_name(first, then, protocol),
+        "name": name,
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
-        "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": order}},
+        "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": list(order)}},
         # Every request that meets a dead release is to be saved, however many there are.
         "circuit_breakers": _circuit({"max_retries": 1_000_000}),
         # The connection's options come from the inner cluster, the filters from this one.

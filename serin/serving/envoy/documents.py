@@ -15,7 +15,18 @@ from serin.serving.envoy.api_types import CLUSTER, EXTENSION, LISTENER, RESOURCE
 
 Document = dict[str, Any]
 Kind = Literal[
-    "listener", "clusters", "routes", "issuers", "keys", "caller-rates", "model-rates", "tls", "refusal-rate"
+    "listener",
+    "clusters",
+    "routes",
+    "issuers",
+    "keys",
+    "caller-rates",
+    "model-rates",
+    "tls",
+    "refusal-rate",
+    "peer-routes",
+    "peer-tls",
+    "peer-ca",
 ]
 
 _TYPES: dict[Kind, str] = {
@@ -28,6 +39,9 @@ _TYPES: dict[Kind, str] = {
     "model-rates": EXTENSION,
     "tls": SECRET,
     "refusal-rate": RESOURCE,
+    "peer-routes": ROUTE_CONFIGURATION,
+    "peer-tls": SECRET,
+    "peer-ca": SECRET,
 }
 _TAKE_S = 5.0  # a push that Envoy has not accepted by then is refused; it is repeated once before
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
 from serin.serving.envoy.api_types import REQUEST_FILTER
-from serin.serving.envoy.bootstrap import LOOPBACK, bootstrap
+from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.gateway_keys import GatewayKeys
 from serin.serving.envoy.gateway_tls import GatewayTls
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
+from serin.serving.envoy.peer_tls import PeerFiles, PeerTls
+from serin.serving.envoy.peers import PEERS, peer_listener, peer_routes, peers_name
 from serin.serving.envoy.rates import model_rates
-from serin.serving.envoy.routes import Timeouts, route_configuration
+from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
 from serin.serving.envoy.validate import validate
@@ -35,6 +38,16 @@ PROCESS_NAME = "gateway"
 
 DRAIN_S = 120  # that connections without TLS have when it is switched on: longer than a request may take
 _LOG_FLUSH_MS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPort:
+    """Where gateways of other hosts reach this one. `files` None: without TLS, so anyone who can reach the port gets
+    answers."""
+
+    address: str
+    port: int
+    files: PeerFiles | None
 
 
 def default_threads(cores: int) -> int:
@@ -66,6 +79,7 @@ class Gateway:
         self._admin = Admin(admin)
         self._documents = Documents(folder, self._admin)
         self.tls = GatewayTls(folder / "tls.json", self._documents)
+        self.peer_tls = PeerTls(folder / "peer-tls.json", self._documents)
         self.keys = GatewayKeys(keys or folder / "keys.json", self._documents, max_request_bytes)
         self._max_request_bytes = max_request_bytes
         self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
@@ -80,15 +94,17 @@ class Gateway:
         tls: TlsFiles | None = None,
         expert: Path | None = None,
         request_filter: Path | None = None,
+        peers: PeerPort | None = None,
     ) -> Path:
         """The document Envoy starts from. Routes that an earlier Envoy had are kept.
 
         `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (user_settings.py).
         `request_filter`: the library that reads requests (native/request_filter.py); without it the gateway listens on
-        the loopback interface only and answers no gRPC calls.
+        the loopback interface only and answers no gRPC calls. `peers`: where gateways of other hosts reach this one.
         """
         added = read_expert(expert) if expert else ExpertSettings()
         self._place_documents(tls)
+        self._place_peer_documents(peers)
         document = bootstrap(
             address=address,
             port=port,
@@ -112,6 +128,8 @@ class Gateway:
             request_filter=request_filter,
             http_filters=added.http_filters,
         )
+        if peers:
+            document["static_resources"]["listeners"].append(self._peer_listener(peers))
         path = self.folder / "bootstrap.json"
         if expert is not None:
             document = merge(document, added.bootstrap, expert)
@@ -127,12 +145,28 @@ class Gateway:
         if not self._documents.file("clusters").exists():
             self._documents.place("clusters", [])
         if not self._documents.file("routes").exists():
-            self._documents.place("routes", [self._routes((), {}, {})])
+            self._documents.place("routes", [self._routes((), Reachable(endpoints={}), {})])
         if not self._documents.file("model-rates").exists():
             self._documents.place("model-rates", [model_rates({})])
         self.keys.place()
         self._documents.place("refusal-rate", [rate_document()])
         self.tls.place(tls)
+
+    def _place_peer_documents(self, peers: PeerPort | None) -> None:
+        self.peer_tls.place(peers.files if peers else None)
+        if peers is None:
+            self._documents.file("peer-routes").unlink(missing_ok=True)
+        elif not self._documents.file("peer-routes").exists():
+            self._documents.place("peer-routes", [peer_routes({}, {})])
+
+    def _peer_listener(self, peers: PeerPort) -> dict[str, Any]:
+        return peer_listener(
+            address=peers.address,
+            port=peers.port,
+            routes=self._documents.file("peer-routes"),
+            secrets=self.peer_tls.secrets(),
+            max_request_bytes=self._max_request_bytes,
+        )
 
     def process(self) -> Process:
         command = (
@@ -154,22 +188,31 @@ class Gateway:
         routes: Sequence[ModelRoute],
         endpoints: Mapping[str, Endpoint],
         timeouts: Mapping[str, Timeouts] | None = None,
+        *,
+        peers: Mapping[str, Sequence[str]] | None = None,
+        leaving: Collection[str] = (),
     ) -> None:
         """Envoy does what `routes` say when this returns; else GatewayRejected, and it does what it did before.
 
         `endpoints` are the running releases by name; each can be called by its version. `timeouts` are by model.
-        Cheap when nothing changed. A cluster that goes is taken away after the routes that used it.
+        `peers` are by release the gateways of other hosts that run it. `leaving`: of the running releases, those that
+        get no new requests. Cheap when nothing changed. A cluster that goes is taken away after the routes that used
+        it.
         """
-        table = self._routes(routes, endpoints, timeouts or {})
-        limits = {model: found.rate for model, found in (timeouts or {}).items() if found.rate}
-        wanted = clusters(routes, endpoints)
+        limits = timeouts or {}
+        places = Reachable(endpoints=endpoints, peers=peers or {}, leaving=leaving)
+        table = self._routes(routes, places, limits)
+        rates = {model: found.rate for model, found in limits.items() if found.rate}
+        wanted = clusters(routes, endpoints, peers, self.peer_tls.secrets())
         names = {document["name"] for document in wanted}
         going = [
             document for document in self._documents.present("clusters") if document["name"] not in names
         ]
         self._documents.push("clusters", [*wanted, *going])
         self._documents.push("routes", [table])
-        self._documents.push("model-rates", [model_rates(limits)])
+        self._documents.push("model-rates", [model_rates(rates)])
+        if self._documents.file("peer-routes").exists():
+            self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
         if going:
             self._documents.push("clusters", wanted)
 
@@ -199,9 +242,16 @@ class Gateway:
 
     def active_requests(self, release: Release) -> int:
         """Requests that the release has not answered yet."""
-        either = "|".join(re.escape(cluster_name(release, protocol)) for protocol in ("http", "grpc"))
+        names = (cluster_name(release, "http"), cluster_name(release, "grpc"), peers_name(release))
+        either = "|".join(map(re.escape, names))
         stats = self._admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
         return sum(map(int, stats.values()))
+
+    def requests_in_flight(self) -> int:
+        """Requests of clients and peers that are not answered yet."""
+        return sum(
+            map(int, self._admin.stats(rf"^http\.({STAT_PREFIX}|{PEERS})\.downstream_rq_active$").values())
+        )
 
     def refused(self) -> dict[str, int]:
         """Requests that this Envoy refused itself, by their status in HTTP ("401") or gRPC ("gRPC 16")."""
@@ -237,7 +287,18 @@ class Gateway:
     def _routes(
         self,
         routes: Sequence[ModelRoute],
-        endpoints: Mapping[str, Endpoint],
+        places: Reachable,
         timeouts: Mapping[str, Timeouts],
     ) -> dict[str, Any]:
-        return route_configuration(routes, endpoints, timeouts, self._max_request_bytes)
+        return route_configuration(routes, places, timeouts, self._max_request_bytes)
+
+
+def _for_peers(
+    endpoints: Mapping[str, Endpoint], leaving: Collection[str], timeouts: Mapping[str, Timeouts]
+) -> dict[str, Any]:
+    """Returns what gateways of other hosts may ask here: the releases of this host."""
+    here = [Release.parse(name) for name in endpoints if name not in leaving]
+    return peer_routes(
+        {release.name: (cluster_name(release, "http"), cluster_name(release, "grpc")) for release in here},
+        {release.name: timeouts.get(release.model, Timeouts()).request_s for release in here},
+    )

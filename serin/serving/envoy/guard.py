@@ -93,10 +93,15 @@ def tls_socket(file: Path) -> Document:
     return {"name": "tls", "typed_config": {"@type": DOWNSTREAM_TLS, "common_tls_context": context}}
 
 
-def tls_document(certificate: bytes, key: bytes) -> Document:
+def tls_document(certificate: bytes, key: bytes, name: str = TLS_NAME) -> Document:
     """Both in one document: Envoy never sees a new certificate with an old key."""
     pair = {"certificate_chain": _inline(certificate), "private_key": _inline(key)}
-    return {"name": TLS_NAME, "tls_certificate": pair}
+    return {"name": name, "tls_certificate": pair}
+
+
+def trusted_document(authorities: bytes, name: str) -> Document:
+    """The certificates of authorities, one of which must have signed the certificate of the other side."""
+    return {"name": name, "validation_context": {"trusted_ca": _inline(authorities)}}
 
 
 def _inline(data: bytes) -> Document:

@@ -7,12 +7,13 @@ chosen branch of a route sets; a request without them (metadata, a refused path)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
+    PREVIOUS_HOSTS,
     PREVIOUS_PRIORITIES,
     REQUEST_FILTER,
     REVERSE_BRIDGE_PER_ROUTE,
@@ -25,6 +26,7 @@ from serin.serving.envoy.clusters import (
     Protocol,
     aggregate_name,
     cluster_name,
+    every_host_name,
     weight,
 )
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large
@@ -44,6 +46,7 @@ _NO_NUMBER = "this server is somebody else's and counts its versions otherwise; 
 # No answer came: nobody listens, the connection broke, or the server says that it is not there.
 _UNANSWERED = "reset,connect-failure,refused-stream,unavailable,retriable-status-codes"
 _UNAVAILABLE = [503]
+_RETRIES_ON_PEERS = 3  # this host and the peers, of two releases
 # An answer came, and it is a failure.
 _FAILED, _FAILED_GRPC = "5xx", "internal,resource-exhausted"
 
@@ -85,30 +88,51 @@ class Timeouts:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachable:
+    """Where a gateway finds releases: `endpoints` of those it calls itself, `peers` by release, through which it
+    reaches those on other hosts. `leaving`: releases that answer no new requests."""
+
+    endpoints: Mapping[str, Endpoint]
+    peers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    leaving: Collection[str] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({*self.endpoints, *self.peers} - {*self.leaving})
+
+    def elsewhere(self, release: Release) -> bool:
+        return release.name in self.endpoints and self.endpoints[release.name].elsewhere
+
+    def on_peers(self, *releases: Release | None) -> bool:
+        return any(release is not None and release.name in self.peers for release in releases)
+
+    def cluster(self, release: Release, protocol: Protocol) -> str:
+        name = every_host_name if self.on_peers(release) else cluster_name
+        return name(release, protocol)
+
+
 def route_configuration(
     routes: Sequence[ModelRoute],
-    endpoints: Mapping[str, Endpoint],
+    places: Reachable,
     timeouts: Mapping[str, Timeouts],
     max_request_bytes: int,
 ) -> Document:
     """Returns the whole route table. Impossible routes are refused here, before Envoy sees them."""
-    _check(routes, endpoints)
+    _check(routes, places.names)
     found: list[Document] = []
     for route in routes:
         limits = timeouts.get(route.model, Timeouts())
         versions = [
             release
-            for release in map(Release.parse, sorted(endpoints))
+            for release in map(Release.parse, places.names)
             if release.model == route.model and not release.baseline
         ]
         for protocol in PROTOCOLS:
             for release in versions:
-                found += _pinned(
-                    route, release, protocol, limits, elsewhere=endpoints[release.name].elsewhere
-                )
+                found += _pinned(route, release, protocol, limits, places)
             if route.stable:
-                elsewhere = endpoints[route.stable.name].elsewhere
-                found += _weighted(route, route.stable, protocol, limits, elsewhere=elsewhere)
+                found += _weighted(route, route.stable, protocol, limits, places)
     host: Document = {
         "name": "all",
         "domains": ["*"],
@@ -121,7 +145,7 @@ def route_configuration(
     return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}
 
 
-def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> None:
+def _check(routes: Sequence[ModelRoute], running: Collection[str]) -> None:
     for route in routes:
         both = route.candidate_percent + route.baseline_percent
         for percent in (route.candidate_percent, route.baseline_percent, both):
@@ -135,7 +159,7 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
                 reason="a candidate needs a stable release to fall back to",
             )
         for release in route.releases:
-            if release.model != route.model or release.name not in endpoints:
+            if release.model != route.model or release.name not in running:
                 raise GatewayRejected(
                     what=f"the route of {route.model!r}",
                     reason=f"{release.name} is not one of its running releases",
@@ -143,14 +167,14 @@ def _check(routes: Sequence[ModelRoute], endpoints: Mapping[str, Endpoint]) -> N
 
 
 def _weighted(
-    route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+    route: ModelRoute, stable: Release, protocol: Protocol, limits: Timeouts, places: Reachable
 ) -> list[Document]:
     """Routes inference by weight; readiness and metadata follow the stable release.
 
     Another release answers for the stable one only where that gives no answer: its answer, also a failure, is final.
     """
     refuge = _refuge(route)
-    first = aggregate_name(stable, refuge, protocol) if refuge else cluster_name(stable, protocol)
+    first = aggregate_name(stable, refuge, protocol) if refuge else places.cluster(stable, protocol)
     others = [
         _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release, _also(bool(refuge)))
         for arm, release, percent in (
@@ -162,7 +186,9 @@ def _weighted(
     rest = TOTAL_WEIGHT - sum(branch["weight"] for branch in others)
     branches = [_branch(first, rest, "stable", stable)] if rest else []
     branches += others
-    policy = _limits(limits, refuge=bool(refuge)) | _by_its_own_name(elsewhere)
+    on_peers = places.on_peers(stable, refuge)
+    policy = _limits(limits, refuge=bool(refuge), on_peers=on_peers)
+    policy |= _by_its_own_name(on_peers or places.elsewhere(stable))
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
     return [
@@ -180,14 +206,16 @@ def _refuge(route: ModelRoute) -> Release | None:
 
 
 def _pinned(
-    route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts, *, elsewhere: bool
+    route: ModelRoute, release: Release, protocol: Protocol, limits: Timeouts, places: Reachable
 ) -> list[Document]:
     """A call that names a version goes to that release, outside the split. A server that somebody else runs does not
     know our numbers: it is asked without."""
+    elsewhere, on_peers = places.elsewhere(release), places.on_peers(release)
     matches = {call: _match(call, protocol, route.model, release.version) for call in _CALLS}
     if elsewhere and protocol == "grpc":  # the number is in the message, which nothing rewrites
         return [refusal(match, 12, _NO_NUMBER, body="read") for match in matches.values()]
-    action = {"cluster": cluster_name(release, protocol), **_limits(limits), **_by_its_own_name(elsewhere)}
+    policy = _limits(limits, on_peers=on_peers) | _by_its_own_name(elsewhere or on_peers)
+    action = {"cluster": places.cluster(release, protocol), **policy}
     found: list[Document] = []
     for call, match in matches.items():
         plain = {"prefix_rewrite": _match(call, protocol, route.model)["path"]} if elsewhere else {}
@@ -197,7 +225,8 @@ def _pinned(
 
 
 def _by_its_own_name(elsewhere: bool) -> Document:
-    """Keeps the host name for an external server, which may be one of several behind one address."""
+    """Names a server by its own host name: an external one may be one of several behind one address, and a peer finds
+    the release by it."""
     return {"auto_host_rewrite": True} if elsewhere else {}
 
 
@@ -249,8 +278,11 @@ def _is(header: str, value: str) -> Document:
     return {"name": header, "string_match": {"exact": value}}
 
 
-def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
-    """Sends a retry to a priority that was not tried: from the candidate to the stable release, and back."""
+def _limits(limits: Timeouts, *, refuge: bool = False, on_peers: bool = False) -> Document:
+    """Sends a retry to a priority that was not tried: from the candidate to the stable release, and back.
+
+    `on_peers`: other hosts have the release, so there are more places to try, and a host may be gone.
+    """
     again: Document = {
         "retry_on": ",".join([_UNANSWERED] if refuge else [_UNANSWERED, _FAILED, _FAILED_GRPC]),
         "retriable_status_codes": _UNAVAILABLE,
@@ -266,7 +298,13 @@ def _limits(limits: Timeouts, *, refuge: bool = False) -> Document:
         "idle_timeout": _seconds(max(STREAM_IDLE_S, limits.request_s + 1)),
         "retry_policy": again,
     }
-    if refuge:
+    if on_peers:
+        again["num_retries"] = _RETRIES_ON_PEERS
+        again["retry_host_predicate"] = [
+            {"name": "previous_hosts", "typed_config": {"@type": PREVIOUS_HOSTS}}
+        ]
+        again["host_selection_retry_max_attempts"] = 5
+    if refuge or on_peers:
         again["per_try_timeout"] = _seconds(limits.ask_another_s)
         policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try continues
     return policy

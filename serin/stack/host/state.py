@@ -39,6 +39,8 @@ class Stack:
     tls: bool = False  # whether the gateway uses TLS
     console_url: str | None = None  # None: the console does not run here
     console_port: int | None = None
+    agent_pid: int | None = None  # of the `serin agent` in the foreground; None: the home is not an agent's
+    agent_ticks: int = 0
 
     @property
     def owns_prefect(self) -> bool:
@@ -55,6 +57,11 @@ class Stack:
     @property
     def is_alive(self) -> bool:
         return start_ticks(self.supervisor_pid) == self.supervisor_ticks
+
+    @property
+    def agent_is_alive(self) -> bool:
+        """Whether the foreground process of an agent lives. Gateway and releases run on without it."""
+        return self.agent_pid is not None and start_ticks(self.agent_pid) == self.agent_ticks
 
 
 def stack_file(home: Path) -> Path:

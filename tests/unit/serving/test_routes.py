@@ -7,7 +7,7 @@ import pytest
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.clusters import clusters
-from serin.serving.envoy.routes import Timeouts, route_configuration
+from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
@@ -19,7 +19,7 @@ ENDPOINTS = {
 
 
 def table(*routes: ModelRoute, **timeouts: Timeouts) -> list[dict[str, Any]]:
-    (host,) = route_configuration(routes, ENDPOINTS, timeouts, 1 << 20)["virtual_hosts"]
+    (host,) = route_configuration(routes, Reachable(endpoints=ENDPOINTS), timeouts, 1 << 20)["virtual_hosts"]
     return list(host["routes"])
 
 
@@ -132,7 +132,7 @@ def test_a_server_elsewhere_is_asked_without_our_number_and_by_its_own_name() ->
         name: Endpoint(http="models.example:8000", grpc="[fd00::7]:8001", elsewhere=True)
         for name in ENDPOINTS
     }
-    (host,) = route_configuration([split(5)], places, {}, 1 << 20)["virtual_hosts"]
+    (host,) = route_configuration([split(5)], Reachable(endpoints=places), {}, 1 << 20)["virtual_hosts"]
     routes = {route["match"]["path"]: route for route in host["routes"] if "path" in route["match"]}
     for call in ("/infer", "/ready", ""):
         pinned = routes[f"/v2/models/m/versions/2{call}"]["route"]
@@ -238,7 +238,7 @@ def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_versio
     baseline = replace(V1, baseline=True)
     known = ENDPOINTS | {baseline.name: Endpoint(http="127.0.0.1:3001", grpc="127.0.0.1:3002")}
     route = replace(split(10), baseline=baseline, baseline_percent=10.0)
-    (host,) = route_configuration([route], known, {}, 1 << 20)["virtual_hosts"]
+    (host,) = route_configuration([route], Reachable(endpoints=known), {}, 1 << 20)["virtual_hosts"]
     assert weights(host["routes"], "/v2/models/m/infer") == {
         "m-v1_http_then_m-v1-baseline": 8_000, "m-v1-baseline_http_then_m-v1": 1_000, "m-v2_http_then_m-v1": 1_000,
     }  # fmt: skip

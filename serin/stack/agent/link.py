@@ -1,0 +1,180 @@
+"""The agent's link to the store: a thread that reads the desired state and the peers, and uploads report and evidence.
+
+It runs beside the agent's loop, which must not wait for a store that does not answer: without the store the host keeps
+serving by the last desired state, which is kept on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from serin.errors import SerinError, StoreUnreachable
+from serin.formats.cluster.desired_state import PREFIX, DesiredState, key_of
+from serin.formats.cluster.host_report import AgentReport, agent_key
+from serin.machine.durable import write_whole
+from serin.stack.agent.evidence import EvidenceUpload
+from serin.stack.agent.peer_book import PeerBook
+from serin.store.objects import Objects
+
+log = logging.getLogger(__name__)
+
+ROUND_S: Final = 1.0
+_PEERS_AT_ONCE: Final = 8
+_LOOK_BACK_ROUNDS: Final = 30
+
+
+class Link:
+    """`open_store` is called in the thread, again until it succeeds. `on_news` is called when the desired state or the
+    peers have changed."""
+
+    def __init__(
+        self,
+        host: str,
+        open_store: Callable[[], Objects],
+        *,
+        kept: Path,
+        evidence: EvidenceUpload,
+        on_news: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host, self._open, self._kept = host, open_store, kept
+        self._evidence, self._on_news, self._clock = evidence, on_news, clock
+        self._peers = PeerBook(host)
+        self._lock = threading.Lock()
+        self._objects: Objects | None = None
+        self._desired = _read_kept(kept)
+        self._report: AgentReport | None = None
+        self._beat, self._rounds = 0, 0
+        self._problem = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, wait_s: float) -> None:
+        self._stop.set()
+        self._thread.join(wait_s)
+
+    @property
+    def desired(self) -> DesiredState | None:
+        """The newest desired state; None: this host has never seen one."""
+        with self._lock:
+            return self._desired
+
+    @property
+    def problem(self) -> str:
+        """Why the store was not reached in the last round; empty: it was."""
+        with self._lock:
+            return self._problem
+
+    def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]:
+        with self._lock:
+            return self._peers.ready(releases)
+
+    def tell(self, report: AgentReport) -> None:
+        """Sets what the next rounds upload; `beat` and `evidence_seq` are set there."""
+        with self._lock:
+            self._report = report
+
+    def round(self) -> None:
+        """One exchange with the store. Raises StoreUnreachable."""
+        if self._objects is None:
+            self._objects = self._open()
+        self._read_desired(self._objects)
+        self._read_peers(self._objects)
+        self._write_report(self._objects)
+        with self._lock:
+            desired, report = self._desired, self._report
+        if desired is not None and report is not None:
+            self._evidence.step(self._objects, desired, report.desired_seq)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = self._clock()
+            problem = ""
+            try:
+                self.round()
+            except StoreUnreachable as error:
+                problem = str(error)
+            except (OSError, SerinError) as error:
+                problem = str(error)
+            with self._lock:
+                before, self._problem = self._problem, problem
+            if problem and not before:
+                log.warning("the store cannot be used, serving continues: %s", problem)
+            elif before and not problem:
+                log.info("the store answers again")
+            self._stop.wait(max(0.0, ROUND_S - (self._clock() - began)))
+
+    def _read_desired(self, objects: Objects) -> None:
+        seq = self._desired.seq if self._desired else 0
+        newer = objects.keys(PREFIX, after=key_of(seq) if seq else "")
+        self._rounds += 1
+        if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 1 and objects.read(key_of(seq)) is None:
+            newer = objects.keys(PREFIX)  # the store was replaced: its numbers began again
+        if not newer or (found := objects.read(newer[-1])) is None:
+            return
+        try:
+            desired = DesiredState.load(found.content)
+        except (ValueError, TypeError, KeyError) as error:
+            log.warning("%s cannot be read by this version of Serin: %s", newer[-1], error)
+            return
+        self._kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._kept, found.content)
+        with self._lock:
+            self._desired = desired
+        self._on_news()
+
+    def _read_peers(self, objects: Objects) -> None:
+        if self._desired is None:
+            return
+        with self._lock:
+            before = self._peers.ready(self._desired.hosts)
+            hosts = self._peers.hosts(self._desired)[:_PEERS_AT_ONCE]
+        for host in hosts:
+            found = objects.read(agent_key(host))
+            report = _load(host, found.content) if found else None
+            with self._lock:
+                self._peers.note(host, report, self._clock())
+        with self._lock:
+            changed = self._peers.ready(self._desired.hosts) != before
+        if changed:
+            self._on_news()
+
+    def _write_report(self, objects: Objects) -> None:
+        with self._lock:
+            report = self._report
+        if report is None:
+            return
+        self._beat += 1
+        # Of a restarted agent, too, the beat is another one than before.
+        beat = max(self._beat, time.time_ns() // 1_000_000)
+        objects.put(
+            agent_key(self._host),
+            replace(report, beat=beat, t=time.time(), evidence_seq=self._evidence.seq).dump(),
+        )
+
+
+def _load(host: str, content: bytes) -> AgentReport | None:
+    try:
+        return AgentReport.load(content)
+    except (ValueError, TypeError, KeyError) as error:
+        log.warning("the report of host %s cannot be read by this version of Serin: %s", host, error)
+        return None
+
+
+def _read_kept(kept: Path) -> DesiredState | None:
+    try:
+        return DesiredState.load(kept.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        log.warning("%s cannot be read: %s", kept, error)
+        return None

@@ -1,0 +1,127 @@
+"""The agent's process: `python -m serin.stack.agent.loop`. Keeps the host's releases and gateway as desired.
+
+It needs no clean exit: the supervisor restarts it after a crash, and gateway and releases run on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from serin.errors import SerinError, StackUnusable
+from serin.formats.cluster.host_report import AgentReport
+from serin.formats.serving.spool import spool_root
+from serin.machine import environment
+from serin.machine.durable import write_secret
+from serin.rollout.run.background import BackgroundFleet
+from serin.serving.envoy.gateway import Gateway
+from serin.serving.triton.releases import Releases
+from serin.stack.agent.agent import Agent
+from serin.stack.agent.evidence import EvidenceUpload
+from serin.stack.agent.host_store import HostStore
+from serin.stack.agent.link import Link
+from serin.stack.agent.settings import AgentSettings, agent_folder
+from serin.stack.controller import LOG_LIMIT_BYTES
+from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.wiring import build_gateway, request_log
+from serin.store.objects import open_objects
+
+log = logging.getLogger("serin.stack.agent")  # not __name__, which is __main__ here
+
+TICK_S: Final = 1.0
+_ROTATE_EVERY_S: Final = 60.0
+
+
+def follow_files(gateway: Gateway) -> None:
+    """Applies keys and certificates that were changed on disk; opens the public port again where it was taken."""
+    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow, gateway.peer_tls.follow):
+        try:
+            follow()
+        except (OSError, SerinError) as error:
+            log.warning("cannot apply the gateway's keys and certificates: %s", error)
+
+
+def view_file(home: Path) -> Path:
+    return agent_folder(home) / "view.json"
+
+
+def desired_file(home: Path) -> Path:
+    return agent_folder(home) / "desired.json"
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Ticks until `stop` is set. Gateway and releases stay as they are then."""
+    settings = AgentSettings.read(home)
+    if settings is None:
+        raise StackUnusable(problem=f"{home} is not the home of an agent; start one with `serin agent`")
+    gateway, news = build_gateway(home), threading.Event()
+    fleet = None if settings.gateway_only else BackgroundFleet(_releases(home), threads=1)
+    url = environment.store_url()
+    link = Link(
+        settings.host,
+        lambda: open_objects(url),
+        kept=desired_file(home),
+        evidence=EvidenceUpload(
+            agent_folder(home) / "evidence.json", host=settings.host, request_log=request_log(home)
+        ),
+        on_news=news.set,
+    )
+    agent = Agent(settings, gateway=gateway, fleet=fleet, link=link)
+    link.start()
+    log.info("the agent of host %s has started", settings.host)
+    rotate_at = 0.0
+    while not stop.is_set():
+        news.clear()
+        began = time.monotonic()
+        try:
+            found = agent.tick()
+            _write_view(home, found, link.problem)
+            if began >= rotate_at:
+                gateway.rotate_logs(LOG_LIMIT_BYTES)
+                rotate_at = began + _ROTATE_EVERY_S
+        except (OSError, SerinError) as error:
+            log.warning("this tick failed: %s", error)
+        follow_files(gateway)
+        _wait(stop, news, max(0.0, TICK_S - (time.monotonic() - began)))
+    link.stop(wait_s=3.0)
+    if fleet is not None:
+        fleet.close()
+    log.info("the agent has stopped")
+
+
+def _releases(home: Path) -> Releases:
+    return Releases(home / "releases", host=Supervisor(home), store=HostStore.open(), spool=spool_root(home))
+
+
+def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not stop.is_set() and not news.is_set() and (left := end - time.monotonic()) > 0:
+        news.wait(min(left, 0.2))
+
+
+def _write_view(home: Path, found: AgentReport, store_problem: str) -> None:
+    """Leaves the host's own view for `serin status`, which must not need the store."""
+    write_secret(view_file(home), json.dumps({"report": asdict(found), "store_problem": store_problem}))
+
+
+def main() -> None:
+    log_to_stdout()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run(environment.home(), stop)
+    except SerinError as error:
+        sys.exit(f"the agent cannot continue: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Decides what an agent does with the releases of its host, and what its gateway routes to. Pure.
+
+A release runs here if the desired state names this host for it. One that is not named any more gets no new requests,
+answers those in flight, and is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from serin.formats.cluster.desired_state import DesiredState
+from serin.formats.cluster.host_report import ReleaseReport
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.run.reconciler import Patience
+from serin.store.artifacts import Endpoint, ModelRoute, Release
+
+Action = Literal["nothing", "start", "verify", "stop"]
+
+_DEAD_S: Final = (
+    10.0  # it may be busy, or the supervisor may be restarting it: killing it then makes it worse
+)
+_DRAIN_S: Final = 60.0  # or as long as a request may take
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was done and seen for one release. It may be lost: then a release is verified again."""
+
+    started: Patience = field(default_factory=Patience)
+    ready_at: float | None = None
+    problem: str = ""  # why it could not be started
+    leaving_since: float | None = None
+    verifying: int | None = None  # the process whose golden rows are being checked
+    verify_at: float = 0.0  # not earlier
+    verified: dict[int, str] = field(default_factory=dict)  # by process: "" or the problem
+
+    def result_of(self, instance: int | None) -> str | None:
+        return None if instance is None else self.verified.get(instance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A release on this host now. `active_requests`: of this gateway."""
+
+    state: ReleaseState
+    instance: int | None = None
+    active_requests: int = 0
+
+
+def wanted_here(desired: DesiredState, host: str) -> set[Release]:
+    return {Release.parse(name) for name, hosts in desired.hosts.items() if host in hosts}
+
+
+def next_action(
+    memory: Memory, seen: Seen, *, wanted: bool, unrouted: bool, longest_request_s: float, t: float
+) -> Action:
+    """Returns what to do with one release. `unrouted`: this gateway sends it nothing new. Updates `memory`."""
+    if seen.state == "ready":
+        memory.ready_at = t
+        memory.started.done()
+    if not wanted:
+        return _leave(memory, seen, unrouted=unrouted, longest_request_s=longest_request_s, t=t)
+    memory.leaving_since = None
+    if seen.state == "ready":
+        known = seen.instance is None or seen.instance in memory.verified
+        busy = memory.verifying is not None or t < memory.verify_at
+        return "nothing" if known or busy else "verify"
+    if t < memory.started.at or seen.state == "starting":
+        return "nothing"
+    dead_for = t - memory.ready_at if memory.ready_at is not None else _DEAD_S
+    if seen.state == "absent" or dead_for >= _DEAD_S:
+        memory.started.failed(
+            t
+        )  # even if it starts: a process that dies at once must not be restarted in a loop
+        return "start"
+    return "nothing"
+
+
+def _leave(memory: Memory, seen: Seen, *, unrouted: bool, longest_request_s: float, t: float) -> Action:
+    if not unrouted:
+        memory.leaving_since = None
+        return "nothing"
+    if memory.leaving_since is None:
+        memory.leaving_since = t
+    patience_s = max(_DRAIN_S, longest_request_s)
+    drained = (
+        seen.active_requests == 0 and t > memory.leaving_since
+    )  # not in the moment in which routes changed
+    return "stop" if drained or t - memory.leaving_since > patience_s else "nothing"
+
+
+def report(memory: Memory, seen: Seen) -> ReleaseReport:
+    return ReleaseReport(
+        state=seen.state,
+        instance=seen.instance,
+        verified=memory.result_of(seen.instance),
+        problem=memory.problem,
+        active_requests=seen.active_requests,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What the gateway is given. `problem`: what of the desired state it cannot do now; `blocked`: nothing is applied,
+    because traffic would go elsewhere than decided."""
+
+    routes: tuple[ModelRoute, ...]
+    endpoints: Mapping[str, Endpoint]
+    peers: Mapping[str, tuple[str, ...]]
+    leaving: frozenset[str] = frozenset()
+    problem: str = ""
+    blocked: bool = False
+
+
+def gateway_table(
+    desired: DesiredState,
+    *,
+    here: Mapping[str, tuple[Endpoint, ReleaseReport]],
+    peers: Mapping[str, Sequence[str]],
+    leaving: Iterable[str],
+) -> Table:
+    """Returns the routes of the desired state with the addresses of their releases.
+
+    `here`: the releases that have a process on this host. `peers`: by release, the gateways of hosts on which it is
+    ready. A release of this host that does not answer, or answers wrongly, is used only where no peer has it.
+    """
+    named = {release.name for route in desired.routes for release in route.releases}
+    away = frozenset(leaving) - named
+    endpoints = dict(desired.endpoints)
+    for name, (endpoint, found) in here.items():
+        good = found.state == "ready" and not found.verified
+        if good or not peers.get(name):
+            endpoints[name] = endpoint
+    others = {name: tuple(sorted(places)) for name, places in peers.items() if places and name not in away}
+    reachable = {*endpoints, *others}
+    routes, missing, blocked = [], [], False
+    for route in desired.routes:
+        lost = [release for release in route.releases if release.name not in reachable]
+        missing += [release.name for release in lost]
+        blocked |= any(release in lost for release in _weighted(route))
+        if route.stable is None or route.stable in lost:
+            continue
+        routes.append(_without(route, lost))
+    problem = f"not reachable from this host: {', '.join(sorted(missing))}" if missing else ""
+    return Table(
+        routes=tuple(routes),
+        endpoints=endpoints,
+        peers=others,
+        leaving=away & {*endpoints},
+        problem=problem,
+        blocked=blocked,
+    )
+
+
+def _weighted(route: ModelRoute) -> list[Release]:
+    """Returns the candidate and the baseline that have traffic."""
+    shares = ((route.candidate, route.candidate_percent), (route.baseline, route.baseline_percent))
+    return [release for release, percent in shares if release and percent]
+
+
+def _without(route: ModelRoute, lost: Sequence[Release]) -> ModelRoute:
+    if route.candidate in lost:
+        route = replace(route, candidate=None, candidate_percent=0.0)
+    if route.baseline in lost:
+        route = replace(route, baseline=None, baseline_percent=0.0)
+    return route

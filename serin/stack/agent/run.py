@@ -1,0 +1,153 @@
+"""`serin agent` in the foreground: starts what runs on this host, or takes it over, and ends it on SIGTERM.
+
+The supervisor, the gateway, the releases and the agent's loop do not depend on this process: after kill -9 the next one
+finds them running and continues. systemd or Kubernetes runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from serin.errors import AlreadyUp, ProcessFailed
+from serin.machine.private import make_private
+from serin.serving.envoy.bootstrap import LOOPBACK
+from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.release_record import check_records
+from serin.stack.agent.settings import AgentSettings
+from serin.stack.down import clear_away, take_down
+from serin.stack.guard import key_trouble
+from serin.stack.host.logs import log_tail
+from serin.stack.host.process_scan import start_ticks
+from serin.stack.host.standing import stack_environment
+from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.stack.host.supervisor import Supervisor
+from serin.stack.wiring import AGENT, agent_process, build_gateway
+
+log = logging.getLogger(__name__)
+
+_READY_S = 30.0
+_LOOK_S = 1.0
+_END_S = 120.0
+
+
+def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> None:
+    """Serves until `stop` is set. Raises ProcessFailed when the gateway does not start or the supervisor exits."""
+    make_private(home)
+    _end_other_settings(home, settings)
+    with changing_stack(home):
+        last = read_stack(home)
+        stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
+    try:
+        _wait_for_gateway(home, stack)
+        log.info("host %s: serving at %s", settings.host, settings.gateway_address)
+        while not stop.wait(_LOOK_S):
+            if not stack.is_alive:
+                raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
+        log.info("host %s: ending", settings.host)
+    finally:
+        take_down(home)
+
+
+def end_agent(home: Path) -> bool:
+    """Ends the `serin agent` of a home, which ends everything there; False when none runs."""
+    stack = read_stack(home)
+    pid = stack.agent_pid if stack is not None and stack.agent_is_alive else None
+    if pid is None:
+        return False
+    began = start_ticks(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    while began is not None and start_ticks(pid) == began:
+        if time.monotonic() > deadline:
+            reason = f"process {pid} does not exit"
+            raise ProcessFailed(name="serin agent", reason=reason, log=Supervisor(home).log)
+        time.sleep(0.05)
+    return True
+
+
+def _end_other_settings(home: Path, settings: AgentSettings) -> None:
+    """Ends what an earlier agent left running, unless it was started with the same settings."""
+    last = read_stack(home)
+    if last is None or not last.is_alive:
+        return
+    if last.agent_pid is None or last.agent_is_alive:
+        raise AlreadyUp(home=home, pid=last.agent_pid or last.supervisor_pid)
+    if AgentSettings.read(home) != settings:
+        log.info("the last agent here had other settings; ending what it left running")
+        take_down(home)
+
+
+def _take_over(last: Stack) -> Stack:
+    stack = replace(last, agent_pid=os.getpid(), agent_ticks=start_ticks(os.getpid()) or 0)
+    write_stack(stack)
+    log.info("gateway and releases of an earlier agent run here; continuing with them")
+    return stack
+
+
+def _start(home: Path, settings: AgentSettings) -> Stack:
+    if not settings.gateway_only:
+        find_triton()
+        check_records(home / "releases")
+    clear_away(home)
+    _prepare_gateway(home, settings)
+    settings.write(home)
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(stack_environment(home))
+    stack = Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or 0,
+        gateway_port=settings.port,
+        prefect_api_url="",
+        prefect_port=None,
+        since=time.time(),
+        tls=settings.tls is not None,
+        agent_pid=os.getpid(),
+        agent_ticks=start_ticks(os.getpid()) or 0,
+    )
+    write_stack(stack)
+    for process in (build_gateway(home).process(), agent_process(home)):
+        supervisor.start(process)
+    return stack
+
+
+def _prepare_gateway(home: Path, settings: AgentSettings) -> None:
+    request_filter = find_request_filter()
+    build_gateway(home).write_bootstrap(
+        settings.port,
+        settings.address,
+        tls=settings.tls,
+        expert=Path(settings.envoy_file) if settings.envoy_file else None,
+        request_filter=request_filter,
+        peers=settings.peers,
+    )
+    if request_filter is None:
+        log.warning(NO_FILTER)
+        log.warning("clients reach this gateway on %s only", LOOPBACK)
+    if trouble := key_trouble(home):
+        log.warning(trouble)
+    if settings.peer_port is not None and settings.peer_files is None:
+        log.warning("gateways use no TLS between them: anyone who can reach the peer port gets answers")
+
+
+def _wait_for_gateway(home: Path, stack: Stack) -> None:
+    gateway, supervisor = build_gateway(home), Supervisor(home)
+    deadline = time.monotonic() + _READY_S
+    while not (gateway.ready() and supervisor.runs(AGENT)):
+        if not stack.is_alive or time.monotonic() > deadline:
+            process = gateway.process()
+            raise ProcessFailed(
+                name=process.name,
+                reason=f"not ready within {_READY_S:g} s",
+                log=process.log,
+                tail=log_tail(process.log),
+            )
+        time.sleep(0.1)
