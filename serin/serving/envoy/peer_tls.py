@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import TlsUnfit
-from serin.machine.durable import write_whole
+from serin.machine.durable import file_signature, write_whole
 from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.guard import tls_document, trusted_document
-from serin.serving.envoy.keys import file_signature
 from serin.serving.envoy.peers import CA_NAME, PAIR_NAME, PeerSecrets
 from serin.serving.envoy.tls import TlsFiles
 

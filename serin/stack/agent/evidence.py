@@ -192,7 +192,9 @@ class EvidenceUpload:
         try:
             objects.create(key, progress.pending.encode())
         except ObjectExists:  # this home does not know what an earlier one of this host has uploaded
-            taken = max((_seq(other) for other in objects.keys(_prefix(self._host))), default=progress.seq)
+            taken = max(
+                (_seq(other) for other in objects.keys(evidence_prefix(self._host))), default=progress.seq
+            )
             log.warning("%s was written by another home of this host; continuing after %d", key, taken)
             found = replace(HostEvidence.load(progress.pending.encode()), seq=taken + 1)
             self._keep(replace(progress, seq=found.seq, pending=found.dump().decode()))
@@ -205,7 +207,7 @@ class EvidenceUpload:
         """Finds, once, what earlier processes of this host have uploaded: numbers are never used again."""
         if self._listed:
             return
-        earlier = objects.keys(_prefix(self._host))
+        earlier = objects.keys(evidence_prefix(self._host))
         self._uploaded.extend((self._clock(), key) for key in earlier)
         newest = max(map(_seq, earlier), default=0)
         if self._progress.pending is None and newest > self._progress.seq:
@@ -235,7 +237,7 @@ class EvidenceUpload:
             return Progress()
 
 
-def _prefix(host: str) -> str:
+def evidence_prefix(host: str) -> str:
     return key_of(host, 0).rpartition("/")[0] + "/"
 
 

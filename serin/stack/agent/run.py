@@ -15,11 +15,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from serin.errors import AlreadyUp, ProcessFailed
+from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.formats.cluster.host_report import agent_key
+from serin.machine import environment
 from serin.machine.private import make_private
 from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
+from serin.stack.agent.evidence import evidence_prefix
 from serin.stack.agent.settings import AgentSettings
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
@@ -29,6 +32,7 @@ from serin.stack.host.standing import stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.wiring import AGENT, agent_process, build_gateway
+from serin.store.objects import open_objects
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,19 @@ def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> Non
         log.info("host %s: ending", settings.host)
     finally:
         take_down(home)
+        if settings.gateway_only and stop.is_set():
+            _forget(settings.host)
+
+
+def _forget(host: str) -> None:
+    """Removes what a gateway without releases reported: another one under another name takes its place, and its silence
+    must not hold rollouts."""
+    try:
+        objects = open_objects(environment.store_url())
+        for key in (agent_key(host), *objects.keys(evidence_prefix(host))):
+            objects.remove(key)
+    except (OSError, SerinError) as error:
+        log.warning("the report of host %s stays in the store (`serin hosts forget`): %s", host, error)
 
 
 def end_agent(home: Path) -> bool:
