@@ -34,6 +34,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ObjectChanged           an object that another process wrote in the meantime
 │   ├── VersionInUse            a version that cannot be deleted now
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
+│   ├── BundleUntrusted         a version that no trusted key has signed, where signatures are required
+│   ├── SigningKeyUnfit         a key that cannot sign, or cannot be trusted (exit code 2)
 │   └── SpoolBroken             a file of recorded requests that cannot be read
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
@@ -490,6 +492,22 @@ class VersionInUse(StoreError):
 class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
     path: str
+    reason: str
+
+
+class BundleUntrusted(StoreError):
+    template = (
+        "{release} cannot be loaded: {reason}; sign it with `serin models sign`, or trust its key with "
+        "`serin trust add`"
+    )
+    release: str
+    reason: str
+
+
+class SigningKeyUnfit(StoreError):
+    template = "{path} {reason}"
+    exit_code = 2
+    path: Path | str
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Model versions: list, show, diff, verify, import, delete, predict; and what may go: gc. Who holds which GPU: gpus."""
+"""Model versions: list, show, diff, import, delete, predict; and what may go: gc. Who holds which GPU: gpus."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from serin.commands import signing
 from serin.commands.output import Json, confirm, counted, human_bytes, show, show_json, show_table
 from serin.errors import NotFound, SpecError
 from serin.machine import environment
@@ -27,7 +28,8 @@ def register(app: typer.Typer) -> None:
     group.command("list")(list_models)
     group.command("show")(show_model)
     group.command("diff")(diff_models)
-    group.command("verify")(verify_model)
+    group.command("verify")(signing.verify_model)
+    group.command("sign")(signing.sign_model)
     group.command("import")(import_model)
     group.command("delete")(delete_model)
     app.add_typer(group, name="models")
@@ -64,7 +66,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     from serin.formats.schema import read_schema
     from serin.store.store import Store
 
-    bundle = _bundle(Store.open(), model, version)
+    bundle = find_bundle(Store.open(), model, version)
     folder = Path(bundle.path)
     manifest, schema, importance = read_manifest(folder), read_schema(folder), read_importance(folder)
     if as_json:
@@ -178,19 +180,6 @@ def delete_model(
         show(f"{model} version {number} is deleted")
     if size:
         show(f"{human_bytes(size)} of recorded requests are deleted")
-
-
-def verify_model(model: Model, version: Version = "") -> None:
-    """Check that every file of a version matches its manifest, and that there are no others. [default: the newest]"""
-    from serin.formats.bundle import verify_bundle
-    from serin.store.store import Store
-
-    bundle = _bundle(Store.open(), model, version)
-    manifest = verify_bundle(Path(bundle.path))
-    show(
-        f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "
-        f"({bundle.digest[:12]})"
-    )
 
 
 def predict(
@@ -314,7 +303,7 @@ def gc(
         show(f"{total} removed" if remove else f"{total} can be removed: add --remove")
 
 
-def _bundle(store: Store, model: str, version: str) -> Bundle:
+def find_bundle(store: Store, model: str, version: str) -> Bundle:
     """A version by MODEL VERSION or MODEL:VERSION; the newest when none is named."""
     if ":" in model and not version:
         model, _, version = model.partition(":")

@@ -18,6 +18,7 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
+from serin.formats.trust import Trust
 from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count
@@ -114,13 +115,16 @@ def _records(bundle: Bundle) -> BulkRecords | None:
 
 def open_bundle(model: str, version: str) -> Bundle:
     """Returns the requested version, else the live one, else the newest: a model need not be served to be scored in
-    bulk."""
+    bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
     store = Store.open()
-    if version:
-        return store.bundle(model, version)
-    live = store.aliases(model).get("live")
-    versions = store.versions(model)
-    return store.bundle(model, live or (versions[-1] if versions else "live"))
+    if not version:
+        live = store.aliases(model).get("live")
+        versions = store.versions(model)
+        bundle = store.bundle(model, live or (versions[-1] if versions else "live"))
+    else:
+        bundle = store.bundle(model, version)
+    Trust.open().check(store, bundle)
+    return bundle
 
 
 def _score(

@@ -13,6 +13,7 @@ from serin.formats.bundle import write_document, write_manifest
 from serin.formats.champion import ChampionReport
 from serin.formats.gate import GATE, GateReport
 from serin.formats.schema import Schema, write_schema
+from serin.formats.signature import sign_if_configured
 from serin.machine.stopping import check_stopped
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Release
@@ -53,6 +54,7 @@ def publish_version(
             metrics=checkpoint.metrics,
         )
         check_stopped()
+        sign_if_configured(store, release.model, release.version, work)
         bundle = store.publish_bundle(release.model, release.version, work)
     logger.info(f"published {release.name}")
     track_bundle(bundle, checkpoint)

@@ -10,6 +10,7 @@ import onnx
 from serin.export.convert.fuse import name_model
 from serin.export.session import open_session
 from serin.formats.bundle import MANIFEST, read_golden, verify_bundle, write_manifest
+from serin.formats.signature import sign_if_configured
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
@@ -49,4 +50,5 @@ def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bun
             },
             metrics=manifest.metrics,
         )
+        sign_if_configured(store, release.model, release.version, work)
         return store.publish_bundle(release.model, release.version, work)

@@ -20,6 +20,7 @@ from serin.formats.bundle import GOLDEN, MANIFEST, REPOSITORY, read_golden, writ
 from serin.formats.champion import ChampionReport
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import Schema, read_schema
+from serin.formats.signature import sign_if_configured
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
@@ -72,6 +73,7 @@ def import_repository(
             lineage={"repository": {"entry": asked, "models": sorted(configs), "code": bool(code)}},
             metrics={},
         )
+        sign_if_configured(store, release.model, release.version, work)
         return store.publish_bundle(release.model, release.version, work)
 
 

@@ -4,6 +4,8 @@ SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
 SERIN_CACHE_BYTES  the most that copies of an object store's files take here (a fifth of the disk)
 SERIN_HOST       the name of this host where several share a store    (the machine's host name)
+SERIN_SIGNING_KEY     a file with the private key that signs new versions (unset: they are not signed)
+SERIN_TRUSTED_KEYS    a folder with the public keys of which one must have signed a version (<home>/trusted-keys)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
@@ -118,6 +120,14 @@ def _bytes(variable: str, at_least: int = 0) -> int | None:
         least = f" of at least {at_least}" if at_least else ""
         raise SpecError(where=variable, problems=[("", f"{value!r} is not a number of bytes{least}")])
     return int(value)
+
+
+def signing_key() -> Path | None:
+    return _path("SERIN_SIGNING_KEY")
+
+
+def trusted_keys() -> Path | None:
+    return _path("SERIN_TRUSTED_KEYS")
 
 
 def prefect_api_url() -> str | None:

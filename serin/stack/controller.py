@@ -20,6 +20,7 @@ from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
 from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -93,6 +94,11 @@ def _schema_of(store: Store, release: Release) -> Schema:
     return read_schema(Path(store.bundle(release.model, release.version).path))
 
 
+def check_trusted(store: Store, release: Release) -> None:
+    """BundleUntrusted when signatures are required and no trusted key has signed the version."""
+    Trust.open().check(store, store.bundle(release.model, release.version))
+
+
 def run(home: Path, stop: threading.Event) -> None:
     """Ticks until `stop` is set."""
     store, gateway, external = Store.open(), build_gateway(home), External(home)
@@ -112,6 +118,7 @@ def run(home: Path, stop: threading.Event) -> None:
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
         replayer=Replayer(home, store, external, fleet.endpoint),
+        check=lambda release: None if external.has(release) else check_trusted(store, release),
     )
     log.info("the controller has started")
     rotate_at = 0.0

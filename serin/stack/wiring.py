@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from serin.formats.serving.spool import spool_root
+from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.machine.process import Process
 from serin.serving.envoy.gateway import Gateway
@@ -43,7 +44,13 @@ def key_file(home: Path) -> KeyFile:
 
 
 def build_releases(home: Path) -> Releases:
-    return Releases(home / "releases", host=Supervisor(home), store=Store.open(), spool=spool_root(home))
+    return Releases(
+        home / "releases",
+        host=Supervisor(home),
+        store=Store.open(),
+        spool=spool_root(home),
+        trust=Trust.open(),
+    )
 
 
 def controller_process(home: Path) -> Process:

@@ -4,6 +4,7 @@
     keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
     models/<model>/numbers/<n>  a version number that was given out; never given out again
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
+    models/<model>/signatures/<n>.json  who has signed a version (formats/signature.py)
     models/<model>/aliases.json live, candidate, previous
     work/                       folders that are being filled
     kept/<key>                  what a build made of a single file, for the next build
@@ -20,7 +21,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -223,6 +224,15 @@ class Store:
         with self._writing():
             self._places.change(f"models/{valid_model_name(model)}/aliases.json", moved)
 
+    def signatures(self, model: str, version: int) -> bytes | None:
+        """The file of signatures of a version; None when there is none."""
+        return self._places.read(_signatures(model, version))
+
+    def change_signatures(self, model: str, version: int, change: Callable[[bytes | None], bytes]) -> None:
+        """Replaces the file of signatures by what `change` makes of it, in one step."""
+        with self._writing():
+            self._places.change(_signatures(model, version), change)
+
     def remove(self, relative: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
         with self._writing():
@@ -269,3 +279,7 @@ def open_files(url: str) -> Files:
 
 def _aliases(content: bytes | None) -> dict[str, int]:
     return {} if content is None else dict(json.loads(content))
+
+
+def _signatures(model: str, version: int) -> str:
+    return f"models/{valid_model_name(model)}/signatures/{int(version)}.json"

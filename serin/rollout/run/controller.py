@@ -7,6 +7,7 @@ every action may be repeated, and there is no action that no journal records.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,7 @@ from serin.rollout.run.reconciler import Reconciler
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.verification import FOREIGN, Beside
+from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,9 @@ class Controller:
         clock: Clock | None = None,
         beside: Beside | None = None,
         replayer: Replayer | None = None,
+        check: Callable[[Release], None] | None = None,
     ) -> None:
+        """`check` raises a SerinError for a release that must not be rolled out, before its rollout begins."""
         self._clock, self._shadows = clock or EvenClock(), Shadows(replayer)
         self._world = Reconciler(
             router=router,
@@ -75,6 +79,7 @@ class Controller:
             beside=beside,
         )
         self._journals, self._versions, self._commands = journals, versions, commands
+        self._check = check or (lambda _: None)
         self._courses: dict[str, Course] = {}
         try:
             for model in journals.models():
@@ -151,6 +156,7 @@ class Controller:
             reason = f"version {version} is not in the store"
             raise RolloutRefused(model=command.model, command=command.kind, reason=reason)
         if then.id == command.id:
+            self._check(then.candidate)
             self._shadows.check(then)
 
     def _decide(self, course: Course) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from serin.errors import NameInvalid, ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY, read_manifest
 from serin.formats.schema import Schema, read_schema
+from serin.formats.trust import Trust
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
@@ -57,23 +58,25 @@ class Releases:
         devices: Callable[[], Sequence[Device]] = inventory,
         spool: Path | None = None,
         ports: tuple[int, int, int] | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """`spool`: the folder where releases leave the requests that they record; None: they record nothing. `ports`:
-        of the only release, where it has an address for itself; None: free ones."""
+        of the only release, where it has an address for itself; None: free ones. `trust`: who must have signed a
+        version; None: nobody."""
         self._folder = folder
         self._host = host
         self._store = store
         self._install = install
         self._devices = devices
         self._spool = spool
-        self._ports = ports
+        self._ports, self._trust = ports, trust
         self._row_times = RowTimes()
 
     def start(self, release: Release) -> None:
         """Starts the release unless it runs or is starting. One that stopped answering is restarted.
 
-        Raises GpuMemoryShort or BackendRefused before anything is loaded, when it does not fit or cannot be served as
-        requested.
+        Raises BundleUntrusted, GpuMemoryShort or BackendRefused before anything is loaded, when it is not signed by a
+        trusted key, does not fit or cannot be served as requested.
         """
         record = self._record(release)
         if record and self._host.state(release.name) in ("starting", "running"):
@@ -81,6 +84,8 @@ class Releases:
                 return
             self._host.stop(release.name)
         bundle = self._store.bundle(release.model, release.version)
+        if self._trust is not None:
+            self._trust.check(self._store, bundle)
         if self._install is None:
             self._install = find_triton()
         if record:

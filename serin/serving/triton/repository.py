@@ -70,6 +70,8 @@ def build_repository(
         raise BundleBroken(
             path=bundle.path, reason=f"it contains {manifest.name} version {manifest.model_version}"
         )
+    if manifest.digest != bundle.digest:  # it was checked before: signatures are of that one
+        raise BundleBroken(path=bundle.path, reason="its manifest was changed while it was loaded")
     server, serving = server or Server(), serving or serving_settings(bundle)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}")

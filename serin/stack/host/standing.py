@@ -17,8 +17,10 @@ def stack_environment(home: Path) -> dict[str, str]:
     The caller's credentials for Prefect are left out: a served model must not have them.
     """
     store = environment.store_url()
+    files = {"SERIN_SIGNING_KEY": environment.signing_key(), "SERIN_TRUSTED_KEYS": environment.trusted_keys()}
     return environment.child_environment(
         **dict.fromkeys(environment.prefect_credentials()),
+        **{name: str(path) for name, path in files.items() if path},  # the stack has another working folder
         SERIN_HOME=str(home),
         SERIN_STORE=store if "://" in store else str(Path(store).expanduser().absolute()),
         PYTHONUNBUFFERED="1",

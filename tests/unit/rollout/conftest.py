@@ -70,6 +70,7 @@ class Scene:
     beside: Beside | None = at_once  # None: as in a real controller, in threads
     compact_bytes: int = 1  # so that journals are compacted again and again
     said: list[str] = field(default_factory=list)
+    check: Callable[[Release], None] | None = None
     _controller: Controller | None = None
 
     def __post_init__(self) -> None:
@@ -94,6 +95,7 @@ class Scene:
                 clock=self.clock,
                 beside=self.beside,
                 replayer=self.replayer,
+                check=self.check,
             )
         return self._controller
 

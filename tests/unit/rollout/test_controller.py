@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.errors import JournalHeld
+from serin.errors import BundleUntrusted, JournalHeld
 from serin.formats.serving.journal import Journal
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.decide.verdict import Verdict
@@ -13,7 +13,7 @@ from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import history
-from serin.store.artifacts import ModelRoute
+from serin.store.artifacts import ModelRoute, Release
 from tests.unit.rollout.conftest import PLAN, Scene, release
 
 
@@ -350,6 +350,22 @@ def test_only_one_controller_decides_for_a_home(scene: Scene, tmp_path: Path) ->
             versions=scene.versions,
             commands=Inbox(tmp_path),
         )
+
+
+def test_a_rollout_of_a_release_that_must_not_run_is_refused_before_it_begins(tmp_path: Path) -> None:
+    def check(release: Release) -> None:
+        if release.version == 2:
+            raise BundleUntrusted(release=release.name, reason="it is not signed")
+
+    scene = Scene(tmp_path, check=check)
+    scene.promote_first()
+    command = scene.command("start", 2)
+    scene.tick()
+    answer = scene.answer(command)
+    assert not answer.accepted
+    assert "flights-v2 cannot be loaded: it is not signed" in answer.reason
+    assert len({decision.rollout for decision in history(tmp_path, "flights")}) == 1
+    scene.controller.close()
 
 
 def test_evidence_is_journaled_now_and_then_although_nothing_is_decided(scene: Scene) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from serin.errors import NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
+from serin.errors import BundleUntrusted, NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
+from serin.formats.signature import create_key, public_pem, read_private_key, sign_version
+from serin.formats.trust import Trust
 from serin.machine.process import Process, ProcessState
 from serin.serving.triton import installation
 from serin.serving.triton.installation import TritonInstall, find_triton, install_triton, shortcomings
@@ -77,6 +79,24 @@ def test_a_version_that_was_never_published_is_not_started(releases: Releases, h
     with pytest.raises(NotFound):
         releases.start(Release(model=MODEL, version=9))
     assert host.processes == {}
+
+
+def test_a_version_that_no_trusted_key_has_signed_is_not_started(
+    releases: Releases, host: FakeHost, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    (tmp_path / "key.pub").write_text(public_pem(create_key(key)))
+    releases._trust = Trust(tmp_path / "trusted-keys")
+    releases._trust.add("ci", tmp_path / "key.pub")
+    with pytest.raises(BundleUntrusted, match="it is not signed"):
+        releases.start(V1)
+    assert host.processes == {}
+    assert releases.running() == []
+    assert not (tmp_path / "releases").exists(), "nothing of it was read or reserved"
+    store = releases._store
+    sign_version(store, MODEL, 1, Path(store.bundle(MODEL, 1).path), read_private_key(key))
+    releases.start(V1)
+    assert list(host.processes) == [V1.name]
 
 
 def test_releases_get_places_of_their_own(releases: Releases, host: FakeHost) -> None:

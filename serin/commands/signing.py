@@ -1,0 +1,170 @@
+"""Signatures of model versions (models sign, models verify), and the keys that are trusted (trust)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serin.commands.output import Json, say, show, show_json, show_table
+from serin.errors import BundleUntrusted, SpecError
+from serin.machine import environment
+
+if TYPE_CHECKING:
+    from serin.store.store import Store
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
+Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(
+        help="Keys that must have signed a version before it is loaded.", no_args_is_help=True
+    )
+    group.command("create")(create)
+    group.command("add")(add)
+    group.command("list")(list_keys)
+    group.command("remove")(remove)
+    group.command("off")(off)
+    app.add_typer(group, name="trust")
+
+
+def sign_model(
+    model: Model,
+    version: Version = "",
+    key: Annotated[
+        Path | None, typer.Option(help="The private key. [default: the file that SERIN_SIGNING_KEY names]")
+    ] = None,
+) -> None:
+    """Sign a version, after checking its files. [default: the newest]"""
+    from serin.commands.models import find_bundle
+    from serin.formats.bundle import verify_bundle
+    from serin.formats.signature import read_private_key, sign_version
+    from serin.store.store import Store
+
+    path = key or environment.signing_key()
+    if path is None:
+        problem = "name the private key with --key or SERIN_SIGNING_KEY; `serin trust create FILE` makes one"
+        raise SpecError(where="serin models sign", problems=[("", problem)])
+    private, store = read_private_key(path), Store.open()
+    bundle = find_bundle(store, model, version)
+    folder = Path(bundle.path)
+    verify_bundle(folder)
+    name = sign_version(store, bundle.model, bundle.version, folder, private)
+    show(f"{bundle.model} version {bundle.version} is signed by {name[:16]}")
+
+
+def verify_model(model: Model, version: Version = "") -> None:
+    """Check that every file of a version matches its manifest, that there are no others, and who has signed it.
+    [default: the newest]"""
+    from serin.commands.models import find_bundle
+    from serin.formats.bundle import verify_bundle
+    from serin.formats.signature import signatures_of
+    from serin.formats.trust import Trust
+    from serin.store.store import Store
+
+    store = Store.open()
+    bundle = find_bundle(store, model, version)
+    manifest = verify_bundle(Path(bundle.path))
+    show(
+        f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "
+        f"({bundle.digest[:12]})"
+    )
+    trusted = Trust.open().check(store, bundle)
+    if trusted is not None:
+        show(f"signed by {trusted.name} ({str(trusted.fingerprint)[:16]})")
+        return
+    signatures = signatures_of(store, bundle)
+    if signatures is None:
+        show("its file of signatures is damaged; no trusted keys are set, so it is not needed")
+    elif signatures:
+        names = ", ".join(each.key[:16] for each in signatures)
+        show(f"signed by {names}; not checked, because no trusted keys are set (`serin trust add`)")
+    else:
+        show("not signed")
+
+
+def create(
+    file: Annotated[
+        Path, typer.Argument(help="Where to write the private key; FILE.pub gets the public one.")
+    ],
+) -> None:
+    """Make a pair of keys for signatures. The private key is readable by its owner only."""
+    from serin.formats.signature import create_key, fingerprint, public_pem
+
+    public = create_key(file)
+    other = file.with_name(f"{file.name}.pub")
+    other.write_text(public_pem(public))
+    show(f"{file} signs; give {other} to those who trust it ({fingerprint(public)[:16]})")
+
+
+def add(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="The public key (PEM, ed25519).")],
+) -> None:
+    """Trust a public key. From the first one on, the stack loads only versions that a trusted key has signed."""
+    from serin.formats.trust import Trust
+    from serin.store.store import Store
+
+    trust = Trust.open()
+    found = trust.add(name, file)
+    show(f"{name} is trusted ({str(found.fingerprint)[:16]})")
+    for release in _unsigned(Store.open()):
+        say(f"{release} is live and not signed by a trusted key: it will not be started again")
+
+
+def list_keys(as_json: Json = False) -> None:
+    """List the trusted keys."""
+    from serin.formats.trust import Trust
+
+    trust = Trust.open()
+    found = trust.keys()
+    if as_json:
+        keys = [
+            {"name": each.name, "fingerprint": each.fingerprint, "trouble": each.trouble} for each in found
+        ]
+        show_json({"required": trust.is_required, "keys": keys})
+        return
+    rows = [(each.name, (each.fingerprint or "")[:16] or None, each.trouble) for each in found]
+    empty = "no trusted keys: no version is loaded" if trust.is_required else "no trusted keys"
+    show_table(("name", "fingerprint", "trouble"), rows, empty=empty)
+    if not trust.is_required:
+        show("signatures are not asked for: every version in the store can be loaded")
+
+
+def remove(name: Name) -> None:
+    """Trust a key no longer. Without any trusted key no version is loaded; `serin trust off` ends that."""
+    from serin.formats.trust import Trust
+
+    trust = Trust.open()
+    trust.remove(name)
+    show(f"{name} is not trusted any more")
+    if not trust.keys():
+        show("no key is trusted now: no version is loaded; `serin trust off` stops asking for signatures")
+
+
+def off() -> None:
+    """Stop asking for signatures, and forget the trusted keys."""
+    from serin.formats.trust import Trust
+
+    if environment.trusted_keys() is not None:
+        problem = "SERIN_TRUSTED_KEYS asks for signatures; unset it, and restart the stack"
+        raise SpecError(where="serin trust off", problems=[("", problem)])
+    Trust.open().end()
+    show("signatures are not asked for: every version in the store can be loaded")
+
+
+def _unsigned(store: Store) -> list[str]:
+    """Returns the live versions that no trusted key has signed."""
+    from serin.formats.trust import Trust
+
+    found, trust = [], Trust.open()
+    for model in store.models():
+        if "live" in store.aliases(model):
+            try:
+                trust.check(store, store.bundle(model, "live"))
+            except BundleUntrusted as error:
+                found.append(str(error.release))
+    return found
