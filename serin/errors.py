@@ -108,7 +108,9 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── ObjectNotOurs           an object in the cluster that has a release's name and is not Serin's
     ├── TemplateUnfit           the file with the objects of a release cannot be used (exit code 2)
     ├── PrefectGone             the Prefect server does not answer
-    └── PrefectRefused          the Prefect server answered with an error
+    ├── PrefectRefused          the Prefect server answered with an error
+    ├── SlurmSilent             Slurm's controller does not answer (retryable)
+    └── SlurmRefused            Slurm does not accept a job or a command
 """
 
 from __future__ import annotations
@@ -1065,6 +1067,19 @@ class PrefectRefused(StackError):
     template = "Prefect answered {code} to {call}: {reason}"
     call: str
     code: int
+    reason: str
+
+
+class SlurmSilent(StackError):
+    template = "{command} got no answer from Slurm: {reason}; check `scontrol ping` and SLURM_CONF"
+    retryable = True
+    command: str
+    reason: str
+
+
+class SlurmRefused(StackError):
+    template = "{command} was refused: {reason}"
+    command: str
     reason: str
 
 

@@ -9,17 +9,21 @@ stay as they are.
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import logging
 import re
+import signal
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
+from prefect.exceptions import Pause
 from prefect.states import Failed
 
 from serin import errors
 from serin.errors import SerinError
+from serin.machine import environment
 from serin.stack.prefect.follow import ASKED_TO_STOP, last_line
 
 P = ParamSpec("P")
@@ -44,6 +48,12 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             return await function(*args, **kwargs)
         except SerinError as error:
             return cast("R", Failed(message=str(error), data=error))
+        except asyncio.CancelledError as error:
+            if environment.scheduler() is None:
+                raise
+            # The scheduler may start the run again. Prefect leaves its state alone, and further signals find it saving.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise Pause(f"{environment.scheduler()} decides what becomes of the run") from error
 
     # Prefect builds a model of the parameters and would look up the names of their types in this module.
     run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]

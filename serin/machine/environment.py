@@ -16,6 +16,7 @@ SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (un
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
+SERIN_SCHEDULER  who decides what becomes of a run that is stopped: slurm (unset: the run itself)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
 SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
@@ -227,6 +228,27 @@ def torchrun_place() -> tuple[int, int, int, int]:
 def machines() -> tuple[str, str | None]:
     """(how many train together, where they meet)"""
     return os.environ.get("SERIN_MACHINES") or "1", os.environ.get("SERIN_RENDEZVOUS") or None
+
+
+def scheduler() -> str | None:
+    """Who decides what becomes of a run that is stopped, and may start it again. None: the run reports its end."""
+    return os.environ.get("SERIN_SCHEDULER") or None
+
+
+def flow_run_id() -> str | None:
+    """The Prefect run that this process belongs to."""
+    return os.environ.get("PREFECT__FLOW_RUN_ID") or None
+
+
+def slurm_place() -> tuple[int, int, int, str]:
+    """(job, restarts before, nodes, this node) as Slurm gave them to this process. KeyError outside of a job."""
+    get = os.environ.get
+    return (
+        int(os.environ["SLURM_JOB_ID"]),
+        int(get("SLURM_RESTART_COUNT") or 0),
+        int(get("SLURM_JOB_NUM_NODES") or 1),
+        get("SLURMD_NODENAME") or socket.gethostname(),
+    )
 
 
 def script_variables() -> dict[str, str] | None:

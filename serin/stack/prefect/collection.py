@@ -1,7 +1,8 @@
-"""Registers the worker type `serin` with Prefect through the entry point group `prefect.collections`.
+"""Registers Serin's worker types with Prefect through the entry point group `prefect.collections`.
 
-The worker is in the application folder (the checkout, or serin/app of an installed wheel). It is loaded under a private
-name: Prefect imports this module in other projects' processes too, and must not hide their own `deployments` package.
+The workers are in the application folder (the checkout, or serin/app of an installed wheel). They are loaded under a
+private name: Prefect imports this module in other projects' processes too, and must not hide their own `deployments`
+package.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def _load_workers() -> None:
     )
     assert spec is not None
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    importlib.import_module(f"{_PACKAGE}.worker")
+    for module in ("worker", "slurm.worker"):
+        importlib.import_module(f"{_PACKAGE}.{module}")
 
 
 _load_workers()

@@ -15,6 +15,7 @@ from serin.stack.prefect.login import make_login
 POOLS = ("cpu", "gpu")
 PREFECT, RECONCILER = "prefect", "reconciler"
 WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
+SLURM_TYPE = "serin-slurm"  # of pools whose runs are Slurm jobs
 
 
 def worker_name(pool: str) -> str:

@@ -1,0 +1,111 @@
+"""What Serin's worker types share: a worker that hears of runs and of their cancelling from the server's events.
+
+A run starts when it is requested and not at the next poll. Polling remains for events that were missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventNameFilter
+from websockets.exceptions import WebSocketException
+
+if TYPE_CHECKING:
+    from prefect.workers.base import BaseWorker
+
+    _Worker = BaseWorker[Any, Any, Any]
+else:
+    _Worker = object  # Prefect registers every subclass of its worker as a type
+
+_RUN = "prefect.flow-run."
+_WAITS = tuple(f"{_RUN}{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))
+_CANCELLING = f"{_RUN}Cancelling"
+_PAUSES_S = (0.0, 0.1, 0.4)
+_RECONNECT_S = 5.0
+
+
+class Listening(_Worker):
+    """A base of worker types, before Prefect's worker. They say which runs they have (`runs_here`) and how one is
+    cancelled (`cancel`)."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._asking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listens = False
+
+    def runs_here(self) -> Collection[UUID]:
+        """Returns the runs that this worker follows now."""
+        raise NotImplementedError
+
+    async def cancel(self, run: UUID) -> None:
+        """Ends a run that is being cancelled, if it is here."""
+        raise NotImplementedError
+
+    async def teardown(self, *exc_info: Any) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await super().teardown(*exc_info)
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        async with self._asking:  # two calls at the same time would take a run twice
+            return await super().get_and_submit_flow_runs()
+
+    async def sync_with_backend(self) -> None:
+        """Subscribes to events once the pool is known, and looks for cancelled runs whose event was missed."""
+        await super().sync_with_backend()
+        if not self._listens:
+            self._listens = True
+            self.in_background(self._listen())
+        await self._cancel_missed()
+
+    async def _cancel_missed(self) -> None:
+        here = list(self.runs_here())
+        if not here:
+            return
+        cancelling = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING]))
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=here), state=cancelling)
+        for run in await self.client.read_flow_runs(flow_run_filter=wanted):
+            self.in_background(self.cancel(run.id))
+
+    async def _listen(self) -> None:
+        """Reacts to the server's events. Where the server sends none, polling finds the same runs later."""
+        pool = EventAnyResourceFilter(id=[f"prefect.work-pool.{self.work_pool.id}"])
+        wanted = EventFilter(event=EventNameFilter(name=[*_WAITS, _CANCELLING]), any_resource=pool)
+        while True:
+            with contextlib.suppress(
+                OSError, WebSocketException, httpx.HTTPError
+            ):  # the server is being restarted
+                async with get_events_subscriber(filter=wanted) as events:
+                    await self._cancel_missed()
+                    async for event in events:
+                        if event.event == _CANCELLING:
+                            self.in_background(self.cancel(UUID(event.resource.id.removeprefix(_RUN))))
+                        else:
+                            await self._ask()
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _ask(self) -> None:
+        for pause_s in _PAUSES_S:  # an event may arrive before the database shows the run
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(httpx.HTTPError):
+                if await self.get_and_submit_flow_runs():
+                    return
+
+    def in_background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
