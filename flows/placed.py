@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from flows.parameters import Spec, Stage
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.export import find_bundle
-from serin.pipeline.needs import etl_needs, export_needs, train_needs
+from serin.pipeline.needs import etl_needs, export_needs, job_variables, train_needs
 from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
@@ -45,6 +45,7 @@ async def pipeline(
             "train",
             Checkpoint,
             needs=str(train_needs(plan.model, plan.training)),
+            job_variables=job_variables("train", plan),
             dataset=dataset,
             fresh="train" in fresh,
             **shared,
@@ -82,6 +83,12 @@ async def _dataset(plan: PipelineSpec, fresh: bool, shared: dict[str, Any]) -> D
         return dataset
     needs = etl_needs(plan.data, plan.etl)
     made: Dataset = await run_stage(
-        "etl", Dataset, deployment=needs.deployment, needs=str(needs), fresh=fresh, **shared
+        "etl",
+        Dataset,
+        deployment=needs.deployment,
+        needs=str(needs),
+        job_variables=job_variables("etl", plan),
+        fresh=fresh,
+        **shared,
     )
     return made

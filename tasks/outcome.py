@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import logging
 import re
-import signal
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
@@ -51,8 +50,7 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
         except asyncio.CancelledError as error:
             if environment.scheduler() is None:
                 raise
-            # The scheduler may start the run again. Prefect leaves its state alone, and further signals find it saving.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # The scheduler may start the run again. Prefect leaves the state of a run alone that raises this.
             raise Pause(f"{environment.scheduler()} decides what becomes of the run") from error
 
     # Prefect builds a model of the parameters and would look up the names of their types in this module.

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -50,18 +51,25 @@ _SERVER_GONE_S = 600.0
     cache_policy=NO_CACHE,
 )
 async def run_stage(
-    stage: str, kind: type[Result], *, deployment: str = "placed", needs: str = "", **parameters: Any
+    stage: str,
+    kind: type[Result],
+    *,
+    deployment: str = "placed",
+    needs: str = "",
+    job_variables: Mapping[str, Any] | None = None,
+    **parameters: Any,
 ) -> Result:
     """Returns the result of `<stage>/<deployment>` for `parameters`. A run that was lost, not failed, is run again.
 
-    `needs`: the stage's needs as text, for people who look at the placement.
+    `needs`: the stage's needs as text, for people who look at the placement. `job_variables`: what it asks of its work
+    pool.
     """
     plain = {name: _plain(value) for name, value in parameters.items()}
     where = f"placed as {stage}/{deployment}{f', needs {needs}' if needs else ''}"
     get_run_logger().info("%s %s", stage, where)
     note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
     try:
-        run = await _begin(f"{stage}/{deployment}", plain)
+        run = await _begin(f"{stage}/{deployment}", plain, job_variables)
         async with get_client() as client:
             run = await _ended(client, stage, run)
     except asyncio.CancelledError:
@@ -116,13 +124,19 @@ async def _give_up(run: FlowRun, reason: str) -> None:
         await client.set_flow_run_state(run.id, Crashed(message=reason), force=True)
 
 
-async def _begin(deployment: str, parameters: dict[str, Any]) -> FlowRun:
+async def _begin(
+    deployment: str, parameters: dict[str, Any], job_variables: Mapping[str, Any] | None = None
+) -> FlowRun:
     """Returns the run that this pipeline began for the same request and that has not failed; else a new one."""
     asked = json.dumps([deployment, parameters], sort_keys=True)
     base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     for number in itertools.count():
         run = await arun_deployment(
-            deployment, parameters=parameters, timeout=0, idempotency_key=f"{base}-{number}"
+            deployment,
+            parameters=parameters,
+            timeout=0,
+            idempotency_key=f"{base}-{number}",
+            job_variables=dict(job_variables or {}),
         )
         if run.state is None or not run.state.is_final() or run.state.is_completed():
             return run

@@ -109,6 +109,12 @@ def deploy(
             dir_okay=False,
         ),
     ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A work pool (cpu, gpu) whose runs become Slurm jobs. Repeatable.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Apply deployments, schedules and automations; those that have not changed stay as they are.
 
@@ -116,7 +122,7 @@ def deploy(
     """
     from serin.stack.prefect.deploy import deploy
 
-    for name in deploy(environment.home(), file):
+    for name in deploy(environment.home(), file, slurm=slurm or ()):
         show(name)
 
 

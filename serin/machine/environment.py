@@ -251,6 +251,18 @@ def slurm_place() -> tuple[int, int, int, str]:
     )
 
 
+def slurm_share() -> tuple[int | None, int | None]:
+    """(cores, bytes of memory) that Slurm gave to this job on this node; None: not in a job, or not limited."""
+    get = os.environ.get
+    cores, node, core = (
+        get(name, "") for name in ("SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU")
+    )
+    count = int(cores) if cores.isdigit() else None
+    if node.isdigit() and int(node):  # in megabytes; 0: all of the node
+        return count, int(node) << 20
+    return count, int(core) * count << 20 if core.isdigit() and count else None
+
+
 def script_variables() -> dict[str, str] | None:
     """What a training script was given (serin/training/launch/script.py); None outside of one."""
     if "SERIN_OUTPUT" not in os.environ:

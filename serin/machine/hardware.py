@@ -22,8 +22,9 @@ _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def core_count() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The number of CPU cores that this process may use. Slurm does not bind a job to its cores everywhere."""
+    given, _ = environment.slurm_share()
+    return min(len(os.sched_getaffinity(0)), given or os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass
 
+from serin.errors import DataError
 from serin.machine.hardware import inventory
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec, gpus_wanted
@@ -73,6 +75,17 @@ def export_needs(spec: PipelineSpec) -> Needs:
         return Needs(gpus=0, why="nothing is measured on a GPU")
     most = max(device.memory_bytes for device in devices)
     return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why=why)
+
+
+def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
+    """Returns what a stage asks of a cluster, as variables of its work pool; a pool that does not know them ignores
+    them. The cluster's machines are not visible here, so these are facts of the spec and of its data."""
+    if stage == "train" and isinstance(spec.training.processes, int):
+        return {"processes": spec.training.processes}
+    if stage == "etl":
+        with suppress(DataError, OSError):  # tables that only the cluster's machines see
+            return {"data_gb": round(_data_bytes(spec.data) / 1e9, 3)}
+    return {}
 
 
 def _data_bytes(data: DataSpec) -> int:

@@ -32,7 +32,7 @@ from serin.stack.host.ports import Claims, choose_port, port_claims
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes, rest_api
-from serin.stack.prefect.deploy import apply_deployments, make_pools, pool_template
+from serin.stack.prefect.deploy import apply_deployments, make_pools, worker_for
 from serin.stack.prefect.login import stack_api
 from serin.stack.wiring import build_gateway, console_process, controller_process, start_serving
 
@@ -214,9 +214,7 @@ def _start_workers(supervisor: Supervisor, stack: Stack) -> None:
 
 
 def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
-    workers = [
-        processes.prefect_worker(stack, pool, template=pool_template(pool)) for pool in processes.POOLS
-    ]
+    workers = [worker_for(stack, pool) for pool in processes.POOLS]
     marks = {worker.name: log_size(worker.log) for worker in workers}
     for worker in workers:
         supervisor.start(worker)

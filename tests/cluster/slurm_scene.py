@@ -131,11 +131,11 @@ def slurm_scene(cluster: SlurmCluster, home: Path) -> Iterator[Scene]:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         stack.callback(end, server)
-        wait_until(lambda: answers(url), "the Prefect server", (home / "server.log").read_text, within_s=180)
+        wait_until(lambda: answers(url), "the Prefect server", (home / "server.log").read_text, within_s=500)
         stack.callback(lambda: [end(process) for process in scene.workers.values()])
         for pool in POOLS:
             scene.start_worker(pool)
-        wait_until(lambda: _pools(scene.api) >= set(POOLS), "the pools", scene._outputs, within_s=180)
+        wait_until(lambda: _pools(scene.api) >= set(POOLS), "the pools", scene._outputs, within_s=500)
         deployed = subprocess.run(
             [sys.executable, "-m", "serin.cli", "deploy"], env=variables, capture_output=True, text=True
         )

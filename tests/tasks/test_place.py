@@ -40,9 +40,9 @@ class Workers:
         self.runs: dict[str, UUID] = {}
 
     async def run(
-        self, name: str, *, parameters: dict[str, Any], idempotency_key: str, **options: float
+        self, name: str, *, parameters: dict[str, Any], idempotency_key: str, **options: Any
     ) -> FlowRun:
-        assert options == {"timeout": 0}
+        assert options == {"timeout": 0, "job_variables": {}}
         self.asked.append((name, parameters))
         async with get_client() as client:
             if idempotency_key in self.runs:

@@ -39,7 +39,7 @@ COMMAND_LINE = {
     "down": "",
     "status": "[--json]",
     "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
-    "deploy": "[FILE]",
+    "deploy": "[FILE] [--slurm]",
     "version": "",
     "drift": "[MODEL] [--report] [--json]",
     "doctor": "[--json]",

@@ -19,6 +19,8 @@ _OF_THE_WORKER = (
     "SERIN_PROCESS",
 )  # variables that describe the worker, not its jobs
 _KEPT = ("SLURM_CONF",)
+_LEAST_GB = 1.0  # of a process that has imported everything
+_GROWS = 6  # what a table takes in memory, in times of its size on disk
 
 
 class SlurmConfiguration(BaseJobConfiguration):
@@ -35,6 +37,20 @@ class SlurmConfiguration(BaseJobConfiguration):
     cores: int = Field(default=2, ge=1, description="Cores on each node.")
     memory_gb: float | None = Field(
         default=None, gt=0, description="Memory on each node. Empty: the default of the cluster."
+    )
+    most_memory_gb: float | None = Field(
+        default=None, gt=0, description="Memory for an ETL of much data, at most. Empty: memory_gb for all."
+    )
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        description="training.processes of the spec, set by the pipeline: as many GPUs where the pool has GPUs, else "
+        "at least as many cores.",
+    )
+    data_gb: float | None = Field(
+        default=None,
+        ge=0,
+        description="The size of the tables' files, set by the pipeline: an ETL gets memory for it.",
     )
     time_minutes: int = Field(
         default=60, ge=1, description="Time limit of one job. A training continues in the next."
@@ -57,6 +73,7 @@ class SlurmConfiguration(BaseJobConfiguration):
         """
         log = str(home / "logs" / "slurm").replace("%", "%%")
         kind = f"{self.gpu_type}:" if self.gpu_type else ""
+        gpus, cores, memory_gb = self.shares()
         wanted = {
             "job-name": run,
             "comment": f"serin {flow}",
@@ -68,16 +85,25 @@ class SlurmConfiguration(BaseJobConfiguration):
             "signal": f"B:USR1@{self.stop_before_s}",
             "nodes": str(self.nodes if flow == _TRAIN else 1),
             "ntasks-per-node": "1",
-            "cpus-per-task": str(self.cores),
+            "cpus-per-task": str(cores),
             "time": str(self.time_minutes),
-            "mem": f"{int(self.memory_gb * 1000)}M" if self.memory_gb else None,
-            "gres": f"gpu:{kind}{self.gpus}" if self.gpus else None,
+            "mem": f"{int(memory_gb * 1000)}M" if memory_gb else None,
+            "gres": f"gpu:{kind}{gpus}" if gpus else None,
             "partition": self.partition,
             "account": self.account,
             "qos": self.qos,
         }
         given = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
         return ["--parsable", "--requeue", *given, *self.options]
+
+    def shares(self) -> tuple[int, int, float | None]:
+        """Returns the GPUs, cores and gigabytes on each node: the pool's, changed by what the stage needs."""
+        gpus = self.processes if self.processes and self.gpus else self.gpus
+        cores = max(self.cores, self.processes or 1)
+        memory = self.memory_gb
+        if memory is not None and self.most_memory_gb is not None and self.data_gb is not None:
+            memory = max(memory, min(self.most_memory_gb, _LEAST_GB + _GROWS * self.data_gb))
+        return gpus, cores, memory
 
     def script(self) -> str:
         """Returns the batch script. The program that it becomes gets Slurm's signals."""

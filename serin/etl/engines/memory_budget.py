@@ -9,6 +9,7 @@ import psutil
 
 from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.tables import Table
+from serin.machine import environment
 
 MIN_ROWS = 2**12  # below this a piece costs more in overhead than it saves
 _CGROUP = Path("/sys/fs/cgroup")
@@ -19,8 +20,11 @@ _COPIES = 6  # decoded, as columns, joined, in split order, as features, and on 
 
 
 def available_bytes() -> int:
-    """What may still be used: the machine's free memory, or less when this process lives in a container."""
+    """What may still be used: the machine's free memory, or less in a container or in a Slurm job."""
     free = int(psutil.virtual_memory().available)
+    _, given = environment.slurm_share()
+    if given is not None:
+        free = min(free, max(0, given - int(psutil.Process().memory_info().rss)))
     limit, used, cache = (_cgroup_number(name) for name in ("memory.max", "memory.current", "inactive_file"))
     return free if limit is None else min(free, max(0, limit - (used or 0) + (cache or 0)))
 

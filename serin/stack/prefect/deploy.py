@@ -4,47 +4,75 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from serin.errors import NotUp, ProcessFailed
+from serin.errors import NotFound, NotUp, ProcessFailed
 from serin.machine import environment
 from serin.machine.hardware import inventory
+from serin.machine.process import Process
 from serin.spec import section
 from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
+from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.processes import POOLS, WORKER_TYPE, prefect_environment
+from serin.stack.prefect.processes import POOLS, SLURM_TYPE, WORKER_TYPE, prefect_environment, prefect_worker
 
+logger = logging.getLogger(__name__)
+
+_LOOPBACK = (
+    "the Prefect server at %s answers on this machine only: jobs on other nodes need one that they reach "
+    "(PREFECT_API_URL)"
+)
 _FILE = Path("deployments/prefect.yaml")
+_PROCESS = "process"  # Prefect's own type, of the pools of older stacks
 _SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
 
-def pool_template(pool: str) -> Path:
-    return environment.application_folder() / "deployments" / f"{pool}-pool.json"
+def pool_template(pool: str, *, kind: str = WORKER_TYPE) -> Path:
+    folder = environment.application_folder() / "deployments"
+    return (folder / "slurm" if kind == SLURM_TYPE else folder) / f"{pool}-pool.json"
 
 
 def make_pools(api: rest_api.Api) -> None:
-    """Creates the pools cpu and gpu on the stack's own server; on another one the workers create missing pools."""
+    """Creates the pools cpu and gpu on the stack's own server; on another one the workers create missing pools.
+
+    A pool that somebody has made for other infrastructure, such as Slurm, is left as it is.
+    """
     for pool in POOLS:
+        if rest_api.pool_type(api, pool) not in (None, WORKER_TYPE, _PROCESS):
+            continue
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
         rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
 
 
-def deploy(home: Path, file: Path | None = None) -> list[str]:
+def worker_for(stack: Stack, pool: str) -> Process:
+    """Returns the stack's worker for a pool: of the type that the pool has, if that is Slurm's."""
+    found = rest_api.pool_type(stack_api(stack), pool)
+    kind = SLURM_TYPE if found == SLURM_TYPE else WORKER_TYPE
+    return prefect_worker(stack, pool, template=pool_template(pool, kind=kind), kind=kind)
+
+
+def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ()) -> list[str]:
     """Applies a file of deployments, schedules and automations to a server. Repeating it changes nothing.
 
     The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up. `file`: your
-    own; None: deployments/prefect.yaml.
+    own; None: deployments/prefect.yaml. `slurm`: work pools whose runs become Slurm jobs.
     """
     stack, url = read_stack(home), environment.prefect_api_url()
     if stack is not None and stack.is_alive:
         url, own = stack.prefect_api_url, stack.owns_prefect
         settings = prefect_environment(home, url, own=own)
+        _use_slurm(stack_api(stack), slurm)
+        for pool in slurm:
+            Supervisor(home).start(worker_for(stack, pool))
+        if slurm and own:
+            logger.warning(_LOOPBACK, url)
         if file is None:
             if own:
                 make_pools(stack_api(stack))
@@ -53,10 +81,23 @@ def deploy(home: Path, file: Path | None = None) -> list[str]:
         raise NotUp(home=home)
     else:
         settings = prefect_environment(home, url, own=False)
+        shown = environment.prefect_credentials()
+        login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
+        _use_slurm(rest_api.Api(url, login, key), slurm)
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     _apply(_FILE if file is None else file.absolute(), settings, log)
     return [f"applied to {url}"]
+
+
+def _use_slurm(api: rest_api.Api, pools: Collection[str]) -> None:
+    """Replaces pools of another type. A pool that is Slurm's keeps its variables, which its page may have changed."""
+    for pool in pools:
+        if pool not in POOLS:
+            raise NotFound(kind="work pool", name=pool, known=list(POOLS))
+        if rest_api.pool_type(api, pool) != SLURM_TYPE:
+            template = json.loads(pool_template(pool, kind=SLURM_TYPE).read_text())
+            rest_api.ensure_pool(api, pool, kind=SLURM_TYPE, template=template, slots=None)
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:

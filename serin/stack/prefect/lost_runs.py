@@ -28,6 +28,7 @@ class Run:
     since: float  # the start of this state
     message: str = ""
     worker: str = ""  # the name of the one that took it last
+    elsewhere: bool = False  # its process is not on this machine: a job of a cluster
     placed: bool = False  # by a pipeline, which requests it again itself
     suspended: bool = False  # paused without a process, on purpose
 

@@ -114,13 +114,13 @@ def prefect_server(home: Path, port: int) -> Process:
     )  # fmt: skip
 
 
-def prefect_worker(stack: Stack, pool: str, *, template: Path) -> Process:
+def prefect_worker(stack: Stack, pool: str, *, template: Path, kind: str = WORKER_TYPE) -> Process:
     """Returns the worker's process. Its pool is created from `template` if it does not exist."""
     name = workers_of(stack.home)[POOLS.index(pool)]
     return Process(
         name=worker_name(pool),
         command=(
-            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", WORKER_TYPE,
+            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", kind,
             "--name", name, "--install-policy", "never", "--base-job-template", str(template),
         ),
         environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),

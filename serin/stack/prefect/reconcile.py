@@ -33,7 +33,7 @@ from serin.stack.prefect.lost_runs import (
     was_preempted,
 )
 from serin.stack.prefect.processes import POOLS, worker_name, workers_of
-from serin.stack.prefect.rest_api import Api, call
+from serin.stack.prefect.rest_api import Api, call, is_elsewhere
 
 _LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
 _SAVE_S = 15.0  # the remaining processes of a run may save its work for this long
@@ -154,7 +154,8 @@ class Reconciler:
             page: Sequence[Mapping[str, Any]] = call(self._api, "POST", "/flow_runs/filter", body)
             found += [_run(each) for each in page]
             if len(page) < _LIMIT:
-                return [run for run in found if self._ours is None or run.worker in self._ours]
+                here = [run for run in found if not run.elsewhere]
+                return [run for run in here if self._ours is None or run.worker in self._ours]
 
     def _workers(self) -> dict[str, float]:
         """Returns when the live worker of each pool started."""
@@ -188,6 +189,7 @@ def _run(found: Mapping[str, Any]) -> Run:
         since=datetime.fromisoformat(state["timestamp"]).timestamp(),
         message=state.get("message") or "",
         worker=str((found.get("labels") or {}).get(_WORKER_LABEL, "")),
+        elsewhere=is_elsewhere(found),
         placed=found.get("parent_task_run_id") is not None,
         suspended=bool(details.get("pause_reschedule")),
     )

@@ -23,6 +23,7 @@ _PAGE = 200  # the most entries that the server gives at once
 _BUSY = 503  # its database was locked for too long
 _BUSY_PAUSES_S = (1.0, 2.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one without CSRF protection
+_HERE = "serin"  # the type of worker whose runs are processes of its machine
 _CLIENT = str(uuid.uuid4())  # this process, for the CSRF token of every change
 
 
@@ -203,8 +204,24 @@ def log_entries(
     return found
 
 
+def is_elsewhere(run: Mapping[str, Any]) -> bool:
+    """Returns whether a run was taken by a worker that starts it on other machines: as a job of a cluster."""
+    kind = (run.get("labels") or {}).get("prefect.worker.type", _HERE)
+    return kind not in (_HERE, "process")
+
+
+def pool_type(api: Api | str, name: str) -> str | None:
+    """Returns the type of a work pool; None when there is none of that name."""
+    try:
+        return str(call(api, "GET", f"/work_pools/{name}")["type"])
+    except PrefectRefused as refusal:
+        if refusal.fields["code"] != 404:
+            raise
+        return None
+
+
 def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
-    """Marks every unfinished run of `pools` as crashed; returns their names.
+    """Marks every unfinished run of `pools` on this machine as crashed; returns their names.
 
     Only for a server that was just started by a stack whose processes have all ended: nothing can be running them, and
     Prefect itself would show them as running forever.
@@ -219,11 +236,12 @@ def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
             "limit": 200,
         },
     )
-    for run in unfinished:
+    lost = [run for run in unfinished if not is_elsewhere(run)]
+    for run in lost:
         state = {
             "type": "CRASHED",
             "name": "Crashed",
             "message": "the stack ended while this run was active",
         }
         call(api, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
-    return [str(run["name"]) for run in unfinished]
+    return [str(run["name"]) for run in lost]

@@ -22,6 +22,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from serin.errors import PrefectGone, PrefectRefused
@@ -159,8 +160,9 @@ def _watch(api: Api, start: Start, asked: _Asked, engine: subprocess.Popen[bytes
             if asked.to_end.is_set():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return engine.wait(_PASS_ON_S)
-            log.info("asking the run to save and stop")
-            engine.terminate()
+            if not asked.to_end.is_set() or _catches(engine.pid, signal.SIGTERM):
+                log.info("asking the run to save and stop")
+                engine.terminate()
             peers.ask_to_stop()
         if now >= look_at:
             look_at = now + _LOOK_S
@@ -201,6 +203,16 @@ def _requeue(api: Api, start: Start) -> int:
         log.warning("not requeued: %s; another job is requested", done.stderr.strip())
         schedule_again(api, start.run, f"its time limit came, and Slurm said: {done.stderr.strip()}")
     return _TEMPORARY
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Returns whether a process has a handler for a signal. Prefect's is gone once it has been used: a second SIGTERM
+    would kill a run that saves."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _end(engine: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,170 @@
+"""The worker type `serin-slurm` on a real Prefect server. Slurm's commands are pretended here: see tests/cluster."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from prefect.settings import PREFECT_WORKER_QUERY_SECONDS, get_current_settings, temporary_settings
+from prefect.workers.base import BaseWorker
+
+from deployments.workers.slurm import worker as module
+from deployments.workers.slurm.worker import SlurmWorker
+from serin.machine.environment import application_folder
+from serin.stack.prefect import rest_api
+from serin.stack.prefect.processes import SLURM_TYPE
+from tests.fakes.slurm import FakeSlurm, fake_slurm
+
+pytestmark = pytest.mark.usefixtures("prefect_server", "home")
+TEMPLATES = application_folder() / "deployments" / "slurm"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setattr(module, "_POLL_S", 0.1)
+    monkeypatch.setattr(module, "_UNSUBMITTED_S", 0.2)
+    monkeypatch.setattr("deployments.workers.slurm.commands._FRESH_S", 0.0)
+    return fake_slurm(tmp_path / "slurm", monkeypatch)
+
+
+class Pool:
+    """A Slurm pool of one test, with a deployment."""
+
+    def __init__(self) -> None:
+        self.url = str(get_current_settings().api.url)
+        self.name = f"slurm-{uuid.uuid4().hex[:8]}"
+        template = json.loads((TEMPLATES / "gpu-pool.json").read_text())
+        rest_api.ensure_pool(self.url, self.name, kind=SLURM_TYPE, template=template, slots=None)
+        flow = rest_api.call(self.url, "POST", "/flows/", {"name": "train"})["id"]
+        body = {
+            "name": self.name,
+            "flow_id": flow,
+            "work_pool_name": self.name,
+            "entrypoint": "flows.stages.train",
+        }
+        self.deployment = rest_api.call(self.url, "POST", "/deployments/", body)["id"]
+
+    def begin(self, **variables: Any) -> str:
+        body = {"job_variables": variables}
+        return str(
+            rest_api.call(self.url, "POST", f"/deployments/{self.deployment}/create_flow_run", body)["id"]
+        )
+
+    def set_state(self, run: str, kind: str) -> None:
+        state = {"state": {"type": kind, "name": kind.title()}, "force": True}
+        rest_api.call(self.url, "POST", f"/flow_runs/{run}/set_state", state)
+
+    def state(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = rest_api.call(self.url, "GET", f"/flow_runs/{run}")
+        return found
+
+    def work(self, then: Callable[[], Awaitable[None]]) -> None:
+        """Runs a worker of the pool beside `then`, and stops it after."""
+
+        async def both() -> None:
+            with temporary_settings({PREFECT_WORKER_QUERY_SECONDS: 0.2}):
+                worker = SlurmWorker(work_pool_name=self.name, name="login", heartbeat_interval_seconds=1)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(worker.start)
+                    await then()
+                    group.cancel_scope.cancel()
+
+        anyio.run(both)
+
+    async def until(self, run: str, state: str) -> dict[str, Any]:
+        with anyio.fail_after(60):
+            while True:
+                found = await anyio.to_thread.run_sync(self.state, run)
+                if found["state_type"] == state:
+                    return found
+                await anyio.sleep(0.1)
+
+
+def test_prefect_finds_the_worker_type_and_templates_have_all_its_variables() -> None:
+    found = BaseWorker.get_worker_class_from_type(SLURM_TYPE)
+    assert found is not None
+    assert Path(inspect.getfile(found)).parent == application_folder() / "deployments" / "workers" / "slurm"
+    wanted = found.get_default_base_job_template()
+    for pool in ("cpu", "gpu"):
+        template = json.loads((TEMPLATES / f"{pool}-pool.json").read_text())
+        assert template["job_configuration"].keys() == wanted["job_configuration"].keys() - {"command"}
+        assert template["variables"]["properties"].keys() == wanted["variables"]["properties"].keys() - {
+            "command"
+        }
+
+
+def test_a_run_is_submitted_with_what_it_needs_and_cancelled_with_its_job(slurm: FakeSlurm) -> None:
+    pool = Pool()
+    run = pool.begin(processes=2, time_minutes=7)
+
+    async def then() -> None:
+        await pool.until(run, "PENDING")
+        await _holds(lambda: slurm.submitted() == [run])
+        slurm.set(1, run, "RUNNING")
+        pool.set_state(run, "RUNNING")
+        pool.set_state(run, "CANCELLING")
+        await pool.until(run, "CANCELLED")
+
+    pool.work(then)
+    assert slurm.submitted() == [run]
+    assert {"--gres=gpu:2", "--time=7", f"--job-name={run}", "--dependency=singleton"} <= set(
+        slurm.options(1)
+    )
+    assert slurm.environment(1)["PREFECT__FLOW_RUN_ID"] == run
+    assert "was cancelled in Slurm" in pool.state(run)["state"]["message"]
+
+
+def test_a_worker_that_is_started_again_follows_its_jobs_and_submits_nothing_twice(slurm: FakeSlurm) -> None:
+    pool = Pool()
+    followed, lost, never = pool.begin(), pool.begin(), pool.begin()
+    pool.set_state(followed, "RUNNING")
+    pool.set_state(lost, "RUNNING")
+    pool.set_state(never, "PENDING")  # its worker was killed before sbatch
+    job = slurm.add(followed, "RUNNING")
+
+    async def then() -> None:
+        found = await pool.until(lost, "CRASHED")
+        assert "does not know its job" in found["state"]["message"]
+        await _holds(lambda: slurm.submitted() == [followed, never])
+        (slurm.folder / "silent").touch()  # no answer says nothing about a job
+        await anyio.sleep(0.5)
+        assert pool.state(followed)["state_type"] == "RUNNING"
+        slurm.set(job, followed, "NODE_FAIL")
+        (slurm.folder / "silent").unlink()
+        await pool.until(followed, "CRASHED")
+
+    pool.work(then)
+    assert slurm.submitted() == [followed, never]
+
+
+def test_a_requeued_job_shows_its_run_as_waiting(slurm: FakeSlurm) -> None:
+    pool = Pool()
+    run = pool.begin()
+    pool.set_state(run, "RUNNING")
+    job = slurm.add(run, "RUNNING")
+
+    async def then() -> None:
+        await anyio.sleep(0.5)
+        slurm.set(job, run, "PENDING", restarts=1)
+        await pool.until(run, "PENDING")
+        slurm.set(job, run, "RUNNING", restarts=1)
+        pool.set_state(run, "COMPLETED")
+        slurm.set(job, run, "COMPLETED", restarts=1)
+
+    pool.work(then)
+    assert pool.state(run)["state_type"] == "COMPLETED"
+    assert slurm.submitted() == [run]
+
+
+async def _holds(check: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while True:
+            if check():
+                return
+            await anyio.sleep(0.1)
