@@ -16,6 +16,7 @@ SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (un
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_MACHINES   how many machines train together                    (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
+SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
 SERIN_SCHEDULER  who decides what becomes of a run that is stopped: slurm (unset: the run itself)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
 SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
@@ -228,6 +229,16 @@ def torchrun_place() -> tuple[int, int, int, int]:
 def machines() -> tuple[str, str | None]:
     """(how many train together, where they meet)"""
     return os.environ.get("SERIN_MACHINES") or "1", os.environ.get("SERIN_RENDEZVOUS") or None
+
+
+def dask_scheduler() -> str | None:
+    """The address of a Dask scheduler that replaces a cluster of processes on this machine."""
+    address = os.environ.get("SERIN_DASK") or None
+    if address is not None and "://" not in address:
+        raise SpecError(
+            where="SERIN_DASK", problems=[("", f"{address!r} is not an address, such as tls://host:8786")]
+        )
+    return address
 
 
 def scheduler() -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from serin.errors import EngineFailed
 from serin.etl.engines.device import Gpus, memory_pool
 from serin.etl.engines.process_engine import ProcessEngine
+from serin.machine import environment
 from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec, gpus_wanted
 
@@ -80,6 +81,8 @@ def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_byte
             kind, why = "process", size
         else:
             kind, why = "dask", f"{size}: processes with limited memory, pieces on disk"
+    if kind == "dask" and (scheduler := environment.dask_scheduler()) is not None:
+        kind, why = scheduler, f"{why}; SERIN_DASK"
     if kind in ("cuda", "dask-cuda"):
         if not wanted:
             raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.errors import EngineFailed, JoinNotManyToOne, TargetUnusable
+from serin.errors import EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
 from serin.etl.engines import dask_engine
 from serin.etl.engines.dask_engine import DaskEngine, local_cluster
 from serin.etl.engines.device import Gpus
@@ -54,6 +54,21 @@ def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
     assert (small.kind, small.keep) == ("process", True)
     assert (large.kind, large.keep) == ("dask", False)
     assert "10,000 MB for the pieces, 1,000 MB free" in large.why
+
+
+def test_a_named_scheduler_replaces_a_cluster_of_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERIN_DASK", "tls://nodes:8786")
+    none = Gpus(count=0, memory_bytes=0)
+
+    def kind(engine: str, needed_bytes: int) -> str:
+        etl = EtlSpec(engine=engine)
+        return choose_engine(etl, data_bytes=1, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none).kind
+
+    assert kind("auto", 10**8) == kind("process", 10**10) == "process"
+    assert kind("auto", 10**10) == kind("dask", 1) == "tls://nodes:8786"
+    monkeypatch.setenv("SERIN_DASK", "nodes")
+    with pytest.raises(SpecError, match="'nodes' is not an address"):
+        kind("dask", 1)
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
