@@ -86,8 +86,9 @@ local function verified(handle)
   for name, issuer in pairs(ISSUERS) do
     local payload = payloads[name]
     if payload ~= nil then
-      local subject = type(payload.sub) == "string" and payload.sub or ""
-      local entry = {name = (name .. ":" .. subject):sub(1, CALLER_BYTES), issuer = name, wait = issuer.wait}
+      local subject = payload.sub or payload.azp or payload.client_id -- tokens of a program may have no subject
+      local caller = (name .. ":" .. (type(subject) == "string" and subject or "")):sub(1, CALLER_BYTES)
+      local entry = {name = caller, issuer = name, wait = issuer.wait}
       entry.models = issuer.models
       if issuer.claim ~= nil then
         entry.models = named(payload[issuer.claim])

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from serin.errors import ReleaseNotReady, SerinError
+from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.machine.process import Process, ProcessState
 from serin.serving.triton.installation import find_triton
@@ -42,7 +43,9 @@ class _OtherContainer:
 def prepare(release: Release, folder: Path) -> None:
     """Writes the repository and the record of the release to `folder`. Repeating it changes nothing."""
     ports = (HTTP_PORT, GRPC_PORT, METRICS_PORT)
-    Releases(folder, host=_OtherContainer(), store=Store.open(), ports=ports).start(release)
+    Releases(folder, host=_OtherContainer(), store=Store.open(), ports=ports, trust=Trust.open()).start(
+        release
+    )
 
 
 def serve(release: Release, folder: Path, address: str) -> None:
