@@ -17,6 +17,7 @@ from serin.commands import (
     alerts,
     captures,
     console,
+    controller,
     drift,
     explain,
     keys,
@@ -90,6 +91,7 @@ for _module in (
     tuning,
     alerts,
     console,
+    controller,
 ):
     _module.register(app)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,9 @@ class ServingSpec(Section):
     """The memory to reserve on each GPU, in megabytes. By default estimated from the bundle."""
     instances: int = Field(default=1, ge=1)
     """The number of model instances that score at the same time, on the CPU or on each GPU."""
+    replicas: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """The number of hosts that run a release, where several hosts share a store. `all`: every host with an agent. One
+    machine runs one release."""
     threads: int | None = Field(default=None, ge=1)
     """The number of CPU threads for one run. By default what the export measured to be fastest."""
     queue_delay_us: int = Field(default=0, ge=0)

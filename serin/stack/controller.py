@@ -6,21 +6,16 @@ It needs no clean exit: supervisord restarts it after a crash, and it resumes fr
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import ReleaseNotReady, SerinError
-from serin.formats.bundle import REPOSITORY
-from serin.formats.schema import Schema, read_schema
 from serin.formats.serving.quality_evidence import read_quality_blocks
-from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -31,10 +26,10 @@ from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.serving.triton.repository import serving_settings
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.shadow.replayer import Replayer
+from serin.stack.version_settings import check_trusted, stored_schema, stored_timeouts
 from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.store import Store
@@ -75,12 +70,7 @@ def _named(routes: Sequence[ModelRoute]) -> set[Release]:
 def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
     """Returns timeouts by the spec of a version, which never changes; for a server elsewhere, by its registration."""
 
-    @functools.cache
-    def exported(release: Release) -> Timeouts:
-        bundle = store.bundle(release.model, release.version)
-        found = Timeouts.from_spec(serving_settings(bundle))
-        own = (Path(bundle.path) / REPOSITORY).is_dir()  # an imported repository checks its own strings
-        return replace(found, max_text_bytes=None) if own else found
+    exported = stored_timeouts(store)
 
     def timeouts(release: Release) -> Timeouts:
         if external.has(release):
@@ -90,22 +80,13 @@ def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeout
     return timeouts
 
 
-def _schema_of(store: Store, release: Release) -> Schema:
-    return read_schema(Path(store.bundle(release.model, release.version).path))
-
-
-def check_trusted(store: Store, release: Release) -> None:
-    """BundleUntrusted when signatures are required and no trusted key has signed the version."""
-    Trust.open().check(store, store.bundle(release.model, release.version))
-
-
 def run(home: Path, stop: threading.Event) -> None:
     """Ticks until `stop` is set."""
     store, gateway, external = Store.open(), build_gateway(home), External(home)
     ours = BackgroundFleet(
         build_releases(home), threads=1
     )  # one thread: the supervisor gets one change at a time
-    fleet = CombinedFleet(ours, external, lambda release: _schema_of(store, release))
+    fleet = CombinedFleet(ours, external, stored_schema(store))
     controller = Controller(
         router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
         fleet=fleet,

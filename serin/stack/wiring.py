@@ -11,12 +11,12 @@ from serin.formats.serving.spool import spool_root
 from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.machine.process import Process
+from serin.machine.process_identity import start_ticks
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.serving.triton.releases import Releases
 from serin.stack.console.place import ConsolePlace
-from serin.stack.host.process_scan import start_ticks
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor

@@ -83,6 +83,20 @@ def open_objects(url: str) -> Objects:
     return FolderObjects(Path(url.removeprefix("file://")))
 
 
+def check_conditional(objects: Objects) -> None:
+    """Raises StoreNotConditional for a store that accepts conditional writes and ignores the condition."""
+    key = f"cluster/probe/{secrets.token_hex(8)}.json"
+    try:
+        objects.create(key, b'"first"')
+        try:
+            objects.create(key, b'"second"')
+        except ObjectExists:
+            return
+        raise StoreNotConditional(url=objects.url)
+    finally:
+        objects.remove(key)
+
+
 class FolderObjects:
     """Objects as files. Durable once a call returns."""
 

@@ -28,7 +28,7 @@ PURE = [
 PURE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
     "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
-    "serin.formats.serving.request", "serin.monitoring.latency",
+    "serin.formats.serving.request", "serin.formats.cluster.leader", "serin.monitoring.latency",
     "serin.monitoring.alerts.alert", "serin.monitoring.objectives.burn", "serin.monitoring.history.sketch",
     "serin.formats.drift", "serin.monitoring.drift",
     "serin.evidence", "serin.rollout.decide",

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 from serin.errors import StackError
 from serin.machine.leases import Holder, holders
 from serin.machine.ports import free_ports
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.exec_wrapper import environment_of
-from serin.stack.host.process_scan import stack_processes, start_ticks
+from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.run_processes import RUN_MARK, RunProcesses, run_processes
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Supervisor

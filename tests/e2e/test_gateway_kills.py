@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from serin.formats.serving.request_log import read_requests
+from serin.machine.process_identity import start_ticks
 from serin.rollout.decide.state import Phase
 from serin.serving.triton.probe import answers
 from serin.serving.triton.release_record import read_record
-from serin.stack.host.process_scan import group_members, start_ticks
+from serin.stack.host.process_scan import group_members
 from serin.stack.wiring import key_file
 from serin.store.artifacts import Release
 from tests.chaos.stage import PLAN, Clients, Stage, stage

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
+from serin.machine.process_identity import start_ticks
 from serin.monitoring.alerts.book import PREFECT, AlertBook
 from serin.monitoring.alerts.outbox import Outbox
-from serin.stack.host.process_scan import start_ticks
 from serin.stack.host.state import Stack, write_stack
 from serin.stack.prefect import rest_api
 from serin.stack.watch.alerts_duty import PrefectChannel

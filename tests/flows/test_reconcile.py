@@ -17,7 +17,7 @@ import pytest
 from prefect.settings import get_current_settings
 
 from serin.machine.environment import application_folder
-from serin.stack.host.process_scan import start_ticks
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.run_processes import record_run
 from serin.stack.prefect import lost_runs, reconcile
 from serin.stack.prefect.processes import workers_of

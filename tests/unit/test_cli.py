@@ -37,6 +37,7 @@ COMMAND_LINE = {
         " [--gateway-only] [--tls-cert] [--tls-key] [--envoy]"
     ),
     "down": "",
+    "controller": "[--fleet]",
     "status": "[--json]",
     "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
     "deploy": "[FILE] [--slurm]",

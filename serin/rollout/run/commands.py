@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from serin.errors import ControllerSilent, SerinError
 from serin.machine.durable import write_whole
@@ -25,9 +25,12 @@ from serin.spec.names import valid_model_name
 
 Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback", "retire"]
 
+ANSWER: Final = {"format": "serin.answer", "version": 1}
+
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _KEEP_ANSWERS_S: Final = 7 * 86400.0
 _POLL_S: Final = 0.05
+_PATIENCE_S: Final = 10.0
 
 
 def new_id() -> str:
@@ -93,38 +96,85 @@ class Answer:
     rollout: str | None = None  # the rollout it started or changed
 
 
-def submit(home: Path, command: Command) -> str:
-    """Hands `command` to the controller of `home`, now or when it next runs. Returns the command's id."""
-    _publish(_inbox(home) / f"{command.id}.json", command.to_json())
-    return command.id
+def valid_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
 
 
-def read_answer(home: Path, command_id: str) -> Answer | None:
-    try:
-        value = json.loads(_answer_file(home, command_id).read_bytes())
-    except FileNotFoundError:
-        return None
+def answer_from_json(value: Mapping[str, Any]) -> Answer:
     return Answer(**{name: value[name] for name in ("id", "accepted", "reason", "rollout")})
 
 
-def ask(home: Path, command: Command, *, timeout_s: float = 10.0) -> Answer:
+class Mailbox(Protocol):
+    """A caller's way to a controller, now or when one next runs."""
+
+    poll_s: float
+    patience_s: float  # for how long an answer is waited for
+
+    def submit(self, command: Command) -> str:
+        """Returns the command's id."""
+        ...
+
+    def read_answer(self, command_id: str) -> Answer | None: ...
+
+    def withdraw(self, command_id: str) -> None:
+        """Takes back a command that the controller has not obeyed yet."""
+        ...
+
+
+class HomeMailbox:
+    """The way to the controller of a home."""
+
+    poll_s, patience_s = _POLL_S, _PATIENCE_S
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def submit(self, command: Command) -> str:
+        _publish(_inbox(self._home) / f"{command.id}.json", command.to_json())
+        return command.id
+
+    def read_answer(self, command_id: str) -> Answer | None:
+        try:
+            return answer_from_json(json.loads(_answer_file(self._home, command_id).read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    def withdraw(self, command_id: str) -> None:
+        (_inbox(self._home) / f"{command_id}.json").unlink(missing_ok=True)
+
+
+def ask_by(mailbox: Mailbox, command: Command, *, timeout_s: float | None = None) -> Answer:
     """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
     later."""
-    submit(home, command)
+    timeout_s = mailbox.patience_s if timeout_s is None else timeout_s
+    mailbox.submit(command)
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        if answer := read_answer(home, command.id):
+        if answer := mailbox.read_answer(command.id):
             return answer
-        time.sleep(_POLL_S)
-    withdraw(home, command.id)
-    if answer := read_answer(home, command.id):
+        time.sleep(mailbox.poll_s)
+    mailbox.withdraw(command.id)
+    if answer := mailbox.read_answer(command.id):
         return answer
     raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
 
 
+def submit(home: Path, command: Command) -> str:
+    """Hands `command` to the controller of `home`. Returns the command's id."""
+    return HomeMailbox(home).submit(command)
+
+
+def read_answer(home: Path, command_id: str) -> Answer | None:
+    return HomeMailbox(home).read_answer(command_id)
+
+
+def ask(home: Path, command: Command, *, timeout_s: float = _PATIENCE_S) -> Answer:
+    """Asks the controller of `home`."""
+    return ask_by(HomeMailbox(home), command, timeout_s=timeout_s)
+
+
 def withdraw(home: Path, command_id: str) -> None:
-    """Takes back a command that the controller has not obeyed yet."""
-    (_inbox(home) / f"{command_id}.json").unlink(missing_ok=True)
+    HomeMailbox(home).withdraw(command_id)
 
 
 class Inbox:
@@ -161,8 +211,7 @@ class Inbox:
 
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
-        value = {"format": "serin.answer", "version": 1} | asdict(answer)
-        _publish(_answer_file(self._home, answer.id), value)
+        _publish(_answer_file(self._home, answer.id), ANSWER | asdict(answer))
         (self._folder / f"{answer.id}.json").unlink(missing_ok=True)
 
     def _refuse(self, file: Path, reason: str) -> None:

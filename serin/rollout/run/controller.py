@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from serin.errors import RolloutRefused
 from serin.rollout.decide.advance import advance
-from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.state import CONTROLLER, Phase, Rollout
 from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Answer, Command
 from serin.rollout.run.compaction import worth_keeping
@@ -103,6 +103,16 @@ class Controller:
             if model not in commanded:
                 self._decide(course)
         self._world.bring(self.rollouts())
+
+    def affirm(self) -> None:
+        """Records the state of every open rollout again.
+
+        Where several controllers share the journals, one that led before loses the race for its next decision.
+        """
+        t = self._clock.now()
+        for course in self._courses.values():
+            if course.rollout is not None and not course.rollout.phase.final:
+                self._record(course, replace(course.rollout, by=CONTROLLER), t)
 
     def rollouts(self) -> list[Rollout]:
         """Returns the newest rollout of each model."""

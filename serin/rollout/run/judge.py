@@ -35,24 +35,11 @@ class LogJudge:
         except OSError as error:
             reason = f"the request log cannot be read: {error}"
             return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
-        evidence = replace(evidence, quality=self._bet_on_quality(rollout))
+        evidence = replace(evidence, quality=quality_bet(self._quality, rollout))
         verdict, reason = verdict_on(rollout, evidence, t)
         memory = {"guards": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
         alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
         return Judgement(verdict=verdict, reason=reason, evidence=memory, latency_alone=alone)
-
-    def _bet_on_quality(self, rollout: Rollout) -> QualityBet | None:
-        """Bets on the labels of this rollout. A rollout that needs no evidence, as a rollback, needs none of these."""
-        found = self._quality(rollout.candidate) if self._quality and rollout.plan.min_requests else None
-        if found is None:
-            return None
-        return bet_on_quality(
-            found.blocks,
-            since=rollout.evidence_from,
-            loss_name=found.loss_name,
-            offline=found.offline,
-            limit=found.limit,
-        )
 
     def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence
@@ -68,6 +55,20 @@ class LogJudge:
             now = None if more else self._log_clock() if self._log_clock else t
             evidence = fold(evidence, batch.requests, arm=arm_of(rollout), plan=rollout.plan, now=now)
         return evidence, place, bad_lines
+
+
+def quality_bet(quality: Quality | None, rollout: Rollout) -> QualityBet | None:
+    """Bets on the labels of this rollout. A rollout that needs no evidence, as a rollback, needs none of these."""
+    found = quality(rollout.candidate) if quality and rollout.plan.min_requests else None
+    if found is None:
+        return None
+    return bet_on_quality(
+        found.blocks,
+        since=rollout.evidence_from,
+        loss_name=found.loss_name,
+        offline=found.offline,
+        limit=found.limit,
+    )
 
 
 def arm_of(rollout: Rollout) -> Arm:

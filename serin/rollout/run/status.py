@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from serin.formats.serving.journal import Decision, JournalReader, last_decision, read_decisions
+from serin.formats.serving.journal import Decision, JournalReader
 from serin.reports.rollout_shadow import ShadowStory
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.access import HomeRollouts, Rollouts
+from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.story import shadow_story
 from serin.spec.names import valid_model_name
 
@@ -57,14 +58,23 @@ class ModelStatus:
 
 
 def status(home: Path) -> list[ModelStatus]:
-    """Returns one entry for each model that ever had a rollout, by name."""
-    folder = JournalFolder(home)
-    return [found for model in folder.models() if (found := model_status(home, model))]
+    """Returns one entry for each model that ever had a rollout in `home`, by name."""
+    return statuses(HomeRollouts(home))
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
+    """Returns the status of one model in `home`; None if it never had a rollout."""
+    return status_of(HomeRollouts(home), model)
+
+
+def statuses(rollouts: Rollouts) -> list[ModelStatus]:
+    """Returns one entry for each model that ever had a rollout, by name."""
+    return [found for model in rollouts.models() if (found := status_of(rollouts, model))]
+
+
+def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
     """Returns the status of one model; None if it never had a rollout."""
-    decision = last_decision(JournalFolder(home).path(valid_model_name(model)))
+    decision = rollouts.last(valid_model_name(model))
     if decision is None:
         return None
     now = decision2rollout(decision)
@@ -94,14 +104,13 @@ def model_status(home: Path, model: str) -> ModelStatus | None:
 
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
-    """Returns every decision about `model`, oldest first, or those of one rollout."""
-    decisions = read_decisions(JournalFolder(home).path(valid_model_name(model)))
-    return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
+    """Returns every decision about `model` in `home`, oldest first, or those of one rollout."""
+    return HomeRollouts(home).decisions(model, rollout)
 
 
 def reader(home: Path, model: str, rollout: str) -> JournalReader:
-    """Returns a reader for following a rollout: `history` would read the whole journal each time."""
-    return JournalReader(JournalFolder(home).path(valid_model_name(model)), rollout)
+    """Returns a reader for following a rollout in `home`: `history` would read the whole journal each time."""
+    return HomeRollouts(home).reader(model, rollout)
 
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:

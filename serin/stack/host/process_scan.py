@@ -13,19 +13,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.exec_wrapper import environment_of, stat_of
 
 STACK_MARK = "SERIN_STACK"
-
-
-def start_ticks(pid: int) -> int | None:
-    """Returns the start of `pid` in clock ticks since boot: with the pid it identifies one process. None: it has
-    ended."""
-    try:
-        fields = stat_of(pid)
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def stack_processes(home: Path) -> list[int]:

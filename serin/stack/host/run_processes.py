@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.exec_wrapper import environment_of
-from serin.stack.host.process_scan import stack_processes, start_ticks
+from serin.stack.host.process_scan import stack_processes
 
 RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's name
 

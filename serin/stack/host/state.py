@@ -19,7 +19,7 @@ from serin.errors import NotUp, StackUnusable
 from serin.machine.durable import write_secret
 from serin.machine.environment import runtime_folder
 from serin.machine.locks import locked
-from serin.stack.host.process_scan import start_ticks
+from serin.machine.process_identity import start_ticks
 
 _FORMAT = "serin.stack"
 _VERSION = 1

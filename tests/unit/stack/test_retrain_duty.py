@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from serin.formats.reason import Reason
+from serin.machine.process_identity import start_ticks
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import RetrainBook, read_retraining
@@ -15,7 +16,6 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.spec.monitoring import MonitoringSpec
-from serin.stack.host.process_scan import start_ticks
 from serin.stack.host.state import Stack, write_stack
 from serin.stack.watch.retrain_duty import RetrainDuty
 from serin.store.artifacts import Release

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serin.cli import app
-from serin.stack.host.process_scan import start_ticks
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.state import Stack, write_stack
 from tests.fakes.prefect import Server, prefect_at_work
 

@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from serin.errors import NotUp, StackError
+from serin.machine.process_identity import start_ticks
 from serin.stack.host import exec_wrapper
-from serin.stack.host.process_scan import (
-    STACK_MARK,
-    end_processes,
-    environment_of,
-    stack_processes,
-    start_ticks,
-)
+from serin.stack.host.process_scan import STACK_MARK, end_processes, environment_of, stack_processes
 from serin.stack.host.state import (
     Stack,
     changing_stack,

@@ -17,15 +17,10 @@ from serin.errors import StackError
 from serin.machine import parent_death
 from serin.machine.environment import child_environment
 from serin.machine.process import Leftovers, Process
+from serin.machine.process_identity import start_ticks
 from serin.stack.host import exec_wrapper
 from serin.stack.host import supervisor as supervisor_module
-from serin.stack.host.process_scan import (
-    STACK_MARK,
-    end_processes,
-    group_members,
-    stack_processes,
-    start_ticks,
-)
+from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
 from serin.stack.host.state import remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from tests.signals import hit

@@ -12,7 +12,8 @@ import pytest
 
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
 from serin.machine.ports import free_ports
-from serin.stack.host.process_scan import stack_processes, start_ticks
+from serin.machine.process_identity import start_ticks
+from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.state import Stack, changing_stack, write_stack
 from serin.stack.serve import serve
 from serin.stack.up import bring_up

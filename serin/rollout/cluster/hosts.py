@@ -1,0 +1,66 @@
+"""What the hosts report, and for how long each has been silent by this process's clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from serin.formats.cluster.host_report import PREFIX, AgentReport
+from serin.store.numbered import read_many
+from serin.store.objects import Objects
+
+logger = logging.getLogger(__name__)
+
+SILENT_S: Final = 5.0
+
+_GAP_S: Final = 2.0  # reports that were not looked at for longer say nothing about their hosts' silence
+
+
+class Hosts:
+    """The reports of all agents that nobody has forgotten. Replaced as a whole, so that any thread may read them."""
+
+    def __init__(self, objects: Objects, steady: Callable[[], float]) -> None:
+        self._objects, self._steady = objects, steady
+        self._beats: dict[str, tuple[int, float]] = {}  # by host: beat, and since when it is that
+        self._looked_at: float | None = None
+        self.reports: Mapping[str, AgentReport] = {}
+
+    def refresh(self) -> None:
+        """Reads every report. Raises StoreUnreachable."""
+        keys = [key for key in self._objects.keys(PREFIX) if key.endswith("/agent.json")]
+        reports: dict[str, AgentReport] = {}
+        for key, stored in zip(keys, read_many(self._objects, keys), strict=True):
+            try:
+                if stored is not None:
+                    reports[key.removeprefix(PREFIX).partition("/")[0]] = AgentReport.load(stored.content)
+            except (ValueError, TypeError, KeyError) as error:
+                logger.warning("%s is not a host's report: %s", key, error)
+        self._count_beats(reports)
+        self.reports = reports
+
+    def _count_beats(self, reports: Mapping[str, AgentReport]) -> None:
+        t = self._steady()
+        gap = 0.0 if self._looked_at is None else t - self._looked_at
+        excused = gap if gap > _GAP_S else 0.0
+        beats = {}
+        for host, report in reports.items():
+            beat, since = self._beats.get(host, (None, t))
+            beats[host] = (report.beat, t if beat != report.beat else min(since + excused, t))
+        self._beats, self._looked_at = beats, t
+
+    def silent_s(self, host: str) -> float:
+        """Returns for how long a host has been silent; 0.0 while it reports."""
+        t = self._steady() if self._looked_at is None else self._looked_at
+        _, since = self._beats.get(host, (0, t))
+        return t - since if t - since >= SILENT_S else 0.0
+
+    @property
+    def reporting(self) -> list[str]:
+        """The hosts that are not silent, sorted."""
+        return sorted(host for host in self.reports if not self.silent_s(host))
+
+    @property
+    def silent(self) -> dict[str, float]:
+        """The silent hosts, and for how long they are."""
+        return {host: seconds for host in sorted(self.reports) if (seconds := self.silent_s(host))}

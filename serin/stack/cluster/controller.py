@@ -1,0 +1,189 @@
+"""The rollout controller of several hosts: `serin controller`. Any number may run; one of them leads.
+
+It runs in the foreground, keeps no state on its machine, and may be killed at any time: all of its state is in the
+store, and another controller continues within ten seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from serin.errors import RolloutRefused, StoreUnreachable
+from serin.formats.cluster.decisions import DecisionCache
+from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.machine import environment
+from serin.rollout.cluster.agents import AgentProcesses
+from serin.rollout.cluster.desired import DesiredStates
+from serin.rollout.cluster.fleet import ClusterFleet, ClusterVersions
+from serin.rollout.cluster.hosts import Hosts
+from serin.rollout.cluster.journal import StoreJournals
+from serin.rollout.cluster.judge import ClusterJudge
+from serin.rollout.cluster.leadership import Leadership
+from serin.rollout.cluster.loop import Loop
+from serin.rollout.cluster.mailbox import StoreInbox
+from serin.rollout.cluster.router import ClusterRouter
+from serin.rollout.decide.state import Rollout
+from serin.rollout.run.background import BackgroundFleet
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.ports import EvenClock, Processes, Replay
+from serin.stack.version_settings import check_trusted, stored_replicas, stored_schema, stored_timeouts
+from serin.store.objects import Objects, check_conditional, open_objects
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+Fleets = Literal["agents", "kubernetes"]
+
+TICK_S: Final = 0.5
+_STAND_BY_S: Final = 2.0
+
+
+class NoReplayer:
+    """Refuses recorded requests: a controller that any machine may run has no gateway's records beside it."""
+
+    def check(self, rollout: Rollout) -> None:
+        reason = (
+            "shadow needs the recorded requests on the controller's machine, which controllers of several hosts do "
+            "not have; leave shadow out of rollout.steps"
+        )
+        raise RolloutRefused(model=rollout.model, command="start", reason=reason)
+
+    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> Replay:
+        del place
+        self.check(rollout)
+        raise AssertionError("it was refused")
+
+
+class LedController:
+    """A controller with its ports, for one term of the leadership."""
+
+    def __init__(
+        self,
+        *,
+        objects: Objects,
+        store: Store,
+        home: Path,
+        leadership: Leadership,
+        term: int,
+        cache: DecisionCache,
+        fleet: Fleets,
+    ) -> None:
+        steady = time.monotonic
+        self._stopped = threading.Event()
+        self._hosts = Hosts(objects, steady)
+        self._desired = DesiredStates(objects, leadership, term, time.time)
+        agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
+        self._agents = agents if fleet == "agents" else None
+        self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
+        processes: Processes = self._background or agents
+        timeouts = stored_timeouts(store)
+        self._controller = Controller(
+            router=ClusterRouter(
+                self._desired,
+                self._hosts,
+                rollouts=self._rollouts,
+                timeouts_of=lambda release: asdict(timeouts(release)),
+                endpoint_of=None if self._agents else processes.endpoint,
+                wait=self._stopped.wait,
+                steady=steady,
+            ),
+            fleet=ClusterFleet(processes, leadership, term, stored_schema(store)),
+            judge=ClusterJudge(
+                objects,
+                self._hosts,
+                time.time,
+                lambda release: read_quality_blocks(home, release.model, release.name),
+            ),
+            journals=StoreJournals(objects, leadership, term, cache=cache),
+            versions=ClusterVersions(store, leadership, term),
+            commands=StoreInbox(objects, leadership, term),
+            clock=EvenClock(),
+            replayer=NoReplayer(),
+            check=lambda release: check_trusted(store, release),
+        )
+
+    def take_over(self) -> None:
+        self._hosts.refresh()
+        self._desired.affirm()
+        self._controller.affirm()
+
+    def tick(self) -> None:
+        self._hosts.refresh()
+        if self._agents is not None:
+            self._agents.tidy([now.live for now in self._rollouts() if now.phase.final and now.live])
+        self._controller.tick()
+
+    def close(self) -> None:
+        self._stopped.set()
+        if self._agents is not None:
+            self._agents.close()
+        if self._background is not None:
+            self._background.close()
+        self._controller.close()
+
+    def _rollouts(self) -> list[Rollout]:
+        return self._controller.rollouts()
+
+
+def _kubernetes(store: Store) -> Processes:
+    fleet: Processes = importlib.import_module("serin.stack.kubernetes.fleet").build_fleet(store)
+    return fleet
+
+
+def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
+    """Leads or stands by until `stop` is set. Raises StoreNotConditional for a store that cannot be shared."""
+    objects, store = open_objects(environment.store_url()), Store.open()
+    check_conditional(objects)
+    holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
+    leadership = Leadership(objects, holder)
+
+    def build(term: int, cache: DecisionCache) -> LedController:
+        return LedController(
+            objects=objects,
+            store=store,
+            home=home,
+            leadership=leadership,
+            term=term,
+            cache=cache,
+            fleet=fleet,
+        )
+
+    loop, ended = Loop(objects, leadership, build), threading.Event()
+    renewing = threading.Thread(target=leadership.run, args=(ended,), name="leadership", daemon=True)
+    renewing.start()
+    log.info("the controller %s has started; store %s", holder, objects.url)
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            loop.round()
+            pause = _STAND_BY_S if leadership.term is None else TICK_S
+            _pause(stop, leadership, pause - (time.monotonic() - began))
+    finally:
+        loop.close()
+        ended.set()
+        renewing.join(timeout=30.0)
+        _resign(leadership)
+    log.info("the controller has stopped")
+
+
+def _pause(stop: threading.Event, leadership: Leadership, seconds: float) -> None:
+    """Waits, at most until this process begins to lead."""
+    end, led = time.monotonic() + seconds, leadership.term
+    while time.monotonic() < end and leadership.term == led and not stop.wait(0.1):
+        pass
+
+
+def _resign(leadership: Leadership) -> None:
+    try:
+        leadership.resign()
+    except StoreUnreachable as error:
+        log.warning("the leadership could not be given back: %s", error)

@@ -1,0 +1,116 @@
+"""Controllers and hosts that share a store, in one process and in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serin.formats.cluster.decisions import DecisionCache
+from serin.rollout.cluster.agents import AgentProcesses
+from serin.rollout.cluster.desired import DesiredStates
+from serin.rollout.cluster.fleet import ClusterFleet, ClusterVersions
+from serin.rollout.cluster.hosts import Hosts
+from serin.rollout.cluster.journal import StoreJournals
+from serin.rollout.cluster.judge import ClusterJudge
+from serin.rollout.cluster.leadership import Leadership
+from serin.rollout.cluster.loop import Loop
+from serin.rollout.cluster.mailbox import StoreInbox
+from serin.rollout.cluster.router import ClusterRouter
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.ports import Judge
+from serin.rollout.run.verification import Beside
+from serin.store.objects import Objects
+from tests.fakes.rollout import FakeVersions
+
+
+@dataclass
+class SharedTime:
+    """One time for everyone. A controller's clock reads it."""
+
+    t: float = 1_000_000.0
+
+    def now(self) -> float:
+        return self.t
+
+    def steady(self) -> float:
+        return self.t
+
+    def follow(self, *, not_before: float = 0.0) -> None:
+        assert not_before <= self.t, "one clock never goes back"
+
+
+@dataclass
+class Settings:
+    """What all controllers of a scene have in common. `judge` None: by the gateways' evidence."""
+
+    time: SharedTime
+    versions: FakeVersions
+    judge: Judge | None = None
+    replicas: int | None = None
+    beside: Beside | None = None
+    wait: Callable[[float], object] = field(default=lambda _: None)
+
+
+class SimulatedLed:
+    """As serin.stack.cluster.controller.LedController, with simulated time and without a store of bundles."""
+
+    def __init__(
+        self, objects: Objects, leadership: Leadership, term: int, cache: DecisionCache, has: Settings
+    ) -> None:
+        self.hosts = Hosts(objects, has.time.steady)
+        self.desired = DesiredStates(objects, leadership, term, has.time.now)
+        self.agents = AgentProcesses(
+            self.desired, self.hosts, lambda _: has.replicas, has.time.steady, poll_s=0.001
+        )
+        self.controller = Controller(
+            router=ClusterRouter(
+                self.desired,
+                self.hosts,
+                rollouts=lambda: self.controller.rollouts(),
+                timeouts_of=lambda _: {"request_s": 5.0},
+                endpoint_of=None,
+                wait=has.wait,
+                steady=has.time.steady,
+            ),
+            fleet=ClusterFleet(self.agents, leadership, term),
+            judge=has.judge or ClusterJudge(objects, self.hosts, has.time.now),
+            journals=StoreJournals(objects, leadership, term, cache=cache),
+            versions=ClusterVersions(has.versions, leadership, term),
+            commands=StoreInbox(objects, leadership, term),
+            clock=has.time,
+            beside=has.beside,
+        )
+
+    def take_over(self) -> None:
+        self.hosts.refresh()
+        self.desired.affirm()
+        self.controller.affirm()
+
+    def tick(self) -> None:
+        self.hosts.refresh()
+        rollouts = self.controller.rollouts()
+        self.agents.tidy([now.live for now in rollouts if now.phase.final and now.live])
+        self.controller.tick()
+
+    def close(self) -> None:
+        self.agents.close()
+        self.controller.close()
+
+
+class Member:
+    """A controller's process: its part in the election, and its loop."""
+
+    def __init__(self, name: str, objects: Objects, has: Settings) -> None:
+        self.name = name
+        self.leadership = Leadership(objects, name, has.time.steady)
+        self.led: SimulatedLed | None = None
+
+        def build(term: int, cache: DecisionCache) -> SimulatedLed:
+            self.led = SimulatedLed(objects, self.leadership, term, cache, has)
+            return self.led
+
+        self.loop = Loop(objects, self.leadership, build)
+
+    def step(self) -> None:
+        self.leadership.step()
+        self.loop.round()

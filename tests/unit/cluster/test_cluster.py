@@ -1,0 +1,191 @@
+"""Rollouts on several hosts with one leading controller, in simulated time."""
+
+from __future__ import annotations
+
+import pytest
+
+from serin.rollout.cluster.desired import newest_state
+from serin.rollout.decide.state import Hold, Phase
+from serin.store.artifacts import Release
+from tests.unit.cluster.conftest import Cluster
+
+
+def routed(cluster: Cluster, host: str) -> tuple[str, float] | None:
+    state = cluster.agents[host].state
+    assert state is not None
+    for route in state.routes:
+        candidate = route.candidate if route.candidate_percent else None
+        return (candidate or route.stable or Release(model="x", version=1)).name, route.candidate_percent
+    return None
+
+
+def test_a_release_runs_on_all_hosts_and_is_promoted_at_every_gateway(cluster: Cluster) -> None:
+    cluster.host("a", "b", "c")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.PROMOTED)
+    cluster.step(3)
+    for host in "abc":
+        assert routed(cluster, host) == ("flights-v2", 0.0)
+        assert list(cluster.agents[host].releases) == ["flights-v2"]
+    assert cluster.settings.versions.aliases("flights") == {"live": 2, "previous": 1}
+
+
+def test_every_decision_has_its_number_once(cluster: Cluster) -> None:
+    cluster.host("a")
+    cluster.controller("one")
+    cluster.promote_first()
+    numbers = [decision.seq for decision in cluster.decisions()]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_replicas_place_all_releases_of_a_model_on_the_same_hosts() -> None:
+    cluster = Cluster(replicas=2)
+    cluster.host("a", "b", "c", "d")
+    cluster.controller("one")
+    cluster.promote_first()
+    first = newest_state(cluster.store)
+    assert first is not None
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    both = newest_state(cluster.store)
+    assert both is not None
+    assert both.hosts["flights-v1"] == both.hosts["flights-v2"] == first.hosts["flights-v1"]
+    assert len(both.hosts["flights-v2"]) == 2
+    cluster.close()
+
+
+def test_a_candidate_that_one_host_cannot_start_is_rolled_back_with_that_host_s_reason(
+    cluster: Cluster,
+) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.agents["b"].broken.add("flights-v2")
+    cluster.command("start", 2)
+    cluster.until(Phase.ROLLED_BACK)
+    turned = next(each for each in cluster.decisions() if each.phase == Phase.ABORTING)
+    assert "host b: no memory left" in turned.reason
+
+
+def test_a_candidate_that_answers_wrongly_on_one_host_never_gets_traffic(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.agents["b"].wrong.add("flights-v2")
+    cluster.command("start", 2)
+    now = cluster.until(Phase.ROLLED_BACK)
+    assert "host b: score 0.1 instead of 0.9" in now.reason
+    shares = {route.candidate_percent for state in cluster.agents["a"].followed for route in state.routes}
+    assert shares == {0.0}
+
+
+def test_a_candidate_that_is_restarted_on_one_host_under_traffic_has_failed(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    cluster.step()
+    cluster.agents["b"].restart("flights-v2")
+    cluster.until(Phase.ROLLED_BACK)
+
+
+def test_a_lost_host_keeps_the_live_release_ready_and_the_candidate_alive(cluster: Cluster) -> None:
+    cluster.host("a", "b", "c")
+    cluster.controller("one")
+    cluster.judge.step_s = 1e9
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    cluster.step(2)
+    cluster.frozen.add("c")
+    cluster.step(30)
+    assert cluster.now().phase is Phase.SHIFTING
+    cluster.frozen.clear()
+    for release in list(cluster.agents["c"].releases):
+        cluster.agents["c"].restart(release)  # the host was restarted
+    cluster.step(3)
+    assert cluster.now().phase is Phase.SHIFTING
+
+
+def test_a_gateway_that_rejects_its_routes_holds_the_rollout(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.VERIFYING)
+    cluster.agents["b"].rejecting = "unknown cluster"
+    now = cluster.until(lambda now: now.hold is not None)
+    assert now.hold is Hold.INCIDENT
+    cluster.agents["b"].rejecting = ""
+    cluster.until(Phase.PROMOTED)
+
+
+def test_without_a_host_a_rollout_fails_and_says_what_to_do(cluster: Cluster) -> None:
+    cluster.controller("one")
+    cluster.command("start", 1)
+    now = cluster.until(Phase.ROLLED_BACK)
+    assert "no host with an agent reports; start `serin agent`" in now.reason
+
+
+def test_a_new_host_runs_live_releases_once_no_rollout_runs(cluster: Cluster) -> None:
+    cluster.host("a")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.host("b")
+    cluster.step(4)
+    assert cluster.agents["b"].releases["flights-v1"].state == "ready"
+
+
+def test_a_forgotten_host_is_left_out(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    cluster.frozen.add("b")
+    cluster.step(8)
+    cluster.store.remove("cluster/hosts/b/agent.json")
+    cluster.step(2)
+    state = newest_state(cluster.store)
+    assert state is not None
+    assert state.hosts == {"flights-v1": ("a",)}
+
+
+@pytest.mark.parametrize("resigns", [True, False])
+def test_another_controller_continues_a_rollout(cluster: Cluster, resigns: bool) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one", "two")
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    first = cluster.leader
+    cluster.frozen.add(first.name)
+    if resigns:
+        first.loop.close()
+        first.leadership.resign()
+    began = cluster.time.t
+    cluster.until(lambda _: any(
+        member.leadership.term and member is not first for member in cluster.members.values()
+    ))  # fmt: skip
+    assert cluster.time.t - began <= (2 if resigns else 8)
+    cluster.until(Phase.PROMOTED)
+    numbers = [decision.seq for decision in cluster.decisions()]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_controller_that_was_frozen_steps_down_without_acting(cluster: Cluster) -> None:
+    cluster.host("a")
+    cluster.controller("one", "two")
+    cluster.promote_first()
+    first = cluster.leader
+    cluster.frozen.add(first.name)
+    cluster.step(10)
+    written = len(cluster.store.created)
+    first.loop.round()  # the first thing it does when it continues: its renewal is too old
+    assert len(cluster.store.created) == written
+    assert first.leadership.term is None
+    cluster.frozen.clear()
+    cluster.command("start", 2)
+    cluster.until(Phase.PROMOTED)
+    assert cluster.leader is not first
