@@ -6,7 +6,6 @@ store, and another controller continues within ten seconds.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import secrets
@@ -135,8 +134,9 @@ class LedController:
 
 
 def _kubernetes(store: Store) -> Processes:
-    fleet: Processes = importlib.import_module("serin.stack.kubernetes.fleet").build_fleet(store)
-    return fleet
+    from serin.stack.kubernetes.fleet import build_fleet  # its client is in an extra
+
+    return build_fleet(store)
 
 
 def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
