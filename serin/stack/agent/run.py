@@ -19,6 +19,7 @@ from serin.errors import AlreadyUp, ProcessFailed, SerinError
 from serin.formats.cluster.host_report import agent_key
 from serin.machine import environment
 from serin.machine.private import make_private
+from serin.machine.process_identity import start_ticks
 from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
@@ -27,7 +28,6 @@ from serin.stack.agent.settings import AgentSettings
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
 from serin.stack.host.logs import log_tail
-from serin.stack.host.process_scan import start_ticks
 from serin.stack.host.standing import stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
