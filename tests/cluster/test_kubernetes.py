@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from tests.cluster.kubernetes import ControlPlane, control_plane
-from tests.cluster.part import need
-from tests.cluster.parts.kubernetes import binaries
+from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, built
 
-FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
 SCHEMA = "1.36"
-NOT_IN_THE_SERVER = {"policy/v1"}  # API server 1.20 has policy/v1beta1: these are checked by schema alone
-
-
-def built(overlay: Path) -> list[dict[str, Any]]:
-    need("kubernetes")
-    done = subprocess.run(
-        [str(binaries() / "kustomize"), "build", str(overlay)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +22,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_object_of_an_overlay_fits_its_schema(overlay: str) -> None:
-    for document in built(FOLDER / "overlays" / overlay):
+    for document in built(MANIFESTS / "overlays" / overlay):
         kubernetes_validate.validate(document, SCHEMA, strict=True)
 
 
@@ -46,7 +30,7 @@ def test_every_object_of_an_overlay_fits_its_schema(overlay: str) -> None:
 def test_the_server_takes_every_object_that_it_knows_and_applying_again_changes_nothing(
     plane: ControlPlane, overlay: str
 ) -> None:
-    documents = built(FOLDER / "overlays" / overlay)
+    documents = built(MANIFESTS / "overlays" / overlay)
     known = [each for each in documents if each["apiVersion"] not in NOT_IN_THE_SERVER]
     assert {each["kind"] for each in documents if each not in known} == {"PodDisruptionBudget"}
     plane.apply(known)
@@ -102,7 +86,11 @@ REFUSED = [
 
 def test_accounts_have_the_rights_that_they_need_and_no_others(plane: ControlPlane) -> None:
     plane.apply(
-        [each for each in built(FOLDER / "overlays" / "cpu") if each["apiVersion"] not in NOT_IN_THE_SERVER]
+        [
+            each
+            for each in built(MANIFESTS / "overlays" / "cpu")
+            if each["apiVersion"] not in NOT_IN_THE_SERVER
+        ]
     )
     assert [each for each in ALLOWED if not _may(plane, *each)] == []
     assert [each for each in REFUSED if _may(plane, *each)] == []

@@ -1,0 +1,159 @@
+"""A container of the test kubelet: a process in its own namespaces, with the machine's files as its image.
+
+It has the pod's network, its own process ids, host name and root: an overlay of the machine's, read-only where the
+container asks for that, with the pod's volumes bound into it. It runs as the user that the pod names.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the images have: Serin's environment and Triton's.
+IMAGE = {"/opt/serin": Path(sys.prefix), "/opt/serin-triton": Path(f"{sys.prefix}-triton")}
+IMAGE_VARIABLES = {"PATH": "/opt/serin/bin:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+
+
+@dataclass(kw_only=True)
+class Place:
+    """Where the containers of a pod run. `volumes`: name -> folder of this machine."""
+
+    space: str
+    address: str
+    hostname: str
+    folder: Path
+    volumes: Mapping[str, Path]
+    resolver: str
+
+
+class Container:
+    def __init__(
+        self, spec: Object, pod: Object, place: Place, variables: Mapping[str, str], log: Path
+    ) -> None:
+        self.name = spec["name"]
+        self.log = log
+        self._began = time.time()
+        root = place.folder / f"{self.name}-{time.monotonic_ns()}"
+        script = _script(spec, pod, place, variables, root)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["ip", "netns", "exec", place.space, "unshare", "--mount", "--uts", "--pid", "--fork",
+                 "--kill-child=KILL", "bash", "-c", script],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the container's first process."""
+        try:
+            children = (
+                Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+            )
+            for child in children:
+                os.kill(int(child), number)
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+
+    def stop(self, grace_s: float) -> None:
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()  # its child dies with it, and all processes of the namespace with that
+        self._process.wait()
+
+
+def variables_of(spec: Object, pod: Object, address: str, read: Any) -> dict[str, str]:
+    """Returns the environment of a container. `read(kind, namespace, name)`: the data of a ConfigMap or Secret."""
+    space = pod["metadata"]["namespace"]
+    found: dict[str, str] = {}
+    for source in spec.get("envFrom", ()):
+        for kind, key in (("configmaps", "configMapRef"), ("secrets", "secretRef")):
+            if key in source:
+                found |= read(kind, space, source[key]["name"], source[key].get("optional", False))
+    fields = {"metadata.name": pod["metadata"]["name"], "metadata.namespace": space, "status.podIP": address}
+    for variable in spec.get("env", ()):
+        given = variable.get("valueFrom", {})
+        if "fieldRef" in given:
+            found[variable["name"]] = fields[given["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" in given or "configMapKeyRef" in given:
+            kind, key = (
+                ("secrets", "secretKeyRef") if "secretKeyRef" in given else ("configmaps", "configMapKeyRef")
+            )
+            found[variable["name"]] = read(kind, space, given[key]["name"], False)[given[key]["key"]]
+        else:
+            found[variable["name"]] = _expanded(variable.get("value", ""), found)
+    return found
+
+
+def decoded(kind: str, found: Object) -> dict[str, str]:
+    data = found.get("data") or {}
+    return {
+        key: base64.b64decode(value).decode() if kind == "secrets" else value for key, value in data.items()
+    }
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    for name, value in variables.items():
+        text = text.replace(f"$({name})", value)
+    return text
+
+
+def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str], root: Path) -> str:
+    given = {**IMAGE_VARIABLES, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
+    context = {**pod["spec"].get("securityContext", {}), **spec.get("securityContext", {})}
+    user, group = context.get("runAsUser", 0), context.get("runAsGroup", 0)
+    if context.get("runAsNonRoot"):
+        assert user > 0, f"{spec['name']} would run as root"
+    tree = root / "tree"
+    command = [_expanded(word, given) for word in (*spec.get("command", ()), *spec.get("args", ()))]
+    domains = f"{pod['metadata']['namespace']}.svc.cluster.local svc.cluster.local cluster.local"
+    names = f"nameserver {place.resolver}\\nsearch {domains}\\noptions ndots:5\\n"
+    lines = [
+        "set -e", "mount --make-rprivate /", f"mkdir -p {root}/up/etc {root}/work {tree}",
+        f"printf {shlex.quote(names)} > {root}/up/etc/resolv.conf",
+        f"printf '127.0.0.1 localhost\\n%s %s\\n' {place.address} {place.hostname} > {root}/up/etc/hosts",
+        f"mount -t overlay overlay -o lowerdir=/,upperdir={root}/up,workdir={root}/work {tree}",
+        f"mount -t proc proc {tree}/proc", f"mount --rbind /sys {tree}/sys", f"mount --rbind /dev {tree}/dev",
+    ]  # fmt: skip
+    # The interpreter may be in a home folder that only its owner enters.
+    private = [path for path in Path(sys.base_prefix).parents if not path.stat().st_mode & 0o001]
+    lines += [f"chmod o+x {tree}{path}" for path in private]
+    binds = {**{target: (source, False) for target, source in IMAGE.items()}}
+    for mount in spec.get("volumeMounts", ()):
+        binds[mount["mountPath"]] = (
+            place.volumes[mount["name"]] / mount.get("subPath", ""),
+            mount.get("readOnly", False),
+        )
+    for target, (source, read_only) in sorted(binds.items()):
+        lines.append(f"mkdir -p {tree}{target}; mount --bind {source} {tree}{target}")
+        if read_only:
+            lines.append(f"mount -o remount,bind,ro {tree}{target}")
+    if context.get("readOnlyRootFilesystem"):
+        lines.append(f"mount -o remount,ro {tree}")
+    words = " ".join(shlex.quote(word) for word in (*(f"{k}={v}" for k, v in given.items()), *command))
+    folder = spec.get("workingDir", "/")
+    lines += [
+        f"hostname {place.hostname}",
+        f"exec chroot --userspec={user}:{group} {tree} /usr/bin/env -i --chdir={folder} {words}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,135 @@
+"""A small kubelet: it starts the commands of its node's pods as processes on this machine.
+
+Init containers run first; then all containers, restarted by the pod's policy; probes by HTTP and TCP; volumes of
+ConfigMaps, Secrets, claims and empty folders. What it does not do: images, limits, exec probes, network policies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+
+from tests.cluster.container import Object
+from tests.cluster.kubernetes import ControlPlane
+from tests.cluster.pod import Pod
+from tests.cluster.pod_network import PodNetwork
+
+_LOOK_S = 0.3
+
+
+class Kubelet:
+    def __init__(
+        self, plane: ControlPlane, network: PodNetwork, folder: Path, *, node: str = "node-1"
+    ) -> None:
+        self.plane, self.network, self.folder, self.node = plane, network, folder, node
+        self.pods: dict[str, Pod] = {}  # by uid
+        self.errors: list[str] = []
+        self._services: dict[str, list[str]] = {}
+        self._stop = threading.Event()
+
+    def pod(self, namespace: str, **labels: str) -> Pod:
+        """Returns the only running pod with these labels (`_` for `/` and `.` is not translated: pass a dict)."""
+        (found,) = self.pods_with(namespace, labels)
+        return found
+
+    def pods_with(self, namespace: str, labels: dict[str, str]) -> list[Pod]:
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod.namespace == namespace and labels.items() <= pod.labels.items() and not pod.ended
+        ]
+
+    def resolve(self, name: str) -> Sequence[str] | None:
+        """Returns the ready pods of `<service>.<namespace>.svc`."""
+        parts = name.removesuffix(".cluster.local").split(".")
+        if len(parts) != 3 or parts[2] != "svc":
+            return None
+        return self._services.get(f"{parts[1]}/{parts[0]}")
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._register()
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+            for pod in self.pods.values():
+                pod.kill()
+            for pod in self.pods.values():
+                pod.join()
+
+    def _register(self) -> None:
+        self.plane.call("POST", "/api/v1/nodes", {"kind": "Node", "metadata": {"name": self.node}})
+        room = {
+            "cpu": "64",
+            "memory": "256Gi",
+            "pods": "200",
+            "ephemeral-storage": "100Gi",
+            "nvidia.com/gpu": "4",
+        }
+        status = {
+            "capacity": room,
+            "allocatable": room,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Test", "message": "ready"}],
+            "addresses": [{"type": "InternalIP", "address": self.network.gateway}],
+        }
+        merge = "application/merge-patch+json"
+        self.plane.call("PATCH", f"/api/v1/nodes/{self.node}/status", {"status": status}, kind=merge)
+        self.plane.call("PATCH", f"/api/v1/nodes/{self.node}", {"spec": {"taints": None}}, kind=merge)
+
+    def _run(self) -> None:
+        with self.plane.client() as api:
+            while not self._stop.is_set():
+                try:
+                    self._sync(api)
+                except (httpx.HTTPError, KeyError, ValueError) as error:
+                    self.errors.append(f"{type(error).__name__}: {error}")
+                self._stop.wait(_LOOK_S)
+
+    def _sync(self, api: httpx.Client) -> None:
+        selector = {"fieldSelector": f"spec.nodeName={self.node}"}
+        found = api.get("/api/v1/pods", params=selector).raise_for_status().json()["items"]
+        present = {pod["metadata"]["uid"]: pod for pod in found}
+        for uid, pod in present.items():
+            if uid not in self.pods and "deletionTimestamp" not in pod["metadata"]:
+                self.pods[uid] = Pod(self, pod)
+            elif uid not in self.pods:
+                self._forget(api, pod)
+            elif "deletionTimestamp" in pod["metadata"]:
+                self.pods[uid].leave()
+        for uid, running in self.pods.items():
+            if uid not in present and not running.ended:
+                running.kill()
+        endpoints = api.get("/api/v1/endpoints").raise_for_status().json()["items"]
+        self._services = {
+            f"{e['metadata']['namespace']}/{e['metadata']['name']}": _ready(e) for e in endpoints
+        }
+
+    @staticmethod
+    def _forget(api: httpx.Client, pod: Object) -> None:
+        """Removes a pod that was deleted before it was started."""
+        place = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        api.request("DELETE", place, params={"gracePeriodSeconds": "0"})
+
+
+def _ready(endpoints: Object) -> list[str]:
+    return [each["ip"] for subset in endpoints.get("subsets") or () for each in subset.get("addresses") or ()]
+
+
+def wait_until(check: object, what: str, kubelet: Kubelet, within_s: float = 180.0) -> object:
+    """Returns the first true value of `check`; fails when the control plane died or the time is over."""
+    end = time.monotonic() + within_s
+    while not (value := check()):  # type: ignore[operator]
+        for name, process in kubelet.plane.processes.items():
+            assert process.poll() is None, f"{name} ended with {process.returncode} while waiting for {what}"
+        assert time.monotonic() < end, f"{what}: not within {within_s:g} s\n{kubelet.errors[-3:]}"
+        time.sleep(0.2)
+    return value

@@ -1,0 +1,96 @@
+"""A whole cluster for a test: control plane, pod network, test kubelet and an object store that pods reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serin.store.artifacts import Endpoint
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.kubernetes import ControlPlane, control_plane
+from tests.cluster.part import need
+from tests.cluster.parts.kubernetes import binaries
+from tests.cluster.pod_network import PodNetwork
+from tests.cluster.seaweedfs import running_seaweedfs
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
+NOT_IN_THE_SERVER = {"policy/v1"}  # API server 1.20 has policy/v1beta1: these are checked by schema alone
+NAMESPACES = ("serin", "serin-stages", "serin-releases")
+_PREFIX = os.environ.get("SERIN_TEST_PODS") or "198.18.60"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    plane: ControlPlane
+    kubelet: Kubelet
+    store: Mapping[str, str]  # variables
+
+    def reach(self, endpoint: Endpoint) -> Endpoint:
+        """Returns the address of a ready pod of a Service: the test itself has no name server."""
+
+        def of(place: str) -> str:
+            host, _, port = place.rpartition(":")
+            found = self.kubelet.resolve(host)
+            return f"{found[0] if found else '127.0.0.254'}:{port}"
+
+        return Endpoint(http=of(endpoint.http), grpc=of(endpoint.grpc))
+
+    def add_settings(self, *, secrets: Mapping[str, Mapping[str, str]] = {}) -> None:
+        """Makes what a user makes: the secrets; and the settings for this store in all namespaces."""
+        hidden = {key: value for key, value in self.store.items() if key.startswith("AWS_") and "KEY" in key}
+        plain = {key: value for key, value in self.store.items() if key not in hidden}
+        documents: list[dict[str, Any]] = []
+        for namespace in NAMESPACES:
+            documents.append(_object("ConfigMap", "serin-settings", namespace, data={**_settings(), **plain}))
+            for name, data in {"serin-store": hidden, **secrets}.items():
+                documents.append(_object("Secret", name, namespace, stringData=dict(data)))
+        self.plane.apply(documents)
+
+
+def _object(kind: str, name: str, namespace: str, **content: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, **content}
+
+
+def _settings() -> dict[str, str]:
+    lines = (MANIFESTS / "base" / "settings.env").read_text().splitlines()
+    found = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {key: value for key, value in found.items() if value}
+
+
+def built(overlay: Path) -> list[dict[str, Any]]:
+    """Returns what kustomize makes of an overlay."""
+    need("kubernetes")
+    command = [str(binaries() / "kustomize"), "build", "--load-restrictor=LoadRestrictionsNone", str(overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path) -> Iterator[Cluster]:
+    """Starts everything; the namespaces, accounts and rights of the manifests are there, their pods are not."""
+    need("kubernetes")
+    network = PodNetwork(_PREFIX, "kube")
+    kubelets: list[Kubelet] = []
+
+    def resolve(name: str) -> Any:
+        return kubelets[0].resolve(name) if kubelets else None
+
+    with (
+        network.up(resolve),
+        running_seaweedfs(folder / "weed", address=network.gateway) as store,
+        control_plane(folder / "plane", address=network.gateway) as plane,
+    ):
+        kubelet = Kubelet(plane, network, folder / "node")
+        kubelets.append(kubelet)
+        kinds = {"Namespace", "ServiceAccount", "Role", "RoleBinding"}
+        plane.apply([each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] in kinds])
+        with kubelet.running():
+            yield Cluster(plane=plane, kubelet=kubelet, store=store)

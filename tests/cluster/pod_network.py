@@ -1,0 +1,113 @@
+"""The network of the test kubelet: a bridge, a network namespace per pod, and a name server for Services.
+
+There is no kube-proxy: a Service's name leads to its ready pods, as that of a headless Service does anyway. Network
+policies are not enforced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+_ANSWER_S = 5
+
+
+def ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+class PodNetwork:
+    """Addresses of one /24; the node has the first."""
+
+    def __init__(self, prefix: str, name: str) -> None:
+        self.gateway = f"{prefix}.1"
+        self._prefix, self._name, self._next = prefix, name, 9
+        self._names: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def bridge(self) -> str:
+        return f"{self._name}-br"
+
+    def add(self) -> tuple[str, str]:
+        """Returns the network namespace and the address of a new pod."""
+        with self._lock:
+            self._next += 1
+            number = self._next
+        assert number < 255, "all addresses of the pod network were used"
+        space, address = f"{self._name}-{number}", f"{self._prefix}.{number}"
+        ip("netns", "add", space)
+        ip("link", "add", f"{self._name}v{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
+        ip("link", "set", f"{self._name}v{number}", "master", self.bridge, "up")
+        for command in (
+            ("addr", "add", f"{address}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+        ):
+            ip("-n", space, *command)
+        self._names[space] = address
+        return space, address
+
+    def remove(self, space: str) -> None:
+        if self._names.pop(space, None):
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+    @contextlib.contextmanager
+    def up(self, resolve: Callable[[str], Sequence[str] | None]) -> Iterator[None]:
+        """Makes the bridge and answers names. `resolve`: the addresses of a name; None for an unknown one."""
+        subprocess.run(
+            ["ip", "link", "del", self.bridge], capture_output=True, check=False
+        )  # of a killed run
+        ip("link", "add", self.bridge, "type", "bridge")
+        ip("addr", "add", f"{self.gateway}/24", "dev", self.bridge)
+        ip("link", "set", self.bridge, "up")
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind((self.gateway, 53))
+        server.settimeout(0.2)
+        stop = threading.Event()
+        thread = threading.Thread(target=_serve_names, args=(server, resolve, stop), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            server.close()
+            for space in list(self._names):
+                self.remove(space)
+            subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+
+
+def _serve_names(
+    server: socket.socket, resolve: Callable[[str], Sequence[str] | None], stop: threading.Event
+) -> None:
+    while not stop.is_set():
+        try:
+            query, client = server.recvfrom(1500)
+        except TimeoutError:
+            continue
+        with contextlib.suppress(ValueError, IndexError, OSError):
+            server.sendto(_answer(query, resolve), client)
+
+
+def _answer(query: bytes, resolve: Callable[[str], Sequence[str] | None]) -> bytes:
+    """Answers a question for IPv4 addresses; other types exist but have no records."""
+    labels, at = [], 12
+    while query[at]:
+        labels.append(query[at + 1 : at + 1 + query[at]].decode().lower())
+        at += 1 + query[at]
+    kind = struct.unpack("!H", query[at + 1 : at + 3])[0]
+    question = query[12 : at + 5]
+    found = resolve(".".join(labels))
+    addresses = list(found or ()) if kind == 1 else []
+    flags = 0x8580 if found is not None else 0x8583
+    head = query[:2] + struct.pack("!HHHHH", flags, 1, len(addresses), 0, 0)
+    records = [
+        b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, _ANSWER_S, 4) + socket.inet_aton(each) for each in addresses
+    ]
+    return head + question + b"".join(records)

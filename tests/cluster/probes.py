@@ -1,0 +1,58 @@
+"""Probes of the test kubelet, by HTTP and TCP; a probe that runs a command always passes."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+
+from tests.cluster.container import Object
+
+
+class Probes:
+    """A container without a startup probe is started; without a readiness probe it is ready when it is started."""
+
+    def __init__(self, spec: Object, address: str) -> None:
+        self._spec, self._address = spec, address
+        self._started = "startupProbe" not in spec
+        self._asked_at, self._ready, self._failures = float("-inf"), False, 0
+        self._live_at = time.monotonic() + spec.get("livenessProbe", {}).get("initialDelaySeconds", 0)
+
+    def ready(self) -> bool:
+        kind = "readinessProbe" if self._started else "startupProbe"
+        probe = self._spec.get(kind)
+        if probe is None:
+            return self._started
+        if time.monotonic() - self._asked_at >= min(probe.get("periodSeconds", 10), 2):
+            self._asked_at = time.monotonic()
+            answered = self._ask(probe)
+            self._ready = answered and self._started
+            self._started = self._started or answered
+        return self._ready
+
+    def dead(self) -> bool:
+        probe = self._spec.get("livenessProbe")
+        if probe is None or not self._started or time.monotonic() < self._live_at:
+            return False
+        self._live_at = time.monotonic() + probe.get("periodSeconds", 10)
+        self._failures = 0 if self._ask(probe) else self._failures + 1
+        return self._failures >= probe.get("failureThreshold", 3)
+
+    def _ask(self, probe: Object) -> bool:
+        if "exec" in probe:
+            return True
+        where = probe.get("httpGet") or probe["tcpSocket"]
+        ports = {each["name"]: each["containerPort"] for each in self._spec.get("ports", ())}
+        port = ports.get(where["port"], where["port"])
+        timeout = max(probe.get("timeoutSeconds", 1), 5)  # this machine has two cores for a whole cluster
+        try:
+            if "httpGet" not in probe:
+                socket.create_connection((self._address, port), timeout).close()
+                return True
+            connection = http.client.HTTPConnection(self._address, port, timeout=timeout)
+            connection.request("GET", where["path"])
+            status = connection.getresponse().status
+            connection.close()
+            return 200 <= status < 400
+        except (OSError, http.client.HTTPException):
+            return False
