@@ -191,17 +191,27 @@ class EvidenceUpload:
         key = key_of(self._host, progress.seq)
         try:
             objects.create(key, progress.pending.encode())
-        except ObjectExists:  # this home does not know what an earlier one of this host has uploaded
-            taken = max(
-                (_seq(other) for other in objects.keys(evidence_prefix(self._host))), default=progress.seq
-            )
-            log.warning("%s was written by another home of this host; continuing after %d", key, taken)
-            found = replace(HostEvidence.load(progress.pending.encode()), seq=taken + 1)
-            self._keep(replace(progress, seq=found.seq, pending=found.dump().decode()))
-            self._upload(objects)
-            return
-        self._keep(replace(progress, pending=None))
+        except ObjectExists:
+            self._meet(objects, key, progress.pending)
+        else:
+            self._sent(key)
+
+    def _sent(self, key: str) -> None:
+        self._keep(replace(self._progress, pending=None))
         self._uploaded.append((self._clock(), key))
+
+    def _meet(self, objects: Objects, key: str, content: str) -> None:
+        """Finds out whether an object that exists is the one to be uploaded: an answer may have been lost."""
+        found = objects.read(key)
+        if found is not None and found.content == content.encode():
+            self._sent(key)
+            return
+        # This home does not know what an earlier one of this host has uploaded.
+        taken = max(map(_seq, objects.keys(evidence_prefix(self._host))), default=self._progress.seq)
+        log.warning("%s was written by another home of this host; continuing after %d", key, taken)
+        moved = replace(HostEvidence.load(content.encode()), seq=taken + 1)
+        self._keep(replace(self._progress, seq=moved.seq, pending=moved.dump().decode()))
+        self._upload(objects)
 
     def _find_earlier(self, objects: Objects) -> None:
         """Finds, once, what earlier processes of this host have uploaded: numbers are never used again."""
