@@ -43,11 +43,12 @@ def key_file(home: Path) -> KeyFile:
     return KeyFile(path=home / "keys.json", published=home / "gateway" / "keys" / "keys.json")
 
 
-def build_releases(home: Path) -> Releases:
+def build_releases(home: Path, store: Store | None = None) -> Releases:
+    """`store`: where versions come from; None: the store that this process is configured to use."""
     return Releases(
         home / "releases",
         host=Supervisor(home),
-        store=Store.open(),
+        store=store or Store.open(),
         spool=spool_root(home),
         trust=Trust.open(),
     )

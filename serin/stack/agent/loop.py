@@ -17,12 +17,10 @@ from typing import Final
 
 from serin.errors import SerinError, StackUnusable
 from serin.formats.cluster.host_report import AgentReport
-from serin.formats.serving.spool import spool_root
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.rollout.run.background import BackgroundFleet
 from serin.serving.envoy.gateway import Gateway
-from serin.serving.triton.releases import Releases
 from serin.stack.agent.agent import Agent
 from serin.stack.agent.evidence import EvidenceUpload
 from serin.stack.agent.host_store import HostStore
@@ -30,8 +28,7 @@ from serin.stack.agent.link import Link
 from serin.stack.agent.settings import AgentSettings, agent_folder
 from serin.stack.controller import LOG_LIMIT_BYTES
 from serin.stack.host.standing import log_to_stdout
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, request_log
+from serin.stack.wiring import build_gateway, build_releases, request_log
 from serin.store.objects import open_objects
 
 log = logging.getLogger("serin.stack.agent")  # not __name__, which is __main__ here
@@ -63,7 +60,9 @@ def run(home: Path, stop: threading.Event) -> None:
     if settings is None:
         raise StackUnusable(problem=f"{home} is not the home of an agent; start one with `serin agent`")
     gateway, news = build_gateway(home), threading.Event()
-    fleet = None if settings.gateway_only else BackgroundFleet(_releases(home), threads=1)
+    fleet = (
+        None if settings.gateway_only else BackgroundFleet(build_releases(home, HostStore.open()), threads=1)
+    )
     url = environment.store_url()
     link = Link(
         settings.host,
@@ -95,10 +94,6 @@ def run(home: Path, stop: threading.Event) -> None:
     if fleet is not None:
         fleet.close()
     log.info("the agent has stopped")
-
-
-def _releases(home: Path) -> Releases:
-    return Releases(home / "releases", host=Supervisor(home), store=HostStore.open(), spool=spool_root(home))
 
 
 def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:

@@ -1,0 +1,162 @@
+"""Serving on several hosts: real Envoys and Tritons in network namespaces, a store on one more host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.formats.cluster.desired_state import EvidenceArm
+from serin.rollout.decide.blocks import Block
+from serin.rollout.decide.plan import Plan
+from serin.stack.host.process_scan import stack_processes
+from serin.stack.wiring import AGENT
+from serin.store.artifacts import ModelRoute, Release
+from tests.cluster.part import need
+from tests.cluster.serving_hosts import MODEL, Cluster, cluster
+from tests.signals import hit
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Cluster]:
+    need("namespaces")
+    folder = Path(tempfile.mkdtemp(prefix="serin-agents-"))
+    try:
+        with cluster(folder, "a", "b", "c", prefix="198.18.40") as made:
+            yield made
+        assert [stack_processes(folder / name) for name in "abc"] == [[], [], []]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def releases(scene: Cluster) -> tuple[Release, Release]:
+    """Two versions; the first runs on `a` and `b`, and all gateways route to it."""
+    stable, candidate = scene.publish(-1.0), scene.publish(1.5)
+    scene.want({stable.name: ("a", "b")})
+    scene.until(lambda: scene.ready(stable, "a", "b"), what="the stable release")
+    seq = scene.want({stable.name: ("a", "b")}, ModelRoute(model=MODEL, epoch=1, stable=stable))
+    scene.until(lambda: scene.in_force(seq), what="routes")
+    return stable, candidate
+
+
+def test_a_host_without_a_replica_answers_through_its_peers_whatever_happens_to_one_of_them(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    stable, _ = releases
+    assert scene.members["c"].ask()[0] == 200
+    report = scene.report("c")
+    assert report is not None
+    assert report.releases == {}, "the state names two hosts, and this is not one of them"
+    with scene.load("c") as far, scene.load("a") as near:
+        scene.until(lambda: far.answered > 50)
+        scene.network["a"].slow()
+        scene.network["b"].cut()
+        so_far = far.answered
+        scene.until(lambda: far.answered > so_far + 100, what="answers without b")
+        scene.network["b"].restore()
+        scene.network["a"].fast()
+        so_far = far.answered
+        scene.until(lambda: scene.ready(stable, "a", "b") and far.answered > so_far + 50)
+    print(f"\nthrough c: {far}\nthrough a: {near}")
+    assert (far.errors, near.errors) == ([], [])
+    assert near.answered > 0
+
+
+def test_gateway_and_releases_run_on_while_the_agent_is_killed_or_the_store_is_away(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    stable, _ = releases
+    member = scene.members["a"]
+    before = member.pids()
+    with scene.load("a") as near, scene.load("c") as far:
+        scene.store_host.cut()
+        hit(before[AGENT] or 0)
+        assert member.process is not None
+        hit(member.process.pid)
+        member.process.wait()
+        member.start()
+        scene.members["c"].pids()
+        hit(scene.members["c"].pids()[AGENT] or 0)
+        wait = time.monotonic() + 20.0
+        while time.monotonic() < wait:
+            time.sleep(0.5)
+        status = member.serin("status", check=False)
+        assert "NOT REACHED" in status.stdout, status
+        assert stable.name in status.stdout
+        scene.store_host.restore()
+        seq = scene.want({stable.name: ("a", "b")}, ModelRoute(model=MODEL, epoch=2, stable=stable))
+        scene.until(lambda: scene.in_force(seq), what="the store is back")
+    print(f"\nthrough a: {near}\nthrough c: {far}")
+    assert (near.errors, far.errors) == ([], [])
+    after = member.pids()
+    assert {name: pid for name, pid in after.items() if name != AGENT} == {
+        name: pid for name, pid in before.items() if name != AGENT
+    }
+    assert after[AGENT] != before[AGENT]
+
+
+def test_every_request_is_counted_once_over_all_hosts(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    stable, candidate = releases
+    hosts = {stable.name: ("a", "b"), candidate.name: ("a", "b")}
+    scene.want(hosts, ModelRoute(model=MODEL, epoch=2, stable=stable))
+    scene.until(lambda: scene.ready(candidate, "a", "b"), what="the candidate")
+    arm = EvidenceArm(
+        rollout="r", candidate=candidate.name, stable=stable.name, since_epoch=3, since_t=time.time(),
+        shares={3: 0.5}, plan=Plan().to_json(),
+    )  # fmt: skip
+    route = ModelRoute(model=MODEL, epoch=3, stable=stable, candidate=candidate, candidate_percent=50.0)
+    seq = scene.want(hosts, route, arms={MODEL: arm})
+    scene.until(lambda: scene.in_force(seq), what="the split")
+    with scene.load("a") as near, scene.load("c") as far:
+        scene.until(lambda: near.answered > 100 and far.answered > 100)
+        hit(scene.members["a"].pids()[AGENT] or 0)
+        so_far = near.answered
+        scene.until(lambda: near.answered > so_far + 100)
+    sent = {"a": near.answered, "b": 0, "c": far.answered}
+
+    def counted(name: str) -> int:
+        blocks = [
+            Block.from_json(block) for each in scene.evidence(name) for _, block in each.models[MODEL].blocks
+        ]
+        return sum(block.stable.requests + block.candidate.requests for block in blocks)
+
+    scene.until(lambda: {name: counted(name) for name in sent} == sent, within_s=60.0, what="all counted")
+    assert (near.errors, far.errors) == ([], [])
+    scene.want({stable.name: ("a", "b")}, ModelRoute(model=MODEL, epoch=4, stable=stable))
+    scene.until(
+        lambda: all(
+            report is not None and candidate.name not in report.releases
+            for report in map(scene.report, ("a", "b"))
+        ),
+        what="the candidate is stopped",
+    )
+
+
+def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewhere(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    member = scene.members["b"]
+    assert member.process is not None
+    with scene.load("c") as far:
+        scene.until(lambda: far.answered > 20)
+        os.kill(member.process.pid, signal.SIGTERM)
+        assert member.process.wait(120) == 0, member.home.with_suffix(".log").read_text()
+        member.process = None
+        so_far = far.answered
+        scene.until(lambda: far.answered > so_far + 50)
+    assert far.errors == []
+    assert stack_processes(member.home) == []
+    member.start()
+    scene.until(lambda: scene.ready(releases[0], "b"), what="b is back")
+    assert member.serin("down").stdout.endswith("down\n")
+    assert member.process.wait(60) == 0
+    member.process = None
