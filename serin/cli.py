@@ -15,6 +15,7 @@ from serin.api.progress import progress_lines
 from serin.commands import (
     agent,
     alerts,
+    backup,
     captures,
     console,
     controller,
@@ -92,6 +93,7 @@ for _module in (
     alerts,
     console,
     controller,
+    backup,
 ):
     _module.register(app)
 

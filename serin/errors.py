@@ -99,6 +99,8 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── PortTaken               a requested port is in use
     ├── ProcessFailed           a part of the stack did not start
     ├── PipelineFailed          a run on the stack's workers did not complete
+    ├── BackupRefused           a backup that cannot be made or restored as asked (exit code 2)
+    ├── BackupBroken            a file that is not a complete backup
     ├── RunNotCancellable       a run that has ended already (exit code 2)
     ├── RunNotResumable         a run that has completed, or is still running (exit code 2)
     ├── SupervisorGone          the stack's supervisor does not answer
@@ -1010,6 +1012,19 @@ class ProcessFailed(StackError):
     @property
     def end(self) -> str:
         return f"\n{self.tail}" if self.tail else ""
+
+
+class BackupRefused(StackError):
+    exit_code = 2
+    template = "{what}: {reason}"
+    what: str
+    reason: str
+
+
+class BackupBroken(StackError):
+    template = "{path} is not a complete backup: {reason}; nothing was restored"
+    path: Path | str
+    reason: str
 
 
 class SupervisorGone(StackError):

@@ -99,6 +99,8 @@ COMMAND_LINE = {
     "keys issuer list": "[--json]",
     "keys issuer remove": "[NAME]",
     "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
+    "backup create": "[FILE] [--captures --no-captures]",
+    "backup restore": "[FILE]",
     "console secret": "[ROLE] [--rotate] [--json]",
     "slo": "[MODEL] [--json]",
     "alerts list": "[--model] [--resolved] [--journal] [--json]",

@@ -1,0 +1,97 @@
+"""What a backup holds: its manifest, and which files of a home and of a store belong in it. Reads, and copies nothing.
+
+Left out is what the stack makes again (the gateway's files, records of processes, logs, caches, locks), what can be
+built again (datasets, trainings), and files that you gave to `serin up` (the TLS pair).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from serin.errors import BackupBroken
+from serin.spec.names import valid_model_name
+
+FORMAT: Final = "serin.backup"
+VERSION: Final = 1
+MANIFEST: Final = "backup.json"
+HOME: Final = "home"  # folders in the archive
+STORE: Final = "store"
+
+DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/prefect.db")
+JOURNALS: Final = "rollouts"
+_FILES: Final = ("keys.json", ".keys-required", "prefect-login")
+_FOLDERS: Final = ("external", "alerts", "console", "watch", "labels", "prefect/storage")
+_CAPTURES: Final = "captures"
+_TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file of the archive."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`store`: the URL of the store. `with_store`: whether its model versions are in the archive. `live`: the version
+    of each model that took the traffic. `open_rollouts`: models with a rollout that had not ended."""
+
+    created: float
+    serin: str
+    store: str
+    with_store: bool
+    owns_prefect: bool
+    live: Mapping[str, int]
+    open_rollouts: tuple[str, ...]
+    files: Mapping[str, Entry]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def parse(cls, data: bytes, *, path: Path) -> Self:
+        """Raises BackupBroken for anything else than a manifest of this version."""
+        try:
+            found: dict[str, Any] = json.loads(data)
+            if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
+                raise ValueError(f"it is not a {FORMAT} of version {VERSION}")
+            found["files"] = {name: Entry(**entry) for name, entry in found["files"].items()}
+            found["live"] = {valid_model_name(name): int(number) for name, number in found["live"].items()}
+            found["open_rollouts"] = tuple(valid_model_name(name) for name in found["open_rollouts"])
+            return cls(**found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BackupBroken(path=path, reason=f"its {MANIFEST} cannot be read: {error}") from error
+
+
+def home_files(home: Path, *, captures: bool) -> Iterator[Path]:
+    """The files to copy as they are, relative to the home; neither journals nor databases, which need care."""
+    for name in _FILES:
+        if (home / name).is_file():
+            yield Path(name)
+    for folder in (*_FOLDERS, *((_CAPTURES,) if captures else ())):
+        yield from _inside(home, folder)
+
+
+def journal_files(home: Path) -> Iterator[Path]:
+    """Journals, waiting commands and answers."""
+    yield from _inside(home, JOURNALS)
+
+
+def model_files(store: Path) -> Iterator[Path]:
+    """The files of model versions, their numbers and aliases, relative to the store."""
+    yield from _inside(store, "models")
+
+
+def _inside(root: Path, folder: str) -> Iterator[Path]:
+    for path in sorted((root / folder).rglob("*")):
+        relative = path.relative_to(root)
+        hidden = any(part.startswith(".") for part in relative.parts)  # files that are being written
+        database = str(relative) in DATABASES
+        if path.is_file() and not (hidden or database or path.name.endswith(_TRANSIENT)):
+            yield relative

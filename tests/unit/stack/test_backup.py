@@ -1,0 +1,254 @@
+"""A backup holds what cannot be made again, is of one moment, and is restored completely or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import sqlite3
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.errors import BackupBroken, BackupRefused
+from serin.formats.serving.journal import Journal, last_decision
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.record import rollout2decision
+from serin.stack.backup import create
+from serin.stack.backup.contents import MANIFEST
+from serin.stack.backup.create import create_backup
+from serin.stack.backup.restore import restore_backup
+from serin.store.artifacts import Release
+from serin.store.store import Store
+from tests.unit.serving import bundles
+
+SHIFTING = Rollout(
+    id="r1",
+    candidate=Release(model=bundles.MODEL, version=2),
+    stable=Release(model=bundles.MODEL, version=1),
+    previous=None,
+    plan=Plan(),
+    phase=Phase.SHIFTING,
+    step=0,
+    began=1.0,
+    since=1.0,
+    evidence_from=1.0,
+)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> tuple[Path, Store]:
+    """A home and a store in it, as a stack with an open rollout leaves them."""
+    home = tmp_path / "home"
+    store = Store(str(home / "store"), cache=tmp_path / "cache")
+    home.mkdir(mode=0o700)
+    for bias in (0.0, 1.0):
+        bundles.publish(store, bias=bias)
+    store.set_alias(bundles.MODEL, "live", 1)
+    decide(home, SHIFTING)
+    for name in ("keys.json", "prefect-login", "alerts/receivers.json", "watch/drift/delays.json"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"the content of {name}")
+    for name in ("logs/prefect.log", "gateway/tls/key.pem", "locks/x", "cache/x", "runs/train-1/weights"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("not for a backup")
+    return home, store
+
+
+def decide(home: Path, rollout: Rollout) -> None:
+    with Journal(home / "rollouts" / bundles.MODEL / "journal.jsonl") as journal:
+        journal.append(rollout2decision(rollout, 2.0))
+
+
+def target(tmp_path: Path) -> tuple[Path, Store]:
+    home = tmp_path / "elsewhere" / "home"
+    return home, Store(str(home / "store"), cache=tmp_path / "cache-2")
+
+
+def test_a_restored_home_serves_the_same_versions_and_holds_the_rollout_that_was_open(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    home, store = stack
+    made = create_backup(home, store, tmp_path / "b.tar")
+    assert made.path.stat().st_mode & 0o777 == 0o600
+    assert (dict(made.manifest.live), made.manifest.open_rollouts) == ({bundles.MODEL: 1}, (bundles.MODEL,))
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, made.path)
+    assert new_home.stat().st_mode & 0o777 == 0o700
+    for name in ("keys.json", "prefect-login", "alerts/receivers.json", "watch/drift/delays.json"):
+        assert (new_home / name).read_text() == f"the content of {name}"
+        assert (new_home / name).stat().st_mode & 0o077 == 0
+    for name in ("logs", "gateway", "locks", "cache", "runs"):
+        assert not (new_home / name).exists()
+    assert new_store.versions(bundles.MODEL) == [1, 2]
+    assert new_store.aliases(bundles.MODEL) == {"live": 1}
+    assert new_store.reserve_version(bundles.MODEL) == 3
+    for version in (1, 2):
+        old, new = (Path(each.bundle(bundles.MODEL, version).path) for each in (store, new_store))
+        assert {file.name: file.read_bytes() for file in new.iterdir()} == {
+            file.name: file.read_bytes() for file in old.iterdir()
+        }
+    restored = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    assert restored == last_decision(home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    (command,) = Inbox(new_home).pending()
+    assert (command.kind, command.model) == ("pause", bundles.MODEL)
+    assert "restored from a backup" in command.why
+
+
+def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_path: Path) -> None:
+    home, store = stack
+    decide(home, replace(SHIFTING, phase=Phase.PROMOTED))
+    made = create_backup(home, store, tmp_path / "b.tar")
+    restore_backup(*target(tmp_path), made.path)
+    assert made.manifest.open_rollouts == ()
+    assert Inbox(target(tmp_path)[0]).pending() == []
+
+
+def test_a_database_in_use_is_copied_as_of_its_last_transaction(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    home, store = stack
+    with contextlib.closing(sqlite3.connect(home / "alerts" / "book.sqlite")) as book:
+        book.execute("PRAGMA journal_mode = WAL")
+        book.execute("CREATE TABLE alerts (name TEXT)")
+        book.execute("INSERT INTO alerts VALUES ('committed')")
+        book.commit()
+        book.execute("INSERT INTO alerts VALUES ('never committed')")
+        made = create_backup(home, store, tmp_path / "b.tar")
+        book.rollback()
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, made.path)
+    with contextlib.closing(sqlite3.connect(new_home / "alerts" / "book.sqlite")) as copy:
+        assert copy.execute("SELECT name FROM alerts").fetchall() == [("committed",)]
+    assert not list((new_home / "alerts").glob("book.sqlite-*"))
+
+
+def test_journal_and_aliases_are_read_again_when_the_controller_decided_in_between(
+    stack: tuple[Path, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, store = stack
+    read, left = (
+        create._read,
+        [replace(SHIFTING, phase=Phase.BAKING), replace(SHIFTING, phase=Phase.PROMOTED)],
+    )
+
+    def deciding(*places: Any) -> dict[str, bytes]:
+        """The journal is read, and then the controller decides and moves the alias."""
+        found = read(*places)
+        if left:
+            decide(home, left.pop(0))
+            store.set_alias(bundles.MODEL, "live", 2)
+        return found
+
+    monkeypatch.setattr(create, "_read", deciding)
+    made = create_backup(home, store, tmp_path / "b.tar")
+    assert (dict(made.manifest.live), made.manifest.open_rollouts) == ({bundles.MODEL: 2}, ())
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, made.path)
+    decision = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    assert decision is not None
+    assert decision.phase == Phase.PROMOTED
+    assert new_store.aliases(bundles.MODEL) == {"live": 2}
+
+
+def test_journals_that_never_settle_are_not_backed_up(
+    stack: tuple[Path, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(create, "_read", lambda *_: {"home/rollouts/x": str(next(numbers)).encode()})
+    with pytest.raises(BackupRefused, match="changes faster than it can be read; pause the rollouts"):
+        create_backup(*stack, tmp_path / "b.tar")
+    assert not list(tmp_path.glob("*.tar*"))
+
+
+def test_versions_in_an_object_store_stay_there_and_must_be_found_when_it_is_restored(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    home, local = stack
+    del local
+    url = "memory://backup-test"
+    remote = Store(url, cache=tmp_path / "remote-cache")
+    bundles.publish(remote, bias=0.0)
+    remote.set_alias(bundles.MODEL, "live", 1)
+    made = create_backup(home, remote, tmp_path / "b.tar")
+    assert not [name for name in made.manifest.files if name.startswith("store/")]
+    new_home = tmp_path / "elsewhere"
+    with pytest.raises(BackupRefused, match=r"has no delays version 1; set SERIN_STORE .*backup-test"):
+        restore_backup(new_home, Store("memory://another", cache=tmp_path / "c"), made.path)
+    assert not new_home.exists()
+    restore_backup(new_home, remote, made.path)
+    assert (new_home / "keys.json").exists()
+
+
+def test_a_home_or_store_that_is_not_empty_is_left_as_it_is(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    home, store = stack
+    made = create_backup(home, store, tmp_path / "b.tar")
+    with pytest.raises(BackupRefused, match="it is not empty; restore into an empty SERIN_HOME"):
+        restore_backup(home, store, made.path)
+    new_home = tmp_path / "elsewhere"
+    with pytest.raises(BackupRefused, match="name an empty folder in SERIN_STORE"):
+        restore_backup(new_home, store, made.path)
+    assert not new_home.exists()
+    with pytest.raises(BackupRefused, match="it exists; name a new file"):
+        create_backup(home, store, made.path)
+    with pytest.raises(BackupRefused, match="there is no stack here"):
+        create_backup(tmp_path / "nothing", store, tmp_path / "c.tar")
+
+
+def test_a_damaged_backup_restores_nothing(stack: tuple[Path, Store], tmp_path: Path) -> None:
+    home, store = stack
+    data = create_backup(home, store, tmp_path / "b.tar").path.read_bytes()
+    broken = tmp_path / "broken.tar"
+    for damaged in (data[: len(data) // 2], data.replace(b"of keys.json", b"of keys.JSON"), b"", data[512:]):
+        assert damaged != data
+        broken.write_bytes(damaged)
+        with pytest.raises(BackupBroken):
+            restore_backup(*target(tmp_path), broken)
+    assert not target(tmp_path)[0].exists()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "home/../../evil", "other/evil", "home"])
+def test_a_backup_writes_nowhere_but_into_the_home(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "b.tar"
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = 4
+        archive.addfile(entry, io.BytesIO(b"evil"))
+    with pytest.raises(BackupBroken, match="does not belong in it"):
+        restore_backup(*target(tmp_path), path)
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_links_and_files_behind_the_manifest_are_refused(stack: tuple[Path, Store], tmp_path: Path) -> None:
+    home, store = stack
+    made = create_backup(home, store, tmp_path / "b.tar")
+    with tarfile.open(made.path, "a") as archive:
+        entry = tarfile.TarInfo("home/more")
+        archive.addfile(entry, io.BytesIO(b""))
+    with pytest.raises(BackupBroken, match="'home/more' does not belong in it"):
+        restore_backup(*target(tmp_path), made.path)
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        link = tarfile.TarInfo("home/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(BackupBroken, match="'home/link' does not belong in it"):
+        restore_backup(*target(tmp_path), tmp_path / "link.tar")
+
+
+def test_a_backup_of_another_format_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        data = json.dumps({"format": "serin.backup", "version": 99}).encode()
+        entry = tarfile.TarInfo(MANIFEST)
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    with pytest.raises(BackupBroken, match=r"not a serin\.backup of version 1"):
+        restore_backup(*target(tmp_path), tmp_path / "b.tar")
