@@ -1,14 +1,16 @@
 # Prefect's server, the worker of the pool cpu and the job that makes the deployments: one image, three commands.
 # Built from the repository's root: docker compose -f docker/compose.yaml build
+# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE} AS build
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/serin
+RUN python3 -m venv /opt/serin
 WORKDIR /src
 COPY constraints.txt ./
 # torch from PyTorch's own index: the build on PyPI brings several GB of CUDA packages on x86_64.
-RUN grep '^torch==' constraints.txt > torch.txt \
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    grep '^torch==' constraints.txt > torch.txt \
     && /opt/serin/bin/pip install --index-url https://download.pytorch.org/whl/cpu --requirement torch.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY serin serin
@@ -16,7 +18,8 @@ COPY flows flows
 COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
-RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows,xgboost]"
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows,s3,xgboost]"
 
 FROM ${PYTHON_IMAGE}
 

@@ -1,5 +1,6 @@
 # Serving: NVIDIA's Triton with Serin beside it. One container holds the releases (a Triton process each), Envoy before
-# them and the rollout controller that starts and stops them. Built from the repository's root.
+# them and the rollout controller that starts and stops them. It has no torch. Built from the repository's root.
+# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG TRITON_IMAGE
 FROM ${TRITON_IMAGE} AS build
 
@@ -11,16 +12,18 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/serin
 WORKDIR /src
-COPY constraints.txt ./
-RUN grep '^torch==' constraints.txt > torch.txt \
-    && /opt/serin/bin/pip install --index-url https://download.pytorch.org/whl/cpu --requirement torch.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY docker/without_torch.py ./
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    python3 without_torch.py pyproject.toml cpu console s3 > requirements.txt \
+    && /opt/serin/bin/pip install --constraint constraints.txt --requirement requirements.txt
 COPY serin serin
 COPY flows flows
 COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
-RUN /opt/serin/bin/pip install --constraint constraints.txt ".[cpu]" \
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/serin/bin/pip install --no-deps . \
     && /opt/serin/bin/serin install gateway
 
 FROM ${TRITON_IMAGE}
@@ -32,7 +35,8 @@ RUN groupadd --gid 10001 serin \
 WORKDIR /src
 COPY constraints.txt ./
 # Triton's own Python runs the graphs: the ONNX Runtime that passed the gate, and a numpy that its stub can take.
-RUN grep '^onnxruntime==' constraints.txt > runtime.txt && echo 'numpy==1.26.4' >> runtime.txt \
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    grep '^onnxruntime==' constraints.txt > runtime.txt && echo 'numpy==1.26.4' >> runtime.txt \
     && python3 -m pip install --break-system-packages --requirement runtime.txt
 # Serin has its own Python, which must not come first on PATH: Triton would take it for its models. The filter is beside it.
 COPY --from=build /opt/serin /opt/serin

@@ -1,5 +1,6 @@
 # The worker of the pool gpu: CUDA, cuDF and torch beside the flows. Needs the NVIDIA container toolkit on its host.
 # Built from the repository's root: docker compose -f docker/compose.yaml --profile gpu build
+# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG CUDA_IMAGE
 FROM ${CUDA_IMAGE} AS build
 
@@ -16,7 +17,8 @@ COPY flows flows
 COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
-RUN /opt/serin/bin/pip install --constraint constraints.txt ".[flows,gpu]"
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/serin/bin/pip install --constraint constraints.txt ".[flows,gpu]"
 
 FROM ${CUDA_IMAGE}
 

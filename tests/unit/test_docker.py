@@ -1,4 +1,4 @@
-"""The container files against the code they run. Nothing is built here: that needs Docker and gigabytes."""
+"""The container files against the code they run. Nothing is built here: tests/cluster/test_containers.py does that."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVES = ("serving.Dockerfile", "triton.Dockerfile")  # without torch
 IMAGES = dict(line.split("=", 1) for line in (DOCKER / ".env").read_text().splitlines() if "=" in line)
 
 
@@ -67,16 +68,60 @@ def test_an_image_copies_what_the_wheel_is_made_of(file: Path) -> None:
     wheel = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"])
     lines = re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE)
     copied = {name for line in lines for name in line.split()}
-    assert copied == wheel | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    usual = wheel | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert copied - {"docker/without_torch.py"} == usual
     assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_an_image_can_copy_nothing_but_what_it_is_made_of() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {
+        name
+        for file in DOCKERFILES
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", file.read_text(), re.MULTILINE)
+        for name in line.split()
+    }
+    assert allowed == copied
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 def test_an_image_installs_extras_that_exist_under_the_pins(file: Path) -> None:
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    (installed,) = re.findall(r'pip install --constraint constraints\.txt "\.\[([\w,]+)\]"', file.read_text())
-    assert set(installed.split(",")) <= extras
+    if file.name in SERVES:
+        (installed,) = re.findall(r"without_torch\.py pyproject\.toml ([\w ]+) >", file.read_text())
+        assert "pip install --constraint constraints.txt --requirement requirements.txt" in file.read_text()
+    else:
+        (installed,) = re.findall(
+            r'pip install --constraint constraints\.txt "\.\[([\w,]+)\]"', file.read_text()
+        )
+    assert set(re.split("[ ,]", installed)) <= extras
     assert ("gpu" in installed) == (file.name == "worker.Dockerfile")
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_an_image_takes_the_settings_of_a_private_package_index_as_a_secret(file: Path) -> None:
+    text = file.read_text().replace("\\\n", " ")
+    steps = [line for line in text.splitlines() if line.startswith("RUN ") and "install" in line]
+    for step in steps:
+        if "pip install" in step or "serin install" in step:
+            assert step.startswith("RUN --mount=type=secret,id=pip,target=/etc/pip.conf "), step
+    assert not re.findall(r"^ARG .*(PIP|INDEX|TOKEN|PASSWORD)", text, re.MULTILINE)
+
+
+def test_what_serves_needs_everything_but_torch() -> None:
+    def listed(*words: str) -> list[str]:
+        script = [sys.executable, str(DOCKER / "without_torch.py"), str(ROOT / "pyproject.toml"), *words]
+        done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.splitlines()
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    everything = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    assert set(everything) - set(listed("cpu")) == {line for line in everything if line.startswith("torch")}
+    code = "import sys; sys.modules['torch'] = None; import serin.stack.serve, serin.stack.watch.watcher"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_packages_that_are_picked_out_of_the_pins_are_pinned_there() -> None:
@@ -102,14 +147,15 @@ def test_an_image_runs_as_nobody_special_and_says_how_it_is(file: Path) -> None:
     assert "SERIN_HOME=/var/lib/serin" in text
 
 
-def test_serving_listens_where_its_healthcheck_and_its_port_are() -> None:
-    words = command(image("triton"))
+@pytest.mark.parametrize(("service", "name"), [("serving", "serving"), ("serving-gpu", "triton")])
+def test_serving_listens_where_its_healthcheck_and_its_port_are(service: str, name: str) -> None:
+    words = command(image(name))
     assert words[1:3] == ["-m", "serin.stack.serve"]
     options = read_options(words[3:])
     assert options.address == "0.0.0.0"
-    assert f"127.0.0.1:{options.port}/v2/health/live" in image("triton").read_text()
-    for name in ("serving", "serving-gpu"):
-        assert SERVICES[name]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
+    assert f"127.0.0.1:{options.port}/v2/health/live" in image(name).read_text()
+    assert SERVICES[service]["build"]["dockerfile"] == f"docker/{name}.Dockerfile"
+    assert SERVICES[service]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
 
 
 def test_one_serving_comes_up_with_each_profile_and_shares_its_gpus_with_trainings_in_one_word() -> None:
