@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -39,9 +40,12 @@ class Authority:
         self._name = _name("test authority")
         self.certificate = _pem(_signed(self._name, self._key, self._name, self._key, authority=True))
 
-    def pair(self, *, passphrase: bytes | None = None) -> Pair:
+    def pair(self, *, passphrase: bytes | None = None, addresses: Sequence[str] = ()) -> Pair:
+        """`addresses`: of other hosts that may show it too."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _signed(_name("localhost"), key, self._name, self._key, authority=False)
+        certificate = _signed(
+            _name("localhost"), key, self._name, self._key, authority=False, addresses=addresses
+        )
         hidden = (
             serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
         )
@@ -53,9 +57,18 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _signed(subject: x509.Name, key: Key, issuer: x509.Name, by: Key, *, authority: bool) -> x509.Certificate:
+def _signed(
+    subject: x509.Name,
+    key: Key,
+    issuer: x509.Name,
+    by: Key,
+    *,
+    authority: bool,
+    addresses: Sequence[str] = (),
+) -> x509.Certificate:
     now = dt.datetime.now(dt.UTC)
-    here = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    numbers = [x509.IPAddress(ip_address(address)) for address in ("127.0.0.1", *addresses)]
+    here = x509.SubjectAlternativeName([x509.DNSName("localhost"), *numbers])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
     return (
