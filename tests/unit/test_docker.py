@@ -94,7 +94,7 @@ def test_an_image_installs_extras_that_exist_under_the_pins(file: Path) -> None:
         assert "pip install --constraint constraints.txt --requirement requirements.txt" in file.read_text()
     else:
         (installed,) = re.findall(
-            r'pip install --constraint constraints\.txt "\.\[([\w,]+)\]"', file.read_text()
+            r'pip install --constraint constraints\.txt "\.\[([\w,-]+)\]"', file.read_text()
         )
     assert set(re.split("[ ,]", installed)) <= extras
     assert ("gpu" in installed) == (file.name == "worker.Dockerfile")

@@ -23,9 +23,14 @@ STORE: Final = "store"
 
 DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/prefect.db")
 JOURNALS: Final = "rollouts"
+TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
 _FILES: Final = ("keys.json", ".keys-required", "prefect-login")
-_FOLDERS: Final = ("external", "alerts", "console", "watch", "labels", "prefect/storage")
+_FOLDERS: Final = ("external", "alerts", "console", "watch", "labels", "prefect/storage", TRUST)
 _CAPTURES: Final = "captures"
+LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
+    *("agent", "cache", "gateway", "gpus", "locks", "logs", "releases", "spool", "stack", "stack.json"),
+    *("prefect", "runs", "stages", "tables"),
+)
 _TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
 
 
@@ -40,13 +45,15 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """`store`: the URL of the store. `with_store`: whether its model versions are in the archive. `live`: the version
-    of each model that took the traffic. `open_rollouts`: models with a rollout that had not ended."""
+    of each model that took the traffic. `open_rollouts`: models with a rollout that had not ended. `signed`: whether
+    versions had to be signed."""
 
     created: float
     serin: str
     store: str
     with_store: bool
     owns_prefect: bool
+    signed: bool
     live: Mapping[str, int]
     open_rollouts: tuple[str, ...]
     files: Mapping[str, Entry]
@@ -76,6 +83,12 @@ def home_files(home: Path, *, captures: bool) -> Iterator[Path]:
             yield Path(name)
     for folder in (*_FOLDERS, *((_CAPTURES,) if captures else ())):
         yield from _inside(home, folder)
+
+
+def is_known(name: str) -> bool:
+    """Whether it was decided what becomes of this entry of a home."""
+    tops = {each.split("/")[0] for each in (*_FILES, *_FOLDERS, *DATABASES, JOURNALS, _CAPTURES, *LEFT_OUT)}
+    return name in tops
 
 
 def journal_files(home: Path) -> Iterator[Path]:

@@ -127,6 +127,7 @@ def _fill(writer: _Writer, home: Path, store: Store, *, captures: bool) -> Manif
         store=store.url,
         with_store=store.local,
         owns_prefect=stack is None or stack.owns_prefect,
+        signed=(home / contents.TRUST).is_dir(),
         live=moment.live,
         open_rollouts=moment.open_rollouts,
         files=dict(writer.files),

@@ -37,6 +37,8 @@ def restore_backup(home: Path, store: Store, path: Path) -> Manifest:
         manifest = _unpack(path, scratch)
         _check_store(manifest, store)
         restored = make_private(scratch / contents.HOME)
+        if manifest.signed:
+            make_private(restored / contents.TRUST)
         created = datetime.fromtimestamp(manifest.created, UTC)
         for model in manifest.open_rollouts:
             why = f"restored from a backup of {created:%Y-%m-%d %H:%M} UTC: check it, then resume or abort it"

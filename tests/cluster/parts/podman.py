@@ -18,7 +18,14 @@ ROOT = Path(__file__).resolve().parents[3]
 _COMPOSE = "podman-compose==1.6.0"
 _SUITE = "bookworm"
 _PACKAGES = ("python3", "python3-venv", "libpython3.11", "g++", "postgresql-15", "ca-certificates")
-_EXTRAS = ("cpu", "flows", "s3", "xgboost")  # of cpu.Dockerfile, which has the most
+_EXTRAS = (
+    "cpu",
+    "flows",
+    "kubernetes",
+    "prefect-server",
+    "s3",
+    "xgboost",
+)  # of cpu.Dockerfile, which has the most
 _MIRROR = "http://deb.debian.org/debian"
 
 

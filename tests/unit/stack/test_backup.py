@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import sqlite3
 import tarfile
 from dataclasses import replace
@@ -14,14 +15,16 @@ from typing import Any
 
 import pytest
 
+import serin
 from serin.errors import BackupBroken, BackupRefused
 from serin.formats.serving.journal import Journal, last_decision
+from serin.formats.trust import Trust
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.record import rollout2decision
 from serin.stack.backup import create
-from serin.stack.backup.contents import MANIFEST
+from serin.stack.backup.contents import MANIFEST, is_known
 from serin.stack.backup.create import create_backup
 from serin.stack.backup.restore import restore_backup
 from serin.store.artifacts import Release
@@ -252,3 +255,21 @@ def test_a_backup_of_another_format_is_refused(tmp_path: Path) -> None:
         archive.addfile(entry, io.BytesIO(data))
     with pytest.raises(BackupBroken, match=r"not a serin\.backup of version 1"):
         restore_backup(*target(tmp_path), tmp_path / "b.tar")
+
+
+def test_a_stack_that_asked_for_signatures_asks_for_them_again(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    """Also without a trusted key: the folder itself is what asks."""
+    home, store = stack
+    (home / "trusted-keys").mkdir()
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, create_backup(home, store, tmp_path / "b.tar").path)
+    assert Trust(new_home / "trusted-keys").is_required
+
+
+def test_it_was_decided_of_everything_in_a_home_whether_it_is_backed_up() -> None:
+    sources = (Path(serin.__file__).parent).rglob("*.py")
+    found = {name for file in sources for name in re.findall(r'home(?:\(\))? / "([^"{]+)"', file.read_text())}
+    assert len(found) > 20
+    assert {name for name in found if not is_known(name)} == {"store"}
