@@ -11,11 +11,13 @@ from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from tasks.etl import build_dataset
 from tasks.export import export_model
 from tasks.outcome import outcome_as_state
+from tasks.share import shared_with_other_hosts
 from tasks.train import train_model
 
 
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
+@shared_with_other_hosts
 async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | None = None) -> Dataset:
     """Builds and publishes a dataset from raw tables. `attempt`: what a fresh build belongs to, when not to this run
     alone."""
@@ -27,6 +29,7 @@ async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | No
 
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
+@shared_with_other_hosts
 async def train(
     spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False, attempt: str | None = None
 ) -> Checkpoint:
@@ -37,6 +40,7 @@ async def train(
 
 @flow(persist_result=True, result_serializer="json")
 @outcome_as_state
+@shared_with_other_hosts
 async def export(
     spec: str | dict[str, Any],
     checkpoint: Checkpoint,

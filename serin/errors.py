@@ -43,6 +43,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── NetworkUnfit            a user's network that cannot be built, or does not answer as promised
 │   ├── ModelUnfit              a script that leaves no usable model, or an ONNX file that cannot be used
 │   ├── CodeChanged             a user's code that changed while its training waited for a GPU (retryable)
+│   ├── HostsMissing            too few hosts came to train together (retryable)
 │   ├── WorkerFailed            a training process died (retryable)
 │   ├── NotTrained              an export that was requested before there are weights
 │   ├── Preempted               stopped from outside after saving; run again (exit code 75, retryable)
@@ -581,6 +582,21 @@ class CodeChanged(TrainingError):
     template = "the model's code changed while the training waited; {folder} is named by the code before: run it again"
     retryable = True
     folder: Path | str
+
+
+class HostsMissing(TrainingError):
+    template = (
+        "{there_text} of at least {wanted} hosts came to train together within {seconds:.0f} s; start the same command "
+        "on the others, or set SERIN_MACHINES=MIN:MAX"
+    )
+    retryable = True
+    there: list[str]
+    wanted: int
+    seconds: float
+
+    @property
+    def there_text(self) -> str:
+        return f"{len(self.there)} ({', '.join(self.there)})"
 
 
 class WorkerFailed(TrainingError):

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -29,15 +29,17 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed
 from pydantic import TypeAdapter
 
-from serin.errors import StageFailed, StageLost
+from serin.errors import StageFailed, StageLost, StoreError
 from serin.machine import environment
+from serin.pipeline.silence import RunHost
+from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
 from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")
 
 _POLL_S = (0.1, 2.0)  # a fiftieth of the time that was waited, within these
-_LOOK_S = 30.0
+_LOOK_S = 15.0
 _SILENT_S = 600.0  # three heartbeats that Prefect sends for a run
 _NO_WORKER_S = 600.0  # without a sign of life from a worker of the pool
 _SERVER_GONE_S = 600.0
@@ -82,24 +84,30 @@ async def run_stage(
     if not state.is_completed():
         raise StageFailed(stage=stage, run=run.name, reason=state.message or f"it ended as {state.name}")
     get_run_logger().info("%s done by run %r", stage, run.name)
-    for entry in notes(environment.home(), str(run.id)):
-        why = f"by run {run.name!r}: {entry['why']}"
-        model, version = entry.get("version", (None, None))
-        made = None if model is None else (model, version)
-        note(
-            environment.home(),
-            str(flow_run.id),
-            entry["stage"],
-            ran=entry["ran"],
-            why=why,
-            version=made,
-            receipt=entry.get("receipt"),
-        )
+    outcome = await asyncio.to_thread(read_outcome, str(run.id))
+    _note(run, notes(environment.home(), str(run.id)) if outcome is None else outcome.notes)
+    if outcome is not None:
+        return TypeAdapter(kind).validate_python(outcome.value)
     try:
         return TypeAdapter(kind).validate_python(await state.aresult())
     except MissingResult as error:
         await _give_up(run, "its result is gone")
         raise StageLost(stage=stage, run=run.name, reason="its result is gone") from error
+
+
+def _note(run: FlowRun, found: Sequence[dict[str, Any]]) -> None:
+    """Notes in this run what was noted in the stage's."""
+    for entry in found:
+        version = entry.get("version")
+        note(
+            environment.home(),
+            str(flow_run.id),
+            entry["stage"],
+            ran=entry["ran"],
+            why=f"by run {run.name!r}: {entry['why']}",
+            version=None if version is None else (version[0], version[1]),
+            receipt=entry.get("receipt"),
+        )
 
 
 async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -> None:
@@ -146,13 +154,14 @@ async def _begin(
 async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
     """Returns the run once it has ended; raises StageLost when no result can be expected any more."""
     began = heard = look_at = time.monotonic()
+    host = RunHost(str(run.id))
     while True:
         try:
             run = await client.read_flow_run(run.id)
             heard = time.monotonic()
             if run.state is not None and run.state.is_final():
                 return run
-            reason = await _why_hopeless(client, run) if heard >= look_at else None
+            reason = await _why_hopeless(client, run, host) if heard >= look_at else None
         except (httpx.TransportError, PrefectHTTPStatusError) as error:  # it is being restarted
             if time.monotonic() - heard > _SERVER_GONE_S:
                 raise StageLost(
@@ -167,13 +176,16 @@ async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
         await asyncio.sleep(min(max((time.monotonic() - began) / 50, _POLL_S[0]), _POLL_S[1]))
 
 
-async def _why_hopeless(client: PrefectClient, run: FlowRun) -> str | None:
+async def _why_hopeless(client: PrefectClient, run: FlowRun, host: RunHost) -> str | None:
     """Returns why no result can be expected from a run; None while it can. On the own stack the reconciler is
     faster."""
     state, now = run.state, datetime.now(UTC)
     if state is None or state.is_paused():
         return None
     silent = now - timedelta(seconds=_SILENT_S)
+    lost = await asyncio.to_thread(_silent_host, host)
+    if lost is not None:
+        return f"its host {lost!r} is silent"
     if state.is_running():
         if state.timestamp > silent or await _heard_since(client, run, silent):
             return None
@@ -186,6 +198,13 @@ async def _why_hopeless(client: PrefectClient, run: FlowRun) -> str | None:
     if seen and max(seen) > now - timedelta(seconds=_NO_WORKER_S):
         return None
     return f"no worker of the pool {run.work_pool_name!r} for {_NO_WORKER_S:.0f} s"
+
+
+def _silent_host(host: RunHost) -> str | None:
+    try:
+        return host.silent()
+    except StoreError:  # it may be this host that cannot reach the store
+        return None
 
 
 async def _heard_since(client: PrefectClient, run: FlowRun, since: datetime) -> bool:

@@ -1,4 +1,5 @@
-"""What Serin's worker types share: a worker that hears of runs and of their cancelling from the server's events.
+"""What Serin's worker types share: a worker that hears of runs and of their cancelling from the server's events, and
+reports itself to the store that hosts share.
 
 A run starts when it is requested and not at the next poll. Polling remains for events that were missed.
 """
@@ -23,6 +24,8 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventNameFilter
 from websockets.exceptions import WebSocketException
 
+from serin.stack.host_worker import Reports
+
 if TYPE_CHECKING:
     from prefect.workers.base import BaseWorker
 
@@ -35,6 +38,7 @@ _WAITS = tuple(f"{_RUN}{state}" for state in ("Scheduled", "AwaitingRetry", "Res
 _CANCELLING = f"{_RUN}Cancelling"
 _PAUSES_S = (0.0, 0.1, 0.4)
 _RECONNECT_S = 5.0
+_REPORT_S = 1.0
 
 
 class Listening(_Worker):
@@ -46,6 +50,7 @@ class Listening(_Worker):
         self._asking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listens = False
+        self._reports = Reports(self._work_pool_name)
 
     def runs_here(self) -> Collection[UUID]:
         """Returns the runs that this worker follows now."""
@@ -55,9 +60,15 @@ class Listening(_Worker):
         """Ends a run that is being cancelled, if it is here."""
         raise NotImplementedError
 
+    async def end(self, run: UUID) -> None:
+        """Ends a run that was given up elsewhere, if it is here."""
+        await self.cancel(run)
+
     async def teardown(self, *exc_info: Any) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._reports.wanted:
+            await asyncio.to_thread(self._reports.leave)
         await super().teardown(*exc_info)
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
@@ -70,16 +81,27 @@ class Listening(_Worker):
         if not self._listens:
             self._listens = True
             self.in_background(self._listen())
+            if self._reports.wanted:
+                self.in_background(self._report())
         await self._cancel_missed()
 
     async def _cancel_missed(self) -> None:
+        """Ends runs that were cancelled, and those that were given up because this host could not be reached: another
+        one may have taken their place."""
         here = list(self.runs_here())
         if not here:
             return
-        cancelling = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING]))
-        wanted = FlowRunFilter(id=FlowRunFilterId(any_=here), state=cancelling)
+        over = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CRASHED]))
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=here), state=over)
         for run in await self.client.read_flow_runs(flow_run_filter=wanted):
-            self.in_background(self.cancel(run.id))
+            crashed = run.state is not None and run.state.is_crashed()
+            self.in_background(self.end(run.id) if crashed else self.cancel(run.id))
+
+    async def _report(self) -> None:
+        """Tells other hosts each second that this one is there, and which runs it has under way."""
+        while True:
+            await asyncio.to_thread(self._reports.report, [str(run) for run in self.runs_here()])
+            await asyncio.sleep(_REPORT_S)
 
     async def _listen(self) -> None:
         """Reacts to the server's events. Where the server sends none, polling finds the same runs later."""

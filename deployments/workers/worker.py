@@ -115,3 +115,8 @@ class WarmProcessWorker(Listening, BaseWorker[BaseJobConfiguration, BaseVariable
         if process is not None and run not in self._cancelled:
             self._cancelled.add(run)
             await end_group(process.pid, grace_s=_CANCEL_S)
+
+    async def end(self, run: UUID) -> None:
+        process = self._running.get(run)
+        if process is not None:
+            await end_group(process.pid, grace_s=_STOP_S)

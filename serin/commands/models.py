@@ -230,28 +230,26 @@ def predict(
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs of this machine: who holds them since when, which releases they serve, and who waits for them."""
-    from serin.machine.leases import offered_bytes, waiters
-    from serin.stack.gpu_use import read_gpu_use
+    """List the GPUs: who holds them since when, which releases they serve, and who waits for them.
 
-    home = environment.home()
+    Those of this machine, and of all hosts that report to the store that SERIN_STORE names.
+    """
+    from serin.machine.leases import waiters
+    from serin.stack.gpu_use import read_gpu_use
+    from serin.stack.hosts import read_hosts
+
+    home, own = environment.home(), environment.host()
     found, waiting = read_gpu_use(home), waiters(home)
+    others = [entry for entry in read_hosts() if entry.host != own]
     if as_json:
-        show_json(
-            {
-                "devices": [
-                    {
-                        **dataclasses.asdict(use.device),
-                        "offered_bytes": offered_bytes(use.device),
-                        "used_bytes": use.used_bytes,
-                        "holders": [dataclasses.asdict(holder) for holder in use.holders],
-                        "releases": [dataclasses.asdict(release) for release in use.releases],
-                    }
-                    for use in found
-                ],
-                "waiting": [dataclasses.asdict(waiter) for waiter in waiting],
-            }
-        )
+        devices = {
+            "devices": [use.to_json() for use in found],
+            "waiting": [dataclasses.asdict(waiter) for waiter in waiting],
+        }
+        hosts = [
+            {key: entry.to_json()[key] for key in ("host", "age_s", "silent", "gpus")} for entry in others
+        ]
+        show_json({**devices, "hosts": hosts} if hosts else devices)
         return
     rows = [
         (
@@ -267,6 +265,16 @@ def gpus(as_json: Json = False) -> None:
     show_table(columns, rows, empty="no GPUs here; everything runs on the CPU")
     for place, waiter in enumerate(waiting, start=1):
         show(f"{place}. {waiter}")
+    for entry in others:
+        show(f"{entry}")
+        for gpu in entry.gpus:
+            held = [
+                *(f"{holder['purpose']}" for holder in gpu["holders"]),
+                *(r["release"] for r in gpu["releases"]),
+            ]
+            show(
+                f"  {gpu['id']}  {gpu['name']}  {human_bytes(gpu['memory_bytes'])}  {'; '.join(held) or 'free'}"
+            )
 
 
 def gc(

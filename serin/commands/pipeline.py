@@ -169,15 +169,17 @@ def train(
         bool, typer.Option("--profile", help="Only trace a few steps, into a file for Perfetto.")
     ] = False,
     machines: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="How many machines train together; run this command on each. [default: SERIN_MACHINES, or 1]"
+            help="How many machines train together (N, or MIN:MAX); run this command on each. "
+            "[default: SERIN_MACHINES, or 1]",
+            metavar="N",
         ),
     ] = None,
     rendezvous: Annotated[
         str | None,
         typer.Option(
-            help="The rendezvous of the machines: host:port of one of them. [default: SERIN_RENDEZVOUS]"
+            help="The rendezvous of the machines: host:port of one of them. [default: SERIN_RENDEZVOUS, or the store]"
         ),
     ] = None,
     as_of: AsOf = None,

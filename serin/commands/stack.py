@@ -87,14 +87,18 @@ def down() -> None:
 def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
     from serin.stack.agent.status import read_agent_status
+    from serin.stack.hosts import read_hosts
     from serin.stack.status import read_status
 
-    found = read_agent_status(environment.home()) or read_status(environment.home())
+    found, hosts = read_agent_status(environment.home()) or read_status(environment.home()), read_hosts()
     if as_json:
-        show_json(found.to_json())
+        entries = [entry.to_json() for entry in hosts]
+        show_json({**found.to_json(), "hosts": entries} if entries else found.to_json())
     else:
         for line in found.lines():
             show(line)
+        for entry in hosts:
+            show(f"host {entry}")
     if not found.well:
         raise typer.Exit(1)
 

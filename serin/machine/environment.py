@@ -14,10 +14,11 @@ SERIN_METRICS    where Prometheus may ask for metrics: host:port      (127.0.0.1
 SERIN_CONSOLE    a YAML file with the console's settings              (unset: the defaults)
 SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
-SERIN_MACHINES   how many machines train together                    (1)
-SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset)
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
 SERIN_SCHEDULER  who decides what becomes of a run that is stopped: slurm (unset: the run itself)
+SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
+SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
+SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset: in the store)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
 SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
@@ -64,6 +65,16 @@ def cache_bytes() -> int | None:
 def aws_settings() -> tuple[tuple[str, str], ...]:
     """The variables that decide how S3 is reached, and as whom. They hold secrets: for comparisons only."""
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+
+
+def shared_store_url() -> str | None:
+    """The store that SERIN_STORE names, which other hosts may use too; None: the one in SERIN_HOME."""
+    return os.environ.get("SERIN_STORE") or None
+
+
+def address() -> str | None:
+    """None: not set."""
+    return os.environ.get("SERIN_ADDRESS") or None
 
 
 def host() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
+from serin.errors import NotFound
 from serin.machine import environment
+from serin.pipeline.here import dataset_here
 from serin.pipeline.needs import etl_needs
 from serin.pipeline.stage import StageCall, StageResult, name_attempt
 from serin.spec.data import DataSpec
@@ -73,7 +74,10 @@ def _find(call: StageCall, data: DataSpec, features: tuple[FeatureSpec, ...]) ->
     if call.attempt is None:
         return find_dataset(data, features)
     found = find_result(environment.home(), "etl", call.attempt, Dataset)
-    return found if found is not None and Path(found.path).is_dir() else None
+    try:
+        return None if found is None else dataset_here(found)
+    except NotFound:
+        return None
 
 
 def _describe(dataset: Dataset) -> str:

@@ -8,16 +8,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotFound
+from serin.errors import NotFound, NotTrained
 from serin.formats.bundle import read_manifest
 from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
 from serin.machine import environment
+from serin.pipeline.here import checkpoint_here, dataset_here
 from serin.pipeline.needs import export_needs
 from serin.pipeline.stage import StageCall, StageResult, name_attempt
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
-from serin.store.runs import hold_run_of
 from serin.store.stage_keys import StageKey, key_of, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
@@ -51,10 +51,12 @@ def export_model(
         run=run,
         stop=stop or threading.Event(),
     )
+    dataset, weights = dataset_here(dataset), checkpoint_here(checkpoint)
+    if weights is None:
+        raise NotTrained(spec=spec.name)
+    checkpoint = weights
     parts = export_parts(spec, checkpoint, dataset)
     key = call.key(parts)
-    Store.open().hold_dataset(dataset)
-    hold_run_of(call.home, Path(checkpoint.path))
     with call.lock(key):
         known = _find(spec.name, key)
         if known is not None:
@@ -71,7 +73,10 @@ def export_model(
 
 def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> Bundle | None:
     """The version that was exported from the same weights for the same spec, when the store still has it."""
-    return _find(spec.name, export_parts(spec, checkpoint, dataset).digest)
+    weights = checkpoint_here(checkpoint)
+    if weights is None:
+        return None
+    return _find(spec.name, export_parts(spec, weights, dataset_here(dataset)).digest)
 
 
 def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> StageKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from serin.errors import Preempted, TrainingRefused
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, rank_line
+from serin.pipeline.here import checkpoint_here, dataset_here, share_checkpoint
 from serin.pipeline.needs import train_needs
 from serin.pipeline.stage import StageCall, StageResult, name_attempt
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import read_receipt
-from serin.store.runs import hold_run_of
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
-from serin.store.store import Store
 from serin.training.launch import launcher
 from serin.training.launch.run_dir import refuse_changed_code, training_folder, training_key, training_parts
 
@@ -53,9 +53,9 @@ def train_model(
         run=run,
         stop=stop or threading.Event(),
     )
+    dataset = dataset_here(dataset)
     parts = training_parts(model, training, dataset)
     folder = training_folder(call.home, model, training, dataset, attempt=call.attempt)
-    Store.open().hold_dataset(dataset)
     together = machines is not None and machines.count > 1
     with nullcontext() if together else call.lock(folder.name):
         known = None if fresh else find_checkpoint(model, training, dataset)
@@ -64,25 +64,29 @@ def train_model(
         why = call.begin(parts, receipt=folder / "receipt.json")
         with (
             call.lease(train_needs(model, training)) as held,
-            process_lines(lambda: (folder / "logs").glob("attempt-*.log"), label=rank_line),
+            process_lines(lambda: _logs(folder), label=rank_line),
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
             checkpoint = launcher.train(
                 model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
             )
+        share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
     return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
+
+
+def _logs(folder: Path) -> Iterator[Path]:
+    """The logs of a training's processes on this host."""
+    yield from (folder / "logs").glob("attempt-*.log")
+    yield from (folder / "hosts" / environment.host() / "logs").glob("attempt-*.log")
 
 
 def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> Checkpoint | None:
     """Weights that were trained before from the same dataset in the same way, when they are still there."""
     home = environment.home()
     found = find_result(home, "train", training_key(model, training, dataset), Checkpoint)
-    if found is None:
-        return None
-    hold_run_of(home, Path(found.path))
-    return found if Path(found.path).is_dir() else None
+    return None if found is None else checkpoint_here(found)
 
 
 def trace_training(model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str) -> Path:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from serin.errors import SupervisorGone
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml, inventory
-from serin.machine.leases import Holder, holders
+from serin.machine.leases import Holder, holders, offered_bytes
 from serin.machine.process import ProcessHost
 from serin.serving.triton.release_record import reserved_bytes
 from serin.stack.host.supervisor import Supervisor
@@ -44,6 +45,15 @@ class GpuUse:
     holders: tuple[Holder, ...]
     releases: tuple[ServedRelease, ...]
     used_bytes: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self.device),
+            "offered_bytes": offered_bytes(self.device),
+            "used_bytes": self.used_bytes,
+            "holders": [asdict(holder) for holder in self.holders],
+            "releases": [asdict(release) for release in self.releases],
+        }
 
 
 def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:

@@ -1,6 +1,7 @@
 """Stores the result of a stage by its key: one small JSON file each, so that nothing is computed twice.
 
-<home>/stages/<stage>/<key>.json; the key is a digest of everything the stage may depend on (stage_keys.py). Prefect's
+<home>/stages/<stage>/<key>.json; the key is a digest of everything the stage may depend on (stage_keys.py). Where
+SERIN_STORE names a store, other hosts may use it too: results are then also kept there, under the same name. Prefect's
 own cache is not used: its entries do not notice a checkpoint that was removed, and finding out would take a GPU's slot.
 """
 
@@ -18,8 +19,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from serin.errors import StoreNotConditional
+from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.machine.locks import try_lock
+from serin.store.objects import Objects, open_objects
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +33,37 @@ _POLL_S = 0.2
 
 
 def find_result(home: Path, stage: str, key: str, kind: type[Result]) -> Result | None:
-    """The result kept for `key`; None also for a file that is damaged or of another form: the stage is run again."""
+    """The result kept for `key`, here or by another host; None also for a file that is damaged or of another form: the
+    stage is run again. Its path may be one of another host."""
     try:
         return TypeAdapter(kind).validate_json(_file(home, stage, key).read_bytes())
     except (FileNotFoundError, ValidationError):
+        pass
+    shared = shared_objects()
+    found = None if shared is None else shared.read(_shared_key(stage, key))
+    try:
+        return None if found is None else TypeAdapter(kind).validate_json(found.content)
+    except ValidationError:
         return None
 
 
 def keep_result(home: Path, stage: str, key: str, result: Any) -> None:
-    """Whole or not at all."""
-    path = _file(home, stage, key)
+    """Whole or not at all, here and for other hosts."""
+    path, content = _file(home, stage, key), json.dumps(dataclasses.asdict(result))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(dataclasses.asdict(result)))
+    write_whole(path, content)
+    shared = shared_objects()
+    if shared is not None:
+        shared.put(_shared_key(stage, key), content.encode())
+
+
+def shared_objects() -> Objects | None:
+    """The objects of the store that SERIN_STORE names; None without one, and where it has no conditional writes."""
+    url = environment.shared_store_url()
+    try:
+        return None if url is None else open_objects(url)
+    except StoreNotConditional:
+        return None
 
 
 @contextmanager
@@ -67,6 +90,10 @@ def one_at_a_time(home: Path, stage: str, key: str, *, stop: threading.Event | N
 def receipt_file(home: Path, stage: str, key: str) -> Path:
     """Where the receipt of the work for `key` is kept. A training's is in its folder."""
     return _file(home, stage, key).with_suffix(".receipt.json")
+
+
+def _shared_key(stage: str, key: str) -> str:
+    return f"stages/{stage}/{key}.json"
 
 
 def _file(home: Path, stage: str, key: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ _Client: Any = distributed.Client
 _as_completed: Any = distributed.as_completed
 _log = logging.getLogger(__name__)
 CONNECT_S = 10.0
+_SHARED_FOLDER = "set SERIN_SCRATCH (or SERIN_STORE) to a folder that all hosts mount at the same path"
 _FAN_IN = 4  # partial results merged at once: they are all in one worker then
 _WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
 
@@ -93,14 +95,34 @@ def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Any]:
-    """A client of the scheduler at `address`."""
+def connect(address: str, scratch: Path) -> Iterator[Any]:
+    """A client of the scheduler at `address`, all of whose workers see the folder `scratch`."""
     try:
         client = _Client(address, set_as_default=False, timeout=CONNECT_S)
     except OSError as error:
         raise EngineFailed(engine=address, reason=f"no scheduler answers ({error})") from error
     with client:
+        _refuse_blind_workers(client, address, scratch)
         yield client
+
+
+def _refuse_blind_workers(client: Any, address: str, scratch: Path) -> None:
+    """Workers may be on other hosts: what tasks share is in files, which all of them must see."""
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_S)
+    except TimeoutError as error:
+        raise EngineFailed(engine=address, reason="the scheduler has no workers") from error
+    token, file = uuid.uuid4().hex, scratch / "seen-by-all"
+    file.write_text(token)
+    seen = client.run(_read, str(file), on_error="return")
+    blind = sorted(worker for worker, found in seen.items() if found != token)
+    if blind:
+        reason = f"these workers do not see {scratch}: {', '.join(blind)}; {_SHARED_FOLDER}"
+        raise EngineFailed(engine=address, reason=reason)
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text()
 
 
 def every_worker_has_a_gpu(client: Any) -> bool:

@@ -113,7 +113,7 @@ def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
     elif choice.kind == "dask":
         opened = dask_engine.local_cluster(choice.workers)
     else:
-        opened = dask_engine.connect(choice.kind)
+        opened = dask_engine.connect(choice.kind, scratch)
     with opened as client:
         gpu = choice.kind == "dask-cuda" or (
             choice.kind != "dask" and dask_engine.every_worker_has_a_gpu(client)

@@ -24,6 +24,7 @@ from serin.errors import EngineFailed, RowsUnfit
 from serin.export.score.predict import Scorer
 from serin.formats.csv_rows import as_requested, names_in_training
 from serin.formats.rows import RowWriter, read_rows
+from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ def score_into_folder(
             for number, piece in enumerate(pieces)
         ]
         done = sum(int(count) for count in compute(tasks))
+    for left in scratch.glob("part-*.parquet.*"):  # of a worker that was lost
+        left.unlink(missing_ok=True)
     scratch.rename(folder)
     logger.info(f"scored {done:,} rows")
     return done
@@ -110,6 +113,7 @@ def score_into_folder(
 
 def score_piece(bundle: str, piece: Piece) -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
+    bundle = _bundle_here(bundle)
     scorer = _scorer(bundle)
     if piece.groups is None:
         parts = read_rows(Path(piece.path), scorer.schema, Path(bundle))
@@ -120,9 +124,22 @@ def score_piece(bundle: str, piece: Piece) -> pa.Table:
 
 
 def write_piece(bundle: str, piece: Piece, target: str) -> int:
+    """Writes the file whole or not at all: a worker that was taken for lost may still write the same piece."""
     table = score_piece(bundle, piece)
-    pq.write_table(table, target, compression="zstd")
+    scratch = f"{target}.{secrets.token_hex(4)}"
+    pq.write_table(table, scratch, compression="zstd")
+    Path(scratch).rename(target)
     return len(table)
+
+
+@lru_cache(maxsize=4)
+def _bundle_here(bundle: str) -> str:
+    """The bundle's folder on this host. A worker on another host than the caller fetches it from the store, by the
+    model and the version that its path names."""
+    if (Path(bundle) / "manifest.json").is_file():
+        return bundle
+    model, _, version = Path(bundle).parts[-3:]
+    return Store.open().bundle(model, int(version)).path
 
 
 @lru_cache(maxsize=4)

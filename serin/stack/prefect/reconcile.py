@@ -174,7 +174,9 @@ class Reconciler:
 
 
 def build_reconciler(stack: Stack) -> Reconciler:
-    ours = None if stack.owns_prefect else workers_of(stack.home)
+    ours = {*workers_of(stack.home)}  # other hosts may have workers in the same pools
+    if stack.owns_prefect:
+        ours.add("")  # a run that was taken without a note of its worker
     return Reconciler(stack.home, stack_api(stack), stack_since=stack.since, workers=ours)
 
 

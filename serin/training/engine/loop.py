@@ -31,7 +31,7 @@ from serin.training.engine.tuning.autotune import write_choices
 from serin.training.engine.tuning.memory import StartAgain, smaller_parts
 from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from serin.training.launch.job import ResolvedSettings, TrainingJob
-from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position
+from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position, Saved
 
 _TALK_EVERY_S = 0.5
 _SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is always saved
@@ -89,7 +89,9 @@ class Loop:
 
     def load_best(self, step: int) -> None:
         """Loads the network's weights from the end of the best epoch."""
-        self.learner.state.load_weights(self.checkpoints.read(step))
+        saved = self._from_first(lambda: self.checkpoints.read(step))
+        assert saved is not None
+        self.learner.state.load_weights(saved)
 
     def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
         """Returns the metrics of a split with the current weights, the same on all ranks."""
@@ -292,7 +294,7 @@ class Loop:
             self.checkpoints.save(self.position, copies, lambda: self._reporter.checkpoint(step))
 
     def _resume(self) -> None:
-        saved = self.checkpoints.newest(self._reporter.note)
+        saved = self._from_first(lambda: self.checkpoints.newest(self._reporter.note))
         self._world.wait_for_all()  # nobody may clean up while another still reads
         if self._world.first:
             self.checkpoints.clear_scratch()
@@ -304,3 +306,14 @@ class Loop:
                 )
         self._talk_at = self.first_step + 1
         self._reporter.started(self.first_step, self._loader.rows, self.choices)
+
+    def _from_first(self, read: Callable[[], Saved | None]) -> Saved | None:
+        """What `read` gives on the first rank: other machines may have no such file."""
+        if self._world.one_machine:
+            return read()
+        saved = read() if self._world.first else None
+        tensors = self._world.share_tensors(None if saved is None else saved.tensors)
+        if tensors is None:
+            return None
+        told = self._world.share_text("" if saved is None else saved.position.model_dump_json())
+        return Saved(position=Position.model_validate_json(told), tensors=tensors)

@@ -14,12 +14,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
+from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, inventory
 from serin.spec.model import ModelSpec
@@ -35,6 +36,8 @@ from serin.training.launch.pruned import fine_tuning, is_published, pruned_run, 
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.script import last_words, prepare_script, script_status
 from serin.training.launch.status import Status, read_status, status_file
+from serin.training.launch.together.agree import Hosts
+from serin.training.launch.together.host import HostWork, train_together
 from serin.training.launch.tracking import tracked
 
 logger = logging.getLogger(__name__)
@@ -79,10 +82,11 @@ def train(
 
             with measure("train", _described(devices[: job.processes])) as measurement:
                 stop, look_at = stop or threading.Event(), measurement.watch.look_at
-                end = _run(job, folder, devices, machines, stop, heard, look_at)
+                run = _run_together if machines.in_store else _run
+                end = run(job, folder, devices, machines, stop, heard, look_at)
                 while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
                     logger.info(end.status.reason)
-                    end = _run(job, folder, devices, machines, stop, heard, look_at)
+                    end = run(job, folder, devices, machines, stop, heard, look_at)
                 _fill(measurement, end.status, devices)
             assert measurement.receipt is not None
             measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
@@ -213,6 +217,34 @@ def _run(
     return _End(status=status, exit_code=exit_code, stop_asked=asked, log=log)
 
 
+def _run_together(
+    job: TrainingJob,
+    folder: Path,
+    devices: tuple[str, ...],
+    machines: Machines,
+    stop: threading.Event,
+    hear: Callable[[dict[str, Any]], None],
+    began: Callable[[int], None],
+) -> _End:
+    """The same with other hosts, whom it meets in the store. This host has its own folder in the run's."""
+    if job.model.kind in ("xgboost", "script", "onnx"):
+        reason = f"hosts that meet in the store do not train model.kind: {job.model.kind}; use one machine"
+        raise TrainingRefused(folder=folder, reason=reason)
+    own = folder / "hosts" / environment.host()
+    own.mkdir(parents=True, exist_ok=True)
+    with only_one(own / "launch.lock", wait_s=0):
+        _begin(job, own)
+        log = _next_log(own, "")
+        work = HostWork(
+            job=job, name=folder.name, folder=own, devices=devices, stop=stop, hear=hear, began=began
+        )
+        status = train_together(work, Hosts(least=machines.least or 1, most=machines.count), log)
+        if status.state == "done":
+            with suppress(OSError):  # another host that uses the same folder was faster
+                result_folder(own).rename(result_folder(folder))
+    return _End(status=status, exit_code=status.exit_code, stop_asked=stop.is_set(), log=log)
+
+
 def _outcome(folder: Path, end: _End) -> Checkpoint:
     status = end.status
     state = status.state if status else "preempted" if end.stop_asked else "failed"
@@ -222,7 +254,7 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
         case "done":
             return _checkpoint(folder)
         case "preempted":
-            raise Preempted(step=_last_saved_step(folder), folder=folder)
+            raise Preempted(step=_last_saved_step(folder) or status.step, folder=folder)
         case "diverged":
             raise LossNotFinite(step=status.step, value=status.loss, folder=folder / "checkpoints")
         case "refused":

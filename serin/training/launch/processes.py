@@ -36,14 +36,14 @@ def run_process(
     asked = False
     try:
         with sigterm_sets(stop):
-            while not _ended(process, _POLL_S):
-                _pass_on(follower, hear)
+            while not has_ended(process, _POLL_S):
+                pass_on(follower, hear)
                 if stop.is_set() and not asked:
                     asked = True
                     process.terminate()  # a worker saves; torchrun passes the signal on to its workers
     finally:
         _end_now(process)
-    _pass_on(follower, hear)
+    pass_on(follower, hear)
     return process.returncode, asked
 
 
@@ -75,7 +75,8 @@ def sigterm_sets(stop: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
+def has_ended(agent: subprocess.Popen[bytes], wait_s: float) -> bool:
+    """Waits for at most `wait_s`."""
     try:
         agent.wait(wait_s)
     except subprocess.TimeoutExpired:
@@ -87,12 +88,13 @@ def _end_now(agent: subprocess.Popen[bytes]) -> None:
     """Kills the agent if it still runs. The workers die with it, because they watch it."""
     if agent.poll() is None:
         agent.terminate()
-        if not _ended(agent, _SAVES_IN_S):
+        if not has_ended(agent, _SAVES_IN_S):
             agent.kill()
             agent.wait()
 
 
-def _pass_on(follower: Follower, hear: Callable[[dict[str, Any]], None]) -> None:
+def pass_on(follower: Follower, hear: Callable[[dict[str, Any]], None]) -> None:
+    """Hands over what the workers have reported since the last call, and logs it."""
     for record in follower.read():
         hear(record)
         line = describe(record)

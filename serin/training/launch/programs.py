@@ -18,9 +18,7 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
     place, parent = str(folder), str(os.getpid())
     # A single process needs no torchrun, which would import torch a second time.
     alone = job.processes == machines.count == 1
-    torchrun = _module(
-        "programs.agent", place, str(job.processes), parent, *machines.torchrun_options(job.digest)
-    )
+    torchrun = torchrun_program(folder, job.processes, machines.torchrun_options(job.digest))
     take_over = _module("foreign.take_over", place, parent)
     match job.model.kind:
         case "xgboost":
@@ -41,6 +39,11 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
             return [take_over]
         case _:
             return [_module("programs.worker", place, parent) if alone else torchrun]
+
+
+def torchrun_program(folder: Path, ranks: int, options: list[str]) -> Command:
+    """Returns the command for the ranks of this machine; `options`: torchrun's, about the other machines."""
+    return _module("programs.agent", str(folder), str(ranks), str(os.getpid()), *options)
 
 
 def pruning_program(folder: Path) -> Command:

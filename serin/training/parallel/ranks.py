@@ -81,6 +81,33 @@ class Ranks:
         dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
         return told[0]
 
+    def share_text(self, text: str) -> str:
+        """Sends the first rank's text to all of them."""
+        if self.size == 1:
+            return text
+        told = [text]
+        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+        return told[0]
+
+    def share_tensors(self, found: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Sends the first rank's host tensors, by name, to all of them; the others' argument does not count."""
+        if self.size == 1:
+            return found
+        forms = [None if found is None else {n: (tuple(t.shape), t.dtype) for n, t in found.items()}]
+        dist.broadcast_object_list(forms, src=0, device=torch.device("cpu"))
+        if forms[0] is None:
+            return None
+        mine = found if self.first and found is not None else {}
+        return {
+            name: self.broadcast(mine[name].contiguous() if self.first else torch.empty(shape, dtype=kind))
+            for name, (shape, kind) in forms[0].items()
+        }
+
+    @property
+    def one_machine(self) -> bool:
+        """Returns whether all ranks are on this machine, and so see the same files."""
+        return self.local_size == self.size
+
     def wait_for_all(self) -> None:
         self.agree([0])
 

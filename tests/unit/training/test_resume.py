@@ -196,7 +196,7 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
 @pytest.mark.parametrize(
     ("count", "rendezvous", "reason"),
     [
-        (2, None, "2 machines need a rendezvous"),
+        (2, None, "2 machines need a store that all of them use"),
         (2, "nowhere", "is not host:port"),
         (0, None, "use at least 1"),
     ],

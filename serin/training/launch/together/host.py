@@ -1,0 +1,253 @@
+"""One host of a training on several: takes part in one round after the other until the training has ended.
+
+Its ranks are started by torchrun, as on one machine. When a host is lost, those that remain end their ranks, agree on
+the next round and resume from the last checkpoint in the store. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serin.errors import HostsMissing, StoreUnreachable
+from serin.machine import environment
+from serin.machine.network import interface_of, own_address
+from serin.machine.ports import free_ports
+from serin.store.objects import open_objects
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process
+from serin.training.launch.programs import torchrun_program
+from serin.training.launch.progress import Follower
+from serin.training.launch.status import Status, read_status, status_file
+from serin.training.launch.together.agree import Hosts, next_step
+from serin.training.launch.together.meeting import SILENT_S, Meeting, View
+from serin.training.launch.together.round import Member, Round, distribute
+from serin.training.launch.together.shared_run import SharedRun
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_PATIENCE_S = 900.0  # for hosts that have not come, and for a store that cannot be reached
+_SETTLE_S = SILENT_S + 5.0  # after ranks have failed: so long until it is known whether a host was lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """What a host needs to train. `folder`: of the run on this host. `hear`, `began`: as in `run_process`."""
+
+    job: TrainingJob
+    name: str
+    folder: Path
+    devices: tuple[str, ...]
+    stop: threading.Event
+    hear: Callable[[dict[str, Any]], None]
+    began: Callable[[int], None]
+
+
+def train_together(work: HostWork, hosts: Hosts, log: Path) -> Status:
+    """Returns how the training ended, the same on all hosts. Afterwards the result is in the folder, if there is one.
+
+    Raises HostsMissing when too few hosts come, StoreUnreachable when the store is gone for long.
+    """
+    objects = open_objects(environment.store_url())
+    me = Member(
+        host=environment.host(),
+        instance=secrets.token_hex(4),
+        address=own_address(),
+        port=free_ports(1)[0],
+        processes=work.job.processes,
+        gpus=len(work.devices) if work.job.gpu else None,
+    )
+    run = SharedRun(objects, work.name, work.folder)
+    with Meeting(objects, work.name, me) as meeting, sigterm_sets(work.stop), log.open("ab") as output:
+        return _Host(work, hosts, meeting, run, output).train()
+
+
+class _Host:
+    def __init__(self, work: HostWork, hosts: Hosts, meeting: Meeting, run: SharedRun, output: Any) -> None:
+        self._work, self._hosts, self._meeting, self._run, self._output = work, hosts, meeting, run, output
+        self._after = 0
+        self._said = ""
+
+    def train(self) -> Status:
+        while True:
+            round_ = self._next_round()
+            if isinstance(round_, Status):
+                end = round_
+            else:
+                ended = self._take_part(round_)
+                self._after = round_.seq
+                if ended is None or ended.state == "again":
+                    continue
+                end = ended
+            if end.state == "done" and not self._run.fetch_result(self._work.folder):
+                raise FileNotFoundError(f"the store has no result of {self._work.name}")
+            return end
+
+    def _next_round(self) -> Round | Status:
+        """Waits for the next round that this host takes part in, or for the end of the training."""
+        began = heard = time.monotonic()
+        while not self._work.stop.is_set():
+            view = self._meeting.view()
+            if view.reached_s < SILENT_S:
+                heard = time.monotonic()
+            if time.monotonic() - heard > _PATIENCE_S:
+                raise StoreUnreachable(
+                    url=environment.store_url(), reason=f"no answer for {_PATIENCE_S:.0f} s"
+                )
+            if view.looks > 1 and view.reached_s < SILENT_S and self._meeting.me.host in view.there:
+                me, waited = self._meeting.me, time.monotonic() - began
+                step = next_step(view, me, self._hosts, after=self._after, waited_s=waited)
+                if step.kind == "work":
+                    assert view.newest is not None
+                    return view.newest
+                if step.kind == "ended":
+                    assert view.end is not None
+                    return view.end
+                if step.kind == "propose":
+                    with suppress(StoreUnreachable):  # the next view tells
+                        self._propose(view, step.members)
+                self._say(step.why)
+                if waited > _PATIENCE_S and len(view.there) < self._hosts.least:
+                    raise HostsMissing(there=sorted(view.there), wanted=self._hosts.least, seconds=waited)
+            time.sleep(_POLL_S)
+        return Status(state="preempted", step=0)
+
+    def _propose(self, view: View, members: tuple[Member, ...]) -> None:
+        newest, choices = view.newest, self._run.choices()
+        chosen = json.loads(choices) if choices else {}
+        wanted = chosen.get("ranks") or sum(member.processes for member in members)
+        places = distribute(members, wanted, batch_rows=chosen.get("batch_rows"))
+        first = next(member for member in members if member.host == places[0].host)
+        self._meeting.propose(
+            Round(
+                seq=newest.seq + 1 if newest else 1,
+                by=self._meeting.me.host,
+                places=places,
+                address=first.address,
+                port=first.port,
+                step=self._run.newest_step(),
+                choices=choices,
+            )
+        )
+
+    def _take_part(self, round_: Round) -> Status | None:
+        """Runs this host's ranks of a round. Returns how the round ended; None when it must be repeated."""
+        number = round_.place_of(self._meeting.me.host, self._meeting.me.instance)
+        assert number is not None
+        names = ", ".join(f"{place.host} ({place.ranks})" for place in round_.places)
+        self._say(f"round {round_.seq}: training on {names}, from step {round_.step:,}")
+        folder, first = self._work.folder, number == 0
+        try:
+            self._run.prepare(round_, first=first)
+        except (StoreUnreachable, FileNotFoundError) as error:
+            self._leave(str(error))
+            return None
+        status_file(folder).unlink(missing_ok=True)
+        process = self._start(round_, number)
+        self._work.began(process.pid)
+        try:
+            with self._run.mirrored() if first else nullcontext():
+                code = self._follow(process, round_)
+        finally:
+            _kill(process)
+        if code is None:
+            return None
+        return self._settle(round_, code, first=first)
+
+    def _start(self, round_: Round, number: int) -> subprocess.Popen[bytes]:
+        work, address = self._work, self._meeting.me.address
+        ranks = round_.places[number].ranks
+        settings = {
+            "CUDA_VISIBLE_DEVICES": ",".join(work.devices[:ranks]) if work.job.gpu else "",
+            "PYTHONUNBUFFERED": "1",
+        }
+        interface = interface_of(address)
+        if interface is not None:  # the host's name may lead to the loopback interface
+            settings |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        command = torchrun_program(
+            work.folder, ranks,
+            ["--nnodes", str(len(round_.places)), "--node-rank", str(number), "--rdzv-backend", "static",
+             "--rdzv-endpoint", f"{round_.address}:{round_.port}", "--rdzv-id", f"{work.name}-{round_.seq}",
+             "--local-addr", address],
+        )  # fmt: skip
+        return start_process(command, environment.child_environment(**settings), self._output)
+
+    def _follow(self, process: subprocess.Popen[bytes], round_: Round) -> int | None:
+        """The exit code of the ranks; None when they were ended because the round cannot go to its end."""
+        follower, asked = Follower(self._work.folder), False
+        while not has_ended(process, _POLL_S):
+            pass_on(follower, self._work.hear)
+            if self._work.stop.is_set() and not asked:
+                asked = True
+                process.terminate()  # its ranks agree with those of other hosts, save and end
+            if self._is_broken(round_):
+                return None
+        pass_on(follower, self._work.hear)
+        return process.returncode
+
+    def _is_broken(self, round_: Round) -> bool:
+        view = self._meeting.view()
+        if view.reached_s > SILENT_S:
+            self._leave(
+                f"the store does not answer for {view.reached_s:.0f} s: the others continue without this host"
+            )
+            return True
+        if view.newest is not None and view.newest.seq > round_.seq:
+            return True
+        lost = view.lost(round_) if view.looks else []
+        if lost:
+            self._say(f"lost: {', '.join(lost)}")
+        return bool(lost)
+
+    def _settle(self, round_: Round, code: int, *, first: bool) -> Status | None:
+        """How a round ended whose ranks have exited here. A failure counts as one only when no host was lost."""
+        status = read_status(self._work.folder)
+        if status is not None and status.state != "failed":
+            return self._report(round_, status)
+        until = time.monotonic() + (_SETTLE_S if code or first else _PATIENCE_S)
+        while time.monotonic() < until:
+            view = self._meeting.view()
+            if view.newest is not None and view.newest.seq == round_.seq and view.end is not None:
+                return view.end
+            if self._is_broken(round_):
+                return None
+            time.sleep(_POLL_S)
+        return self._report(
+            round_, status or Status(state="failed", exit_code=code, reason="exited without a status")
+        )
+
+    def _report(self, round_: Round, status: Status) -> Status | None:
+        try:
+            if status.state == "done":
+                self._run.publish_result()
+            self._meeting.finish(round_, status)
+        except StoreUnreachable as error:
+            self._leave(str(error))
+            return None
+        return status
+
+    def _leave(self, why: str) -> None:
+        self._say(why)
+        self._meeting.come_again()
+
+    def _say(self, line: str) -> None:
+        if line and line != self._said:
+            self._said = line
+            logger.info(line)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """torchrun would wait for its ranks, which wait for a host that is lost. They die with it."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()

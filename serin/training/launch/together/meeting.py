@@ -1,0 +1,148 @@
+"""Where launchers on several hosts meet: each writes that it is there, and reads who else is and what was agreed.
+
+A thread does that about each second; `view` never waits. Who was seen to write within SILENT_S is there, by the clock
+of who looks: clocks of hosts are never compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from serin.errors import ObjectExists, StoreUnreachable
+from serin.machine.ports import free_ports
+from serin.store.objects import Objects
+from serin.training.launch.status import Status
+from serin.training.launch.together.round import Member, Round
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 10.0
+_BEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What was read last. `there`: the members who wrote lately."""
+
+    there: Mapping[str, Member] = field(default_factory=dict)
+    newest: Round | None = None
+    end: Status | None = None  # of the newest round
+    reached_s: float = 0.0  # ago: when the store was reached last
+    looks: int = 0
+
+    def lost(self, of: Round) -> list[str]:
+        """The hosts of a round that are not there any more, or were started again."""
+        present = {(member.host, member.instance) for member in self.there.values()}
+        return [place.host for place in of.places if (place.host, place.instance) not in present]
+
+
+class Meeting:
+    def __init__(self, objects: Objects, run: str, me: Member) -> None:
+        self._objects, self._prefix, self.me = objects, f"trainings/{run}", me
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[Member, float | None]] = {}  # and when its beat was seen to change
+        self._view = View()
+        self._reached = time.monotonic()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._stay, name="meeting", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._thread.join()
+        try:
+            self._objects.remove(self._member_key(self.me.host))
+        except StoreUnreachable as error:
+            logger.info("%s", error)
+
+    def view(self) -> View:
+        with self._lock:
+            return replace(self._view, reached_s=time.monotonic() - self._reached)
+
+    def come_again(self) -> None:
+        """Leaves the present round: from the next beat on the others see a launcher that was started again."""
+        (port,) = free_ports(1)
+        self.me = replace(self.me, port=port, instance=secrets.token_hex(4))
+
+    def propose(self, proposed: Round) -> None:
+        """Makes it the next round, unless another host was faster."""
+        try:
+            self._objects.create(self._round_key(proposed.seq), proposed.dump())
+        except ObjectExists:
+            logger.debug("round %d was proposed by another host", proposed.seq)
+
+    def finish(self, round_: Round, status: Status) -> None:
+        """Reports how a round ended, unless another host did before."""
+        try:
+            self._objects.create(self._end_key(round_.seq), status.model_dump_json().encode())
+        except ObjectExists:
+            logger.debug("the end of round %d was reported by another host", round_.seq)
+
+    def _stay(self) -> None:
+        beat = 0
+        while not self._left.is_set():
+            beat += 1
+            try:
+                self._objects.put(self._member_key(self.me.host), replace(self.me, beat=beat).dump())
+                self._look()
+            except StoreUnreachable as error:
+                logger.info("%s", error)
+            self._left.wait(_BEAT_S)
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        keys = self._objects.keys(f"{self._prefix}/members/")
+        self._seen = {host: seen for host, seen in self._seen.items() if self._member_key(host) in keys}
+        for key in keys:
+            found = self._objects.read(key)
+            if found is None:
+                continue
+            member = Member.load(found.content)
+            before, changed = self._seen.get(member.host, (None, None))
+            if before is not None and (before.instance, before.beat) != (member.instance, member.beat):
+                changed = time.monotonic()
+            self._seen[member.host] = member, changed
+        newest, end = self._newest(), None
+        if newest is not None:
+            ended = self._objects.read(self._end_key(newest.seq))
+            end = None if ended is None else Status.model_validate_json(ended.content)
+        now = time.monotonic()
+        there = {
+            host: member
+            for host, (member, changed) in self._seen.items()
+            if changed is not None and now - changed < SILENT_S
+        }
+        with self._lock:
+            self._reached = began
+            self._view = View(there=there, newest=newest, end=end, looks=self._view.looks + 1)
+
+    def _newest(self) -> Round | None:
+        known = self._view.newest
+        keys = self._objects.keys(
+            f"{self._prefix}/rounds/", after=self._round_key(known.seq) if known else ""
+        )
+        if not keys:
+            return known
+        found = self._objects.read(keys[-1])
+        return known if found is None else Round.load(found.content)
+
+    def _member_key(self, host: str) -> str:
+        return f"{self._prefix}/members/{host}.json"
+
+    def _round_key(self, seq: int) -> str:
+        return f"{self._prefix}/rounds/{seq:08d}.json"
+
+    def _end_key(self, seq: int) -> str:
+        return f"{self._prefix}/ends/{seq:08d}.json"
