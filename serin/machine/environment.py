@@ -3,6 +3,7 @@
 SERIN_HOME       where all state of the local stack lies            (./.serin)
 SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
 SERIN_CACHE_BYTES  the most that copies of an object store's files take here (a fifth of the disk)
+SERIN_SCRATCH    a folder that all hosts see, for datasets that they compute together into an object store (unset)
 SERIN_HOST       the name of this host where several share a store    (the machine's host name)
 SERIN_SIGNING_KEY     a file with the private key that signs new versions (unset: they are not signed)
 SERIN_TRUSTED_KEYS    a folder with the public keys of which one must have signed a version (<home>/trusted-keys)
@@ -70,6 +71,10 @@ def aws_settings() -> tuple[tuple[str, str], ...]:
 def shared_store_url() -> str | None:
     """The store that SERIN_STORE names, which other hosts may use too; None: the one in SERIN_HOME."""
     return os.environ.get("SERIN_STORE") or None
+
+
+def scratch() -> Path | None:
+    return _path("SERIN_SCRATCH")
 
 
 def address() -> str | None:

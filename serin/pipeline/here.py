@@ -13,7 +13,6 @@ from serin.machine import environment
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.checkpoints import fetch_checkpoint, publish_checkpoint
 from serin.store.runs import hold_run_of, run_folder
-from serin.store.stage_results import shared_objects
 from serin.store.store import Store
 from serin.training.launch.job import result_folder
 
@@ -37,19 +36,17 @@ def checkpoint_here(checkpoint: Checkpoint) -> Checkpoint | None:
     hold_run_of(home, path)
     if path.is_dir():
         return checkpoint
-    run = path.parent.name
-    shared = shared_objects()
-    if shared is None:
+    if environment.shared_store_url() is None:
         return None
+    run = path.parent.name
     target = result_folder(run_folder(home, run, create=True))
-    if not fetch_checkpoint(shared, f"{run}/{target.name}", target):
+    if not fetch_checkpoint(Store.open(), f"{run}/{target.name}", target):
         return None
     return replace(checkpoint, path=str(target))
 
 
 def share_checkpoint(checkpoint: Checkpoint) -> None:
     """Copies trained weights to the store that other hosts use, where there is one."""
-    shared = shared_objects()
-    if shared is not None:
+    if environment.shared_store_url() is not None:
         path = Path(checkpoint.path)
-        publish_checkpoint(shared, f"{path.parent.name}/{path.name}", path)
+        publish_checkpoint(Store.open(), f"{path.parent.name}/{path.name}", path)

@@ -71,7 +71,7 @@ class Cache:
 
         def move(files: Mapping[str, Path]) -> None:
             for name, target in files.items():
-                (folder / name).rename(target)
+                shutil.move(folder / name, target)  # SERIN_SCRATCH may be another file system
 
         return self.get(place, published, move, hold=hold, compared=True)
 

@@ -56,7 +56,8 @@ class RemotePlaces:
     def workspace_parent(self) -> Path:
         make_home_of(self._folder)
         make_private(self._folder.parent)  # what was fetched is for those alone who may read it there
-        return self._cache.workspace_parent()
+        scratch = environment.scratch()
+        return self._cache.workspace_parent() if scratch is None else make_private(scratch) / "work"
 
     @contextmanager
     def working(self, name: str) -> Iterator[None]:

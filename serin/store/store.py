@@ -79,10 +79,13 @@ class Store:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def kept_folder(self) -> Path:
-        """Where builds keep what the next one may find: on this machine, also when the store is elsewhere."""
+        """Where builds keep what the next one may find: on this machine, also when the store is elsewhere. Where
+        several hosts compute one dataset, SERIN_SCRATCH is a folder that all of them see."""
         if self.local:
             make_home_of(self._root)
             return self._root / "kept"
+        if (scratch := environment.scratch()) is not None:
+            return make_private(scratch) / "kept"
         make_home_of(self._cache)
         return make_private(self._cache) / "kept"
 

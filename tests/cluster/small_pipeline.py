@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import yaml
 
 SERIN = (sys.executable, "-m", "serin.cli")
+PREFECT = (sys.executable, "-m", "prefect", "--no-prompt")
 
 
 def write_table(path: Path, rows: int, *, seed: int = 7) -> None:
@@ -57,3 +60,9 @@ def host_environment(home: Path, store: Mapping[str, str]) -> dict[str, str]:
     """What a command in a host sees: its own home, the common store, one thread per library."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
     return {**kept, "SERIN_HOME": str(home), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", **store}
+
+
+def last_json(text: str) -> dict[str, Any]:
+    """The JSON document at the end of a command's output, after lines of its log."""
+    found: dict[str, Any] = json.loads(text[text.rindex("\n{") + 1 :] if "\n{" in text else text)
+    return found

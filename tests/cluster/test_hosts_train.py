@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from serin.store.checkpoints import checkpoint_names
 from serin.store.objects import open_objects
-from tests.cluster.namespaces import Host, hosts, wait_for
-from tests.cluster.part import need
-from tests.cluster.seaweedfs import running_seaweedfs
-from tests.cluster.small_pipeline import SERIN, host_environment, write_spec, write_table
+from serin.store.store import Store
+from tests.cluster.hosts_cluster import Cluster, three_hosts
+from tests.cluster.namespaces import wait_for
+from tests.cluster.small_pipeline import SERIN, host_environment, last_json, write_spec, write_table
 
 _TRAINING = {"epochs": 3, "batch_rows": 120, "checkpoint_every_steps": 10, "learning_rate": 0.003}
 
 
-@dataclass(frozen=True)
-class Cluster:
-    network: dict[str, Host]
-    store: dict[str, str]
-    folder: Path
-
-    def environment(self, name: str, **more: str) -> dict[str, str]:
-        return {**host_environment(self.folder / f"home-{name}", self.store), **more}
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    need("namespaces")
-    need("seaweedfs")
-    with ExitStack() as stack:
-        network = stack.enter_context(hosts("a", "b", "c", "store", prefix="198.18.20"))
-        with network["store"].inside():
-            store = stack.enter_context(running_seaweedfs(tmp_path / "s3", address=network["store"].address))
-        for name, value in store.items():
-            monkeypatch.setenv(name, value)
-        yield Cluster(network, store, tmp_path)
+    with three_hosts(tmp_path, monkeypatch) as found:
+        yield found
 
 
 def weights(result: Path) -> bytes:
@@ -67,9 +47,9 @@ def test_a_training_that_loses_its_first_host_ends_with_the_weights_of_one_machi
         for name in ("a", "b", "c")
     }
     with cluster.network["store"].inside():
-        objects = open_objects(cluster.store["SERIN_STORE"])
+        store, objects = Store.open(), open_objects(cluster.store["SERIN_STORE"])
         wait_for(
-            lambda: any(name.endswith("step-00000010") for name in checkpoint_names(objects, "train-")),
+            lambda: any(name.endswith("step-00000010") for name in checkpoint_names(store, "train-")),
             within_s=180,
             watching=list(training.values()),
         )
@@ -79,7 +59,7 @@ def test_a_training_that_loses_its_first_host_ends_with_the_weights_of_one_machi
         cluster.network["a"].restore()
         assert training["a"].wait(60) == 0, logged(folder, "a")
         rounds = objects.keys("trainings/")
-    results = {name: Path(json.loads(logged(folder, name).splitlines()[-1])["path"]) for name in training}
+    results = {name: Path(last_json(logged(folder, name))["path"]) for name in training}
     alone = write_spec(folder, training={**_TRAINING, "processes": 3})
     reference = subprocess.run(
         [*SERIN, "train", alone, "--json"],
@@ -89,7 +69,7 @@ def test_a_training_that_loses_its_first_host_ends_with_the_weights_of_one_machi
         check=True,
         timeout=180,
     )
-    expected = weights(Path(json.loads(reference.stdout)["path"]))
+    expected = weights(Path(last_json(reference.stdout)["path"]))
     assert {name: weights(path) == expected for name, path in results.items()} == dict.fromkeys("abc", True)
     assert len([key for key in rounds if "/rounds/" in key]) == 2
     assert len([key for key in rounds if "/ends/" in key]) == 1

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.run_processes import run_processes
-from serin.stack.host.state import Stack, running_stack
+from serin.stack.host.state import Stack, read_stack, running_stack
 from serin.stack.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.stack.prefect.login import stack_api
 from serin.stack.prefect.processes import prefect_environment
@@ -53,21 +54,47 @@ def run_pipeline(
 
     Raises PipelineFailed otherwise.
     """
-    stack = running_stack(home)
+    stack, server = _find_server(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     name = load_spec(spec).name
     what = name if isinstance(spec, PipelineSpec) else str(spec)
     parameters = {"spec": _parameter(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
-    logger.info(f"{deployment} on {stack.prefect_ui_url}")
+    logger.info(f"{deployment} on {server.ui_url}")
     tags = [name]  # so that a model's runs can be found
-    if not stack.owns_prefect:
-        _run_by_prefect(stack, deployment, parameters, tags, what=what, follow=follow)
+    if stack is None or not stack.owns_prefect:
+        _run_by_prefect(server, deployment, parameters, tags, what=what, follow=follow)
         return
     run = begin_run(stack_api(stack), deployment, parameters, tags=tags)
     logger.info(f"{run['name']}: {stack.prefect_ui_url}/runs/flow-run/{run['id']}")
     if follow:
         with _saying_how_to_cancel(run["name"]):
             follow_run(stack, run["id"], what=what, log=RunLog(stack_api(stack), run["id"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """A Prefect server that is not the stack's own. `is_alive`: whether what must be up on this host is up."""
+
+    home: Path
+    api_url: str
+    ui_url: str
+    is_alive: Callable[[], bool]
+
+
+def _find_server(home: Path) -> tuple[Stack | None, _Server]:
+    """The stack in `home` and its server; without a stack the server that PREFECT_API_URL names, whose workers are on
+    other hosts. NotUp when there is neither."""
+    url, stack = environment.prefect_api_url(), read_stack(home)
+    if url is not None and (stack is None or not stack.is_alive):
+        ui_url = url.rstrip("/").removesuffix("/api")
+        return None, _Server(home=home, api_url=url, ui_url=ui_url, is_alive=lambda: True)
+    found = running_stack(home)
+    return found, _Server(
+        home=home,
+        api_url=found.prefect_api_url,
+        ui_url=found.prefect_ui_url,
+        is_alive=lambda: found.is_alive,
+    )
 
 
 @contextmanager
@@ -88,7 +115,7 @@ def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
 
 
 def _run_by_prefect(
-    stack: Stack, deployment: str, parameters: dict[str, Any], tags: list[str], *, what: str, follow: bool
+    server: _Server, deployment: str, parameters: dict[str, Any], tags: list[str], *, what: str, follow: bool
 ) -> None:
     """Starts the run with Prefect's own command, which supports every kind of foreign server: profiles, keys,
     logins."""
@@ -99,7 +126,7 @@ def _run_by_prefect(
         command += ["--tag", tag]
     if follow:
         command.append("--watch")
-    _follow(stack, command, what=what)
+    _follow(server, command, what=what)
 
 
 def resume_run(home: Path, run: str, *, follow: bool) -> None:
@@ -135,10 +162,9 @@ def _wait_for_leftovers(stack: Stack, run: str) -> None:
         time.sleep(_LOOK_S)
 
 
-def _follow(stack: Stack, command: list[str], *, what: str) -> None:
+def _follow(server: _Server, command: list[str], *, what: str) -> None:
     """Runs Prefect's command and passes on its output; raises PipelineFailed when it did not succeed."""
-    home = stack.home
-    settings = prefect_environment(home, stack.prefect_api_url, own=stack.owns_prefect)
+    settings = prefect_environment(server.home, server.api_url, own=False)
     settings.pop(STACK_MARK, None)  # this process ends it, not the stack
     settings["COLUMNS"] = "1000"  # its lines are parsed here; a folded one cannot be
     watching = subprocess.Popen(
@@ -151,7 +177,7 @@ def _follow(stack: Stack, command: list[str], *, what: str) -> None:
         bufsize=1,
     )
     try:
-        with watching, _ending_with(stack, watching):
+        with watching, _ending_with(server, watching):
             assert watching.stdout is not None
             for line in watching.stdout:
                 shown = translate(line.rstrip())
@@ -160,20 +186,20 @@ def _follow(stack: Stack, command: list[str], *, what: str) -> None:
     except KeyboardInterrupt:
         logger.info(_CONTINUES.format(run="RUN"))
         raise
-    if not stack.is_alive:
-        raise NotUp(home=home)
+    if not server.is_alive():
+        raise NotUp(home=server.home)
     if watching.returncode != 0:
-        raise PipelineFailed(spec=what, url=stack.prefect_ui_url)
+        raise PipelineFailed(spec=what, url=server.ui_url)
 
 
 @contextmanager
-def _ending_with(stack: Stack, watching: subprocess.Popen[str]) -> Iterator[None]:
+def _ending_with(server: _Server, watching: subprocess.Popen[str]) -> Iterator[None]:
     """Ends the watcher when the stack is gone: Prefect's would wait for its server forever."""
     done = threading.Event()
 
     def guard() -> None:
         while not done.wait(1.0):
-            if not stack.is_alive:
+            if not server.is_alive():
                 watching.terminate()
 
     thread = threading.Thread(target=guard, name="stack-guard", daemon=True)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.errors import HostsMissing, StoreUnreachable
+from serin.errors import HostsMissing, StoreError, StoreUnreachable
 from serin.machine import environment
 from serin.machine.network import interface_of, own_address
 from serin.machine.ports import free_ports
 from serin.store.objects import open_objects
+from serin.store.store import Store
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process
 from serin.training.launch.programs import torchrun_program
@@ -67,7 +68,7 @@ def train_together(work: HostWork, hosts: Hosts, log: Path) -> Status:
         processes=work.job.processes,
         gpus=len(work.devices) if work.job.gpu else None,
     )
-    run = SharedRun(objects, work.name, work.folder)
+    run = SharedRun(Store.open(), objects, work.name, work.folder)
     with Meeting(objects, work.name, me) as meeting, sigterm_sets(work.stop), log.open("ab") as output:
         return _Host(work, hosts, meeting, run, output).train()
 
@@ -114,7 +115,7 @@ class _Host:
                     assert view.end is not None
                     return view.end
                 if step.kind == "propose":
-                    with suppress(StoreUnreachable):  # the next view tells
+                    with suppress(StoreError):  # the next view tells
                         self._propose(view, step.members)
                 self._say(step.why)
                 if waited > _PATIENCE_S and len(view.there) < self._hosts.least:
@@ -149,7 +150,7 @@ class _Host:
         folder, first = self._work.folder, number == 0
         try:
             self._run.prepare(round_, first=first)
-        except (StoreUnreachable, FileNotFoundError) as error:
+        except (StoreError, FileNotFoundError) as error:
             self._leave(str(error))
             return None
         status_file(folder).unlink(missing_ok=True)
@@ -231,7 +232,7 @@ class _Host:
             if status.state == "done":
                 self._run.publish_result()
             self._meeting.finish(round_, status)
-        except StoreUnreachable as error:
+        except StoreError as error:
             self._leave(str(error))
             return None
         return status

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from serin.errors import ObjectExists, StoreUnreachable
+from serin.errors import ObjectExists, StoreError
 from serin.machine.ports import free_ports
 from serin.store.objects import Objects
 from serin.training.launch.status import Status
@@ -64,7 +64,7 @@ class Meeting:
         self._thread.join()
         try:
             self._objects.remove(self._member_key(self.me.host))
-        except StoreUnreachable as error:
+        except StoreError as error:
             logger.info("%s", error)
 
     def view(self) -> View:
@@ -97,7 +97,7 @@ class Meeting:
             try:
                 self._objects.put(self._member_key(self.me.host), replace(self.me, beat=beat).dump())
                 self._look()
-            except StoreUnreachable as error:
+            except StoreError as error:
                 logger.info("%s", error)
             self._left.wait(_BEAT_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serin.errors import StoreUnreachable
+from serin.errors import StoreError
 from serin.store.checkpoints import (
     checkpoint_names,
     fetch_checkpoint,
@@ -19,6 +19,7 @@ from serin.store.checkpoints import (
     remove_checkpoint,
 )
 from serin.store.objects import Objects
+from serin.store.store import Store
 from serin.training.launch.job import choices_file, result_folder
 from serin.training.launch.together.round import Round
 
@@ -31,8 +32,8 @@ _RESULT = "result"
 class SharedRun:
     """`folder`: the run's folder on this host. `name`: the run's name, the same on all hosts."""
 
-    def __init__(self, objects: Objects, name: str, folder: Path) -> None:
-        self._objects, self._name, self._folder = objects, name, folder
+    def __init__(self, store: Store, objects: Objects, name: str, folder: Path) -> None:
+        self._store, self._objects, self._name, self._folder = store, objects, name, folder
 
     def newest_step(self) -> int:
         return max(self._stored_steps(), default=0)
@@ -73,14 +74,14 @@ class SharedRun:
             thread.join()
 
     def publish_result(self) -> None:
-        publish_checkpoint(self._objects, f"{self._name}/{_RESULT}", result_folder(self._folder))
+        publish_checkpoint(self._store, f"{self._name}/{_RESULT}", result_folder(self._folder))
         for step in self._stored_steps():  # no round begins any more
-            remove_checkpoint(self._objects, self._named(step))
+            remove_checkpoint(self._store, self._named(step))
 
     def fetch_result(self, folder: Path) -> bool:
         """The result in `folder`; False when the store has none."""
         target = result_folder(folder)
-        return target.exists() or fetch_checkpoint(self._objects, f"{self._name}/{_RESULT}", target)
+        return target.exists() or fetch_checkpoint(self._store, f"{self._name}/{_RESULT}", target)
 
     def _mirror(self, ended: threading.Event) -> None:
         copied, chosen = set(self._stored_steps_or_none()), ""
@@ -90,13 +91,13 @@ class SharedRun:
                 chosen = self._copy_choices(chosen)
                 steps = set(self._local_steps())
                 for step in sorted(steps - copied):
-                    publish_checkpoint(self._objects, self._named(step), self._place(step))
+                    publish_checkpoint(self._store, self._named(step), self._place(step))
                     copied.add(step)
                 for step in sorted(copied - steps):
                     if steps and step < max(steps):
-                        remove_checkpoint(self._objects, self._named(step))
+                        remove_checkpoint(self._store, self._named(step))
                     copied.discard(step)
-            except StoreUnreachable as error:
+            except StoreError as error:
                 logger.info("%s", error)
             except FileNotFoundError:
                 continue  # an old checkpoint was removed meanwhile
@@ -114,11 +115,11 @@ class SharedRun:
     def _stored_steps_or_none(self) -> list[int]:
         try:
             return self._stored_steps()
-        except StoreUnreachable:
+        except StoreError:
             return []
 
     def _stored_steps(self) -> list[int]:
-        names = checkpoint_names(self._objects, f"{self._name}/step-")
+        names = checkpoint_names(self._store, f"{self._name}/step-")
         return [int(name.rpartition("step-")[2]) for name in names]
 
     def _local_steps(self) -> list[int]:
@@ -127,7 +128,7 @@ class SharedRun:
 
     def _fetch(self, step: int) -> None:
         self._place(step).parent.mkdir(exist_ok=True)
-        if not fetch_checkpoint(self._objects, self._named(step), self._place(step)):
+        if not fetch_checkpoint(self._store, self._named(step), self._place(step)):
             raise FileNotFoundError(f"the store has no checkpoint of step {step} of {self._name}")
 
     def _place(self, step: int) -> Path:

@@ -1,0 +1,130 @@
+"""A dataset computed by Dask workers on three hosts: one link is slow, one host is cut off, the bytes are the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+
+from serin.store.store import Store
+from tests.cluster.hosts_cluster import Cluster, three_hosts
+from tests.cluster.namespaces import wait_for
+from tests.cluster.small_pipeline import SERIN, host_environment, last_json, write_spec, write_table
+
+_DASK = Path(sys.executable).with_name("dask")
+_ROWS = 1_500_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with three_hosts(tmp_path, monkeypatch) as found:
+        yield found
+
+
+def dask_cluster(cluster: Cluster, stack: ExitStack) -> tuple[str, dict[str, subprocess.Popen[str]]]:
+    """A scheduler on host a, one worker on each host; who does not answer for 5 s is lost."""
+    network, folder = cluster.network, cluster.folder
+    impatient = {
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "5s",
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",
+    }
+    port = network["a"].free_port()
+    address = f"tcp://{network['a'].address}:{port}"
+    scheduler = network["a"].popen(
+        [_DASK, "scheduler", "--host", network["a"].address, "--port", str(port), "--no-dashboard"],
+        env=cluster.environment("a", **impatient),
+        log=folder / "scheduler.log",
+    )
+    workers = {
+        name: network[name].popen(
+            [_DASK, "worker", address, "--host", network[name].address, "--name", name, "--nthreads", "1",
+             "--no-nanny", "--no-dashboard", "--memory-limit", "2GB", "--local-directory", folder / f"dask-{name}"],
+            env=cluster.environment(name, **impatient),
+            log=folder / f"dask-{name}.log",
+        )
+        for name in ("a", "b", "c")
+    }  # fmt: skip
+    for process in (scheduler, *workers.values()):
+        stack.callback(process.kill)
+    return address, workers
+
+
+def row_bytes(dataset: Path) -> dict[str, bytes]:
+    """Every file with rows or fitted numbers."""
+    files = sorted(path for path in dataset.rglob("*") if path.is_file() and path.name != "dataset.json")
+    return {path.relative_to(dataset).as_posix(): path.read_bytes() for path in files}
+
+
+def test_hosts_compute_the_dataset_of_one_machine_although_one_is_cut_off(cluster: Cluster) -> None:
+    folder = cluster.folder
+    write_table(folder / "data.parquet", _ROWS)
+    with ExitStack() as stack:
+        address, workers = dask_cluster(cluster, stack)
+        spec = write_spec(folder, etl={"engine": address})
+        scratch = {"SERIN_SCRATCH": str(folder / "scratch")}
+        cluster.network["c"].slow(delay_ms=20, loss=0.01)
+        client: Any
+        with cluster.network["a"].inside():
+            client = stack.enter_context(distributed.Client(address, timeout=30, set_as_default=False))
+            client.wait_for_workers(3, timeout=60)
+        etl = cluster.network["a"].popen(
+            [*SERIN, "etl", spec, "--json"], env=cluster.environment("a", **scratch), log=folder / "etl.log"
+        )
+        busy = f"tcp://{cluster.network['b'].address}"
+        wait_for(
+            lambda: any(tasks for worker, tasks in client.processing().items() if worker.startswith(busy)),
+            within_s=120,
+            watching=[etl, *workers.values()],
+            every_s=0.02,
+        )
+        cluster.network["b"].cut()
+        assert etl.wait(180) == 0, (folder / "etl.log").read_text()
+        with cluster.network["a"].inside():
+            remaining = sorted(info["name"] for info in client.scheduler_info()["workers"].values())
+    assert remaining == ["a", "c"]
+    with cluster.network["store"].inside():
+        editions = Store.open().datasets()
+    made = last_json((folder / "etl.log").read_text())
+    alone = write_spec(folder, etl={"engine": "process"})
+    reference = last_json(
+        subprocess.run(
+            [*SERIN, "etl", alone, "--json"],
+            env=host_environment(folder / "home-alone", {}),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=180,
+        ).stdout
+    )
+    assert made["digest"] == reference["digest"]
+    assert row_bytes(Path(made["path"])) == row_bytes(Path(reference["path"]))
+    assert editions == [Path(made["path"]).name] == [Path(reference["path"]).name]
+
+
+def test_workers_that_do_not_see_the_scratch_folder_are_named(cluster: Cluster) -> None:
+    folder = cluster.folder
+    write_table(folder / "data.parquet", 2000)
+    (folder / "scratch").mkdir()
+    cluster.network["b"].run(["mount", "-t", "tmpfs", "none", folder / "scratch"])
+    with ExitStack() as stack:
+        address, _ = dask_cluster(cluster, stack)
+        with cluster.network["a"].inside():
+            client: Any = stack.enter_context(distributed.Client(address, timeout=30, set_as_default=False))
+            client.wait_for_workers(3, timeout=60)
+        spec = write_spec(folder, etl={"engine": address})
+        refused = cluster.network["a"].run(
+            [*SERIN, "etl", spec],
+            env=cluster.environment("a", SERIN_SCRATCH=str(folder / "scratch")),
+            check=False,
+            within_s=90,
+        )
+    assert refused.returncode == 1
+    assert f"tcp://{cluster.network['b'].address}" in refused.stderr
+    assert "set SERIN_SCRATCH" in refused.stderr

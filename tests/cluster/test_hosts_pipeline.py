@@ -1,0 +1,128 @@
+"""A pipeline whose stages run on several hosts, each with its own disk; the host that trains is cut off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serin.stack.hosts import read_hosts
+from serin.store.store import Store
+from tests.cluster.hosts_cluster import Cluster, three_hosts
+from tests.cluster.namespaces import end, wait_for
+from tests.cluster.small_pipeline import PREFECT, SERIN, write_spec, write_table
+
+_LOGIN = "serin:only-for-this-test"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with three_hosts(tmp_path, monkeypatch) as found:
+        yield found
+
+
+class Pipelines:
+    """A Prefect server on host a, and commands on hosts that see only their own home, all at the same path."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.folder = cluster, cluster.folder
+        a = cluster.network["a"]
+        self.url = f"http://{a.address}:{a.free_port()}/api"
+        self.home = self.folder / "home"
+        self.home.mkdir()
+        for name in ("a", "b", "c"):
+            own = self.folder / f"home-{name}"
+            own.mkdir()
+            cluster.network[name].run(["mount", "--bind", own, self.home])
+        server = {
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_SERVER_API_AUTH_STRING": _LOGIN,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+        host, _, port = self.url.removeprefix("http://").removesuffix("/api").partition(":")
+        self.server = a.popen(
+            [*PREFECT, "server", "start", "--host", host, "--port", port],
+            env=self.environment(**server),
+            log=self.folder / "prefect.log",
+        )
+        wait_for(self._answers, within_s=120, watching=[self.server])
+
+    def environment(self, **more: str) -> dict[str, str]:
+        prefect = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": _LOGIN}
+        return self.cluster.environment("a", SERIN_HOME=str(self.home), **prefect, **more)
+
+    def start(self, host: str, *command: str) -> subprocess.Popen[str]:
+        log = self.folder / f"{host}-{command[0]}.log"
+        return self.cluster.network[host].popen([*SERIN, *command], env=self.environment(), log=log)
+
+    def ask(self, path: str, body: dict[str, Any]) -> Any:
+        with self.cluster.network["a"].inside():
+            return httpx.post(
+                f"{self.url}{path}", json=body, auth=tuple(_LOGIN.split(":")), timeout=30
+            ).json()
+
+    def runs(self, flow: str) -> list[str]:
+        """The states of a flow's runs."""
+        found = self.ask("/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
+        return sorted(run["state_type"] for run in found)
+
+    def _answers(self) -> bool:
+        try:
+            with self.cluster.network["a"].inside():
+                return httpx.get(f"{self.url}/health", timeout=5).is_success
+        except httpx.HTTPError:
+            return False
+
+
+def test_a_stage_whose_host_is_cut_off_is_done_by_another_and_one_version_is_published(
+    cluster: Cluster,
+) -> None:
+    folder = cluster.folder
+    write_table(folder / "data.parquet", 3000)
+    spec = write_spec(folder, training={"epochs": 20, "batch_rows": 60})
+    pipelines = Pipelines(cluster)
+    cluster.network["a"].run([*SERIN, "deploy"], env=pipelines.environment(), within_s=180)
+    workers = [pipelines.start("a", "worker", "cpu"), pipelines.start("b", "worker", "gpu")]
+    run = pipelines.start("a", "run", str(spec), "--placed", "--no-serve")
+
+    def reported() -> dict[str, Any]:
+        with cluster.network["store"].inside():
+            return {entry.host: entry for entry in read_hosts()}
+
+    wait_for(
+        lambda: "b" in (found := reported()) and any(worker.runs for worker in found["b"].workers),
+        within_s=180,
+        watching=[run, *workers],
+        what="the training on host b",
+    )
+    cluster.network["b"].cut()
+    workers.append(pipelines.start("c", "worker", "gpu"))
+    wait_for(lambda: reported()["b"].silent, within_s=60, watching=[run])
+    listed = cluster.network["a"].run([*SERIN, "hosts", "list", "--json"], env=pipelines.environment())
+    assert {entry["host"]: entry["silent"] for entry in json.loads(listed.stdout)} | {"c": False} == {
+        "a": False,
+        "b": True,
+        "c": False,
+    }
+    assert run.wait(400) == 0, (folder / "a-run.log").read_text()
+    cluster.network["b"].restore()
+    wait_for(
+        lambda: not reported()["b"].silent and not any(worker.runs for worker in reported()["b"].workers),
+        within_s=120,
+        watching=workers,
+        what="host b ends the run that was given up",
+    )
+    assert pipelines.runs("train") == ["COMPLETED", "CRASHED"]
+    assert pipelines.runs("etl") == pipelines.runs("export") == pipelines.runs("pipeline") == ["COMPLETED"]
+    with cluster.network["store"].inside():
+        store = Store.open()
+        assert (store.models(), store.versions("parcels")) == (["parcels"], [1])
+    for worker in workers:
+        end(worker)
+    with cluster.network["store"].inside():
+        assert read_hosts() == []  # who was stopped is not silent
