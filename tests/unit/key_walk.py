@@ -98,7 +98,8 @@ it is rolled out, watched and trained again. Only `serin search` reads its own s
 
 NOT_DECIDING: Mapping[str, str] = {
     "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
-    "rmm": "gives memory", "fsspec": "brings bytes", "pydantic": "reads specs", "pydantic_core": "reads specs",
+    "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes",
+    "s3transfer": "brings bytes", "pydantic": "reads specs", "pydantic_core": "reads specs",
     "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
