@@ -83,7 +83,7 @@ def test_the_newest_version_waits_for_the_approval_its_spec_asks_for(home: Path)
         assert asyncio.run(_roll_out_and_answer(approve=True, why="looks good")) == Release(
             model=NAME, version=3
         )
-    approved = [decision for decision in history(home, NAME) if decision.reason == "looks good"]
+    approved = [decision for decision in history(home, NAME) if decision.reason.endswith(": looks good")]
     assert len(approved) == 1
     assert "flow run" in approved[0].by
 
@@ -120,8 +120,8 @@ def test_a_run_that_asks_continues_when_somebody_answers_elsewhere(home: Path) -
         with pytest.raises(RolloutFailed, match="by hand"):
             asyncio.run(_roll_out_while("abort", home))
         assert asyncio.run(_roll_out_while("approve", home)) == Release(model=NAME, version=3)
-    said = [decision for decision in history(home, NAME) if decision.command and decision.reason == "by hand"]
-    assert [decision.by for decision in said] == ["ann", "ann"]
+    said = [decision for decision in history(home, NAME) if decision.command and decision.by == "ann"]
+    assert [decision.reason for decision in said] == ["abort by ann: by hand", "approve by ann: by hand"]
 
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are() -> None:
