@@ -14,7 +14,15 @@ from typing import Any, Final
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    IncompleteReadError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)  # fmt: skip
+from urllib3.exceptions import HTTPError as UrlLibError
 
 from serin.errors import StoreError, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
@@ -22,6 +30,9 @@ from serin.machine import environment
 MISSING: Final = {"NoSuchKey", "404", "NotFound"}
 LOST: Final = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+BROKEN: Final = (  # a response that broke off or stalled in its body; botocore lets some of them through as they are
+    ResponseStreamingError, ReadTimeoutError, IncompleteReadError, UrlLibError, ConnectionError, TimeoutError,
+)  # fmt: skip
 _FORBIDDEN: Final = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled"}
 _FULL: Final = {"QuotaExceeded", "InsufficientStorage", "507", "XMinioStorageFull"}
 _CONNECTIONS: Final = 20
@@ -31,17 +42,21 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long one request may be silent, and how often it is tried."""
+    """How long one request may be silent, and how often it is tried. `patience_s`: a call that met a broken response is
+    not tried again after so long."""
 
     connect_s: float
     read_s: float
     attempts: int
+    patience_s: float
 
 
 QUICK = Timing(
-    connect_s=2.0, read_s=5.0, attempts=3
+    connect_s=2.0, read_s=5.0, attempts=3, patience_s=3.0
 )  # a controller must notice in seconds that it is cut off
-PATIENT = Timing(connect_s=5.0, read_s=20.0, attempts=6)  # files: a busy store answers later
+PATIENT = Timing(
+    connect_s=5.0, read_s=20.0, attempts=6, patience_s=120.0
+)  # files: a busy store answers later
 
 
 class S3Client:

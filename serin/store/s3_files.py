@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from s3transfer.exceptions import RetriesExceededError
 from s3transfer.futures import TransferFuture
 from s3transfer.manager import TransferConfig, TransferManager
 
 from serin.store.objects import checked_key
-from serin.store.s3_client import MISSING, PATIENT, error_code, expired
+from serin.store.s3_client import BROKEN, MISSING, PATIENT, error_code, expired
 from serin.store.s3_objects import S3Objects
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _PASSES: Final = {
     "SlowDown", "503", "ServiceUnavailable", "InternalError", "500", "502", "504", "RequestTimeout", "Throttling",
     "ThrottlingException", "RequestLimitExceeded", "BadDigest", "IncompleteBody", "RequestTimeTooSkewed",
 }  # fmt: skip
-_FOREIGN: Final = (ClientError, BotoCoreError, HTTPClientError, RetriesExceededError, OSError)
+_FOREIGN: Final = (ClientError, BotoCoreError, RetriesExceededError, OSError, *BROKEN)
 
 
 class S3Files(S3Objects):
@@ -125,13 +125,13 @@ def _missing(error: Exception) -> bool:
 
 def _of_connection(error: OSError) -> bool:
     """Or else of this machine's disk."""
-    return isinstance(error, ConnectionError | TimeoutError) or error.errno is None
+    return isinstance(error, BROKEN) or error.errno is None
 
 
 def _passes(error: Exception) -> bool:
     """Whether the same may succeed a little later."""
     if isinstance(error, ClientError):
         return error_code(error) in _PASSES
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, BROKEN):
         return _of_connection(error)
     return not isinstance(error, NoCredentialsError)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.exceptions import HTTPClientError as HttpClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from serin.errors import ObjectChanged, ObjectExists, StoreError
 from serin.store.objects import Entry, Stored, checked_key
-from serin.store.s3_client import LOST, MISSING, QUICK, Timing, error_code, expired, s3_client, store_error
+from serin.store.s3_client import (
+    BROKEN,
+    LOST,
+    MISSING,
+    QUICK,
+    Timing,
+    error_code,
+    expired,
+    s3_client,
+    store_error,
+)
+
+Answer = TypeVar("Answer")
 
 
 class S3Objects:
@@ -24,19 +37,24 @@ class S3Objects:
         self._publishes = publishes
         self._bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
+        self._timing = timing
         self._client = s3_client(timing)
 
     def read(self, key: str) -> Stored | None:
+        name = self._prefix + checked_key(key)
+
+        def fetched(s3: Any) -> Stored:
+            answer = s3.get_object(Bucket=self._bucket, Key=name)
+            return Stored(content=bytes(answer["Body"].read()), tag=answer["ETag"], age_s=_age_s(answer))
+
         try:
-            answer = self._call("get_object", key)
-            content = bytes(answer["Body"].read())
+            return self._patiently(fetched)
         except ClientError as error:
             if error_code(error) in MISSING:
                 return None
             raise self._error(error) from error
-        except (BotoCoreError, HttpClientError, OSError) as error:
+        except BotoCoreError as error:
             raise self._error(error) from error
-        return Stored(content=content, tag=answer["ETag"], age_s=_age_s(answer))
 
     def create(self, key: str, content: bytes) -> str:
         tag = self._put_if(key, content, missing=False, IfNoneMatch="*")
@@ -108,22 +126,32 @@ class S3Objects:
         return found.tag if found is not None and found.content == content else None
 
     def _call(self, operation: str, key: str, **more: Any) -> dict[str, Any]:
-        """Credentials that have expired are read again, once."""
         name = self._prefix + checked_key(key)
-        used = self._client.s3
-        try:
-            return dict(getattr(used, operation)(Bucket=self._bucket, Key=name, **more))
-        except ClientError as error:
-            if not expired(error) or not self._client.renew(used):
-                raise
-        return dict(getattr(self._client.s3, operation)(Bucket=self._bucket, Key=name, **more))
+        return dict(self._patiently(lambda s3: getattr(s3, operation)(Bucket=self._bucket, Key=name, **more)))
 
-    def _pages(self, prefix: str, **more: Any) -> Iterator[dict[str, Any]]:
-        lister = self._client.s3.get_paginator("list_objects_v2")
+    def _pages(self, prefix: str, **more: Any) -> list[dict[str, Any]]:
+        where = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **more}
         try:
-            yield from lister.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix, **more)
+            return self._patiently(lambda s3: list(s3.get_paginator("list_objects_v2").paginate(**where)))
         except (ClientError, BotoCoreError) as error:
             raise self._error(error) from error
+
+    def _patiently(self, call: Callable[[Any], Answer]) -> Answer:
+        """Calls again after a response that broke off, which botocore does not, and once with other credentials after
+        those in use have expired."""
+        tried, renewed, end = 0, False, time.monotonic() + self._timing.patience_s
+        while True:
+            used, tried = self._client.s3, tried + 1
+            try:
+                return call(used)
+            except ClientError as error:
+                if renewed or not expired(error) or not self._client.renew(used):
+                    raise
+                renewed = True
+            except BROKEN as error:
+                if tried >= self._timing.attempts or time.monotonic() > end:
+                    raise HTTPClientError(error=error) from error
+                time.sleep(random.uniform(0.05, 0.1) * 2.0**tried)
 
     def _error(self, error: Exception, *, writing: bool = False) -> StoreError:
         return store_error(self.url, error, writing=writing and self._publishes)

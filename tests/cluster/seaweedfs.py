@@ -32,9 +32,9 @@ def running_seaweedfs(folder: Path, *, address: str = "127.0.0.1") -> Iterator[d
     need("seaweedfs")
     access, secret = "serin-tests", secrets.token_urlsafe(24)
     (folder / "data").mkdir(parents=True)
-    credentials = {"accessKey": access, "secretKey": secret}
+    credentials = [{"accessKey": name, "secretKey": secret} for name in (access, f"{access}-2")]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    identities = [{"name": "tests", "credentials": [credentials], "actions": actions}]
+    identities = [{"name": "tests", "credentials": credentials, "actions": actions}]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     port, options = _options(folder, address)
     with (folder / "log").open("wb") as log:

@@ -217,7 +217,7 @@ def test_a_version_that_is_here_is_used_while_the_store_does_not_answer(
 def quick_client(_: Timing) -> Any:
     from serin.store.s3_client import S3Client
 
-    return S3Client(Timing(connect_s=1, read_s=1, attempts=1))
+    return S3Client(Timing(connect_s=1, read_s=1, attempts=1, patience_s=0))
 
 
 def test_a_removed_version_is_gone_at_once_and_its_number_stays_taken(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,230 @@
+"""The store on a real S3 server (SeaweedFS): writers that race, die in the middle, and networks that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.errors import StoreUnreachable
+from serin.store.checkpoints import fetch_checkpoint, publish_checkpoint
+from serin.store.s3_client import Timing
+from serin.store.store import Store
+from tests.cluster.fault_proxy import Fault, Request, fault_proxy
+from tests.cluster.seaweedfs import BUCKET, running_seaweedfs
+from tests.cluster.store_writer import LARGE_BYTES, SMALL, publish_dataset, publish_version
+
+WRITERS, VERSIONS, SHARED = 8, 500, 20
+KEY, DIGEST = "a" * 64, "b" * 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with running_seaweedfs(tmp_path_factory.mktemp("seaweedfs") / "server") as variables:
+        yield variables
+
+
+@pytest.fixture
+def url(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty store, which SERIN_STORE names."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    empty = f"s3://{BUCKET}/{secrets.token_hex(4)}"
+    monkeypatch.setenv("SERIN_STORE", empty)
+    return empty
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that is silent for 2 s is given up and tried again."""
+    monkeypatch.setattr(
+        "serin.store.s3_files.PATIENT", Timing(connect_s=2, read_s=2, attempts=3, patience_s=60)
+    )
+
+
+def writer(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.cluster.store_writer", *arguments],
+        env={**os.environ, "SERIN_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_eight_writers_publish_500_versions_none_lost_none_doubled(url: str, tmp_path: Path) -> None:
+    counts = [VERSIONS // WRITERS + (number < VERSIONS % WRITERS) for number in range(WRITERS)]
+    began = time.monotonic()
+    running = [
+        writer(tmp_path / str(number), "race", f"writer-{number}", str(count), str(SHARED))
+        for number, count in enumerate(counts)
+    ]
+    said = [process.communicate(timeout=600)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * WRITERS
+    lines = [json.loads(line) for text in said for line in text.splitlines()]
+    published = {line["version"]: line["content"] for line in lines if "version" in line}
+    won = [line["won"] for line in lines if "won" in line]
+    print(f"{VERSIONS} versions by {WRITERS} writers in {time.monotonic() - began:.1f} s")
+    assert sorted(line["version"] for line in lines if "version" in line) == list(range(1, VERSIONS + 1))
+    assert sorted(won) == list(range(1, SHARED + 1))
+    reader = Store(url, cache=tmp_path / "reader")
+    assert reader.versions("race") == list(range(1, VERSIONS + 1))
+    assert reader.versions("shared") == list(range(1, SHARED + 1))
+    for version in range(1, VERSIONS + 1, 17):
+        bundle = Path(reader.bundle("race", version).path)
+        assert (bundle / "model.onnx").read_text() == published[version]
+    for number in range(1, SHARED + 1):
+        bundle = Path(reader.bundle("shared", number).path)
+        content = (bundle / "model.onnx").read_text()
+        assert json.loads((bundle / "manifest.json").read_text()) == {"content": content}
+
+
+def test_a_writer_that_is_killed_in_the_middle_of_any_upload_leaves_nothing_visible(
+    url: str, server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed, moment = [], 0
+    while True:
+        moment += 1
+        monkeypatch.setenv("SERIN_STORE", f"{url}/{moment}")
+        victims: list[subprocess.Popen[str]] = []
+        begun, writes = threading.Event(), iter(range(1, 1000))
+
+        def choose(
+            request: Request,
+            *,
+            victims: list[subprocess.Popen[str]] = victims,
+            begun: threading.Event = begun,
+            writes: Iterator[int] = writes,
+            moment: int = moment,
+        ) -> Fault | None:
+            if request.method not in ("PUT", "POST") or next(writes) != moment:
+                return None
+            assert begun.wait(60)
+            return Fault(halfway=lambda: victims[0].send_signal(signal.SIGKILL), cut="request")
+
+        with fault_proxy(server["AWS_ENDPOINT_URL"], choose) as proxy:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            victims.append(writer(tmp_path / f"victim-{moment}", "dataset", KEY, DIGEST))
+            begun.set()
+            victims[0].communicate(timeout=300)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+        if victims[0].returncode == 0:
+            break
+        assert victims[0].returncode == -signal.SIGKILL
+        killed.append(proxy.failed[0])
+        store = Store(f"{url}/{moment}", cache=tmp_path / f"next-{moment}")
+        if store.datasets():  # killed after the marker, while its key was written
+            assert "/keys/" in proxy.failed[0].path
+        assert store.find_dataset(KEY) is None
+        assert_whole(Path(publish_dataset(store, KEY, DIGEST).path))
+        reader = Store(store.url, cache=tmp_path / f"reader-{moment}").find_dataset(KEY)
+        assert reader is not None
+        assert_whole(Path(reader.path))
+    names = {request.path.partition("?")[0].rpartition("/")[2] for request in killed}
+    print(f"killed in the middle of {len(killed)} writes: {sorted(names)}")
+    assert names >= {"large", "dataset.json", f"{DIGEST}.json", KEY, *(f"part-{n}" for n in range(SMALL))}
+
+
+def assert_whole(folder: Path) -> None:
+    assert (folder / "train" / "large").stat().st_size == LARGE_BYTES
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == sorted(
+        ["dataset.json", "large", *(f"part-{number}" for number in range(SMALL))]
+    )
+
+
+FAULTS = {
+    "throttled": Fault(status=503, code="SlowDown"),
+    "reset while sending": Fault(cut="request"),
+    "reset while receiving": Fault(cut="response"),
+    "stalled": Fault(stall_s=6.0),
+    "slow": Fault(bytes_per_s=4e6),
+}
+
+
+@pytest.mark.parametrize("kind", list(FAULTS))
+@pytest.mark.usefixtures("impatient")
+def test_publishing_and_reading_succeed_over_a_network_that_fails(
+    kind: str, url: str, server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_third(request: Request) -> Fault | None:
+        return FAULTS[kind] if request.number % 3 == 0 else None
+
+    with fault_proxy(server["AWS_ENDPOINT_URL"], every_third) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = Store(url, cache=tmp_path / "here")
+        publish_dataset(store, KEY, DIGEST)
+        version = store.reserve_version("m")
+        publish_version(store, "m", version, "graph")
+        store.set_alias("m", "live", version)
+        found = Store(url, cache=tmp_path / "there").find_dataset(KEY)
+        assert (store.versions("m"), store.aliases("m")) == ([version], {"live": version})
+    assert found is not None
+    assert_whole(Path(found.path))
+    assert len(proxy.failed) >= 5
+    print(f"{kind}: {len(proxy.failed)} of {len(proxy.seen)} requests failed")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_store_that_always_throttles_is_a_clear_error_and_shows_nothing(
+    url: str, server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(request: Request) -> Fault | None:
+        return FAULTS["throttled"] if "/train/" in request.path else None
+
+    monkeypatch.setattr("serin.store.s3_files._LONGEST_PAUSE_S", 0.1)
+    with fault_proxy(server["AWS_ENDPOINT_URL"], files) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with pytest.raises(StoreUnreachable, match="SlowDown"):
+            publish_dataset(Store(url, cache=tmp_path / "here"), KEY, DIGEST)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+    store = Store(url, cache=tmp_path / "here")
+    assert store.datasets() == []
+    assert store.find_dataset(KEY) is None
+    assert_whole(Path(publish_dataset(store, KEY, DIGEST).path))
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_credentials_that_expire_in_the_middle(
+    renewed: bool, url: str, server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program rewrites the credentials file, as SSO tools do; or nobody does."""
+    file = tmp_path / "credentials"
+
+    def write(access: str) -> None:
+        secret = server["AWS_SECRET_ACCESS_KEY"]
+        file.write_text(f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n")
+
+    def expire(request: Request) -> Fault | None:
+        """The first five requests of these credentials pass."""
+        if request.number <= 5 or "Credential=serin-tests/" not in request.headers.get("authorization", ""):
+            return None
+        if renewed:
+            write("serin-tests-2")
+        return Fault(status=400, code="ExpiredToken")
+
+    write("serin-tests")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"rank-{number}").write_bytes(bytes(1000))
+    with fault_proxy(server["AWS_ENDPOINT_URL"], expire) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        store = Store(url, cache=tmp_path / "here")
+        if renewed:
+            publish_checkpoint(store, "train-a/step-1", folder)
+            assert fetch_checkpoint(store, "train-a/step-1", tmp_path / "there")
+        else:
+            with pytest.raises(StoreUnreachable, match="credentials have expired"):
+                publish_checkpoint(store, "train-a/step-1", folder)
+    assert proxy.failed
