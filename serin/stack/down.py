@@ -75,7 +75,7 @@ def _stop_in_order(stack: Stack) -> None:
         for name in (CONTROLLER, *(processes.worker_name(pool) for pool in processes.POOLS)):
             if name in names:
                 supervisor.request_stop(name)
-        if releases or stack.agent_pid is not None:
+        if releases or stack.agent:
             logger.info(f"draining {', '.join(release.name for release in releases) or 'the gateway'}")
             _drain(stack.home, releases)
         for name in names:

@@ -50,6 +50,8 @@ class Cluster(Protocol):
 
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]: ...
 
+    def others_of(self, desired: DesiredState) -> dict[str, tuple[str, ...]]: ...
+
     def tell(self, report: AgentReport) -> None: ...
 
 
@@ -193,6 +195,7 @@ class Agent:
             desired,
             here=here,
             peers=self._link.peers_of(named),
+            others=self._link.others_of(desired),
             leaving=[release.name for release in running if release not in wanted],
         )
         self._problem = table.problem

@@ -78,6 +78,10 @@ class Link:
         with self._lock:
             return self._peers.ready(releases)
 
+    def others_of(self, desired: DesiredState) -> dict[str, tuple[str, ...]]:
+        with self._lock:
+            return self._peers.known(desired)
+
     def tell(self, report: AgentReport) -> None:
         """Sets what the next rounds upload; `beat` and `evidence_seq` are set there."""
         with self._lock:
@@ -87,8 +91,13 @@ class Link:
         """One exchange with the store. Raises StoreUnreachable."""
         if self._objects is None:
             self._objects = self._open()
-        self._read_desired(self._objects)
-        self._read_peers(self._objects)
+        newer = self._read_desired(self._objects)
+        changed = self._read_peers(self._objects, newer or self._desired)
+        if newer is not None:  # not before its peers are known: routes to them would be left out
+            with self._lock:
+                self._desired = newer
+        if newer is not None or changed:
+            self._on_news()
         self._write_report(self._objects)
         with self._lock:
             desired, report = self._desired, self._report
@@ -113,40 +122,38 @@ class Link:
                 log.info("the store answers again")
             self._stop.wait(max(0.0, ROUND_S - (self._clock() - began)))
 
-    def _read_desired(self, objects: Objects) -> None:
+    def _read_desired(self, objects: Objects) -> DesiredState | None:
+        """Returns a newer desired state, kept on disk; None when there is none."""
         seq = self._desired.seq if self._desired else 0
         newer = objects.keys(PREFIX, after=key_of(seq) if seq else "")
         self._rounds += 1
         if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 1 and objects.read(key_of(seq)) is None:
             newer = objects.keys(PREFIX)  # the store was replaced: its numbers began again
         if not newer or (found := objects.read(newer[-1])) is None:
-            return
+            return None
         try:
             desired = DesiredState.load(found.content)
         except (ValueError, TypeError, KeyError) as error:
             log.warning("%s cannot be read by this version of Serin: %s", newer[-1], error)
-            return
+            return None
         self._kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._kept, found.content)
-        with self._lock:
-            self._desired = desired
-        self._on_news()
+        return desired
 
-    def _read_peers(self, objects: Objects) -> None:
-        if self._desired is None:
-            return
+    def _read_peers(self, objects: Objects, desired: DesiredState | None) -> bool:
+        """Reads what some peers report; True when other peers can be asked than before."""
+        if desired is None:
+            return False
         with self._lock:
-            before = self._peers.ready(self._desired.hosts)
-            hosts = self._peers.hosts(self._desired)[:_PEERS_AT_ONCE]
+            before = self._peers.ready(desired.hosts)
+            hosts = self._peers.hosts(desired)[:_PEERS_AT_ONCE]
         for host in hosts:
             found = objects.read(agent_key(host))
             report = _load(host, found.content) if found else None
             with self._lock:
                 self._peers.note(host, report, self._clock())
         with self._lock:
-            changed = self._peers.ready(self._desired.hosts) != before
-        if changed:
-            self._on_news()
+            return self._peers.ready(desired.hosts) != before
 
     def _write_report(self, objects: Objects) -> None:
         with self._lock:

@@ -48,6 +48,19 @@ class PeerBook:
         changed_at = before.changed_at if before is not None and same else t
         self._entries[host] = _Entry(report=report, changed_at=changed_at, read_at=t)
 
+    def known(self, desired: DesiredState) -> dict[str, tuple[str, ...]]:
+        """Returns by release the peers that should have it, whatever they report: what is left when none is ready."""
+        return {
+            name: tuple(
+                sorted(
+                    entry.report.peer
+                    for host, entry in self._entries.items()
+                    if host in hosts and entry.report.peer
+                )
+            )
+            for name, hosts in desired.hosts.items()
+        }
+
     def ready(self, releases: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Returns by release the peers on which it is ready and its golden rows are not wrong.
 

@@ -119,12 +119,15 @@ def gateway_table(
     *,
     here: Mapping[str, tuple[Endpoint, ReleaseReport]],
     peers: Mapping[str, Sequence[str]],
+    others: Mapping[str, Sequence[str]],
     leaving: Iterable[str],
 ) -> Table:
     """Returns the routes of the desired state with the addresses of their releases.
 
     `here`: the releases that have a process on this host. `peers`: by release, the gateways of hosts on which it is
-    ready. A release of this host that does not answer, or answers wrongly, is used only where no peer has it.
+    ready; `others`: of all hosts that should have it. A release of this host that does not answer, or answers wrongly,
+    is used only where no peer has it; peers on which it is not ready, only where nothing else is left: their clients
+    are told that it is unavailable, and not that it does not exist.
     """
     named = {release.name for route in desired.routes for release in route.releases}
     away = frozenset(leaving) - named
@@ -133,8 +136,11 @@ def gateway_table(
         good = found.state == "ready" and not found.verified
         if good or not peers.get(name):
             endpoints[name] = endpoint
-    others = {name: tuple(sorted(places)) for name, places in peers.items() if places and name not in away}
-    reachable = {*endpoints, *others}
+    found_at = {name: tuple(sorted(places)) for name, places in peers.items() if places and name not in away}
+    for name in named - {*endpoints, *found_at}:
+        if others.get(name):
+            found_at[name] = tuple(sorted(others[name]))
+    reachable = {*endpoints, *found_at}
     routes, missing, blocked = [], [], False
     for route in desired.routes:
         lost = [release for release in route.releases if release.name not in reachable]
@@ -147,7 +153,7 @@ def gateway_table(
     return Table(
         routes=tuple(routes),
         endpoints=endpoints,
-        peers=others,
+        peers=found_at,
         leaving=away & {*endpoints},
         problem=problem,
         blocked=blocked,

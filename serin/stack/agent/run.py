@@ -95,7 +95,7 @@ def _end_other_settings(home: Path, settings: AgentSettings) -> None:
     last = read_stack(home)
     if last is None or not last.is_alive:
         return
-    if last.agent_pid is None or last.agent_is_alive:
+    if not last.agent or last.agent_is_alive:
         raise AlreadyUp(home=home, pid=last.agent_pid or last.supervisor_pid)
     if AgentSettings.read(home) != settings:
         log.info("the last agent here had other settings; ending what it left running")
@@ -127,6 +127,7 @@ def _start(home: Path, settings: AgentSettings) -> Stack:
         prefect_port=None,
         since=time.time(),
         tls=settings.tls is not None,
+        agent=True,
         agent_pid=os.getpid(),
         agent_ticks=start_ticks(os.getpid()) or 0,
     )

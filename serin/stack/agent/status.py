@@ -91,7 +91,7 @@ class AgentStatus:
 def read_agent_status(home: Path) -> AgentStatus | None:
     """Returns the status of a home that an agent runs; None for any other home, and for one that is down."""
     stack, settings = read_stack(home), AgentSettings.read(home)
-    if stack is None or not stack.is_alive or stack.agent_pid is None or settings is None:
+    if stack is None or not stack.is_alive or not stack.agent or settings is None:
         return None
     try:
         children = tuple(Supervisor(home).children())

@@ -39,7 +39,8 @@ class Stack:
     tls: bool = False  # whether the gateway uses TLS
     console_url: str | None = None  # None: the console does not run here
     console_port: int | None = None
-    agent_pid: int | None = None  # of the `serin agent` in the foreground; None: the home is not an agent's
+    agent: bool = False  # an agent runs here, and a controller elsewhere decides
+    agent_pid: int | None = None  # of the `serin agent` in the foreground
     agent_ticks: int = 0
 
     @property

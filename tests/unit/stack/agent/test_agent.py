@@ -65,6 +65,10 @@ class FakeLink:
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]:
         return {name: self.peers.get(name, ()) for name in releases}
 
+    def others_of(self, desired: DesiredState) -> dict[str, tuple[str, ...]]:
+        del desired
+        return {}
+
     def tell(self, report: AgentReport) -> None:
         self.told.append(report)
 

@@ -74,7 +74,7 @@ def test_a_host_runs_what_names_it() -> None:
 
 def test_the_gateway_prefers_its_own_release_and_knows_its_peers() -> None:
     table = gateway_table(
-        state(STABLE_ONLY), here={"m-v1": (HERE, READY)}, peers={"m-v1": ("b:1",)}, leaving=[]
+        state(STABLE_ONLY), here={"m-v1": (HERE, READY)}, peers={"m-v1": ("b:1",)}, others={}, leaving=[]
     )
     assert (table.routes, table.endpoints, table.peers) == (
         (STABLE_ONLY,),
@@ -95,30 +95,43 @@ def test_a_release_that_does_not_answer_rightly_is_used_only_where_no_peer_has_i
     broken: ReleaseReport,
 ) -> None:
     here = {"m-v1": (HERE, broken)}
-    assert not gateway_table(state(STABLE_ONLY), here=here, peers={"m-v1": ("b:1",)}, leaving=[]).endpoints
-    assert gateway_table(state(STABLE_ONLY), here=here, peers={"m-v1": ()}, leaving=[]).endpoints
+    assert not gateway_table(
+        state(STABLE_ONLY), here=here, peers={"m-v1": ("b:1",)}, others={}, leaving=[]
+    ).endpoints
+    assert gateway_table(state(STABLE_ONLY), here=here, peers={"m-v1": ()}, others={}, leaving=[]).endpoints
 
 
 def test_nothing_is_applied_while_a_release_with_traffic_cannot_be_reached() -> None:
-    table = gateway_table(state(SPLIT), here={"m-v1": (HERE, READY)}, peers={}, leaving=[])
+    table = gateway_table(state(SPLIT), here={"m-v1": (HERE, READY)}, peers={}, others={}, leaving=[])
     assert table.blocked
     assert table.problem == "not reachable from this host: m-v2"
     idle = replace(SPLIT, candidate_percent=0.0)
-    table = gateway_table(state(idle), here={"m-v1": (HERE, READY)}, peers={}, leaving=[])
+    table = gateway_table(state(idle), here={"m-v1": (HERE, READY)}, peers={}, others={}, leaving=[])
     assert not table.blocked
     assert table.routes == (replace(idle, candidate=None),)
 
 
 def test_a_model_whose_release_is_nowhere_does_not_keep_the_others_from_being_routed() -> None:
     other = ModelRoute(model="n", epoch=1, stable=Release(model="n", version=1))
-    table = gateway_table(state(STABLE_ONLY, other), here={"m-v1": (HERE, READY)}, peers={}, leaving=[])
+    table = gateway_table(
+        state(STABLE_ONLY, other), here={"m-v1": (HERE, READY)}, peers={}, others={}, leaving=[]
+    )
     assert table.routes == (STABLE_ONLY,)
     assert not table.blocked
 
 
 def test_a_release_that_leaves_gets_no_requests_but_keeps_its_cluster() -> None:
     here = {"m-v1": (HERE, READY), "m-v2": (HERE, READY)}
-    table = gateway_table(state(STABLE_ONLY), here=here, peers={"m-v2": ("b:1",)}, leaving=["m-v2"])
+    table = gateway_table(
+        state(STABLE_ONLY), here=here, peers={"m-v2": ("b:1",)}, others={}, leaving=["m-v2"]
+    )
     assert table.leaving == {"m-v2"}
     assert "m-v2" in table.endpoints
     assert "m-v2" not in table.peers
+
+
+def test_a_release_that_is_ready_nowhere_stays_routed_to_the_hosts_that_should_have_it() -> None:
+    table = gateway_table(
+        state(STABLE_ONLY), here={}, peers={"m-v1": ()}, others={"m-v1": ("b:1",)}, leaving=[]
+    )
+    assert (table.routes, table.peers, table.problem) == ((STABLE_ONLY,), {"m-v1": ("b:1",)}, "")
