@@ -1,0 +1,194 @@
+"""Rollouts over several hosts: two controllers, three agents, a store, each on its own host; trouble in the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.commands import Command, ask_by
+from serin.rollout.run.record import decision2rollout
+from serin.serving.triton.repository import build_repository
+from serin.store.artifacts import Release
+from tests.chaos.rollout import executes_first
+from tests.cluster.namespaces import end
+from tests.cluster.part import need
+from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, cluster
+from tests.signals import hit
+
+SPEC = "serving: {p99_ms: 500, request_timeout: 10s, backend: onnx_python}\n"
+AT_ONCE = Plan(steps=(100.0,), min_requests=0, bake_s=0.0, load_s=180.0)
+# The machine is busy: what is shown here are hosts and links, and not how small a difference is seen.
+PLAN = Plan(
+    steps=(10.0, 50.0, 100.0), step_s=5.0, min_requests=20, bake_s=5.0, deadline_s=900.0, drain_s=20.0, load_s=180.0,
+    quantiles=(0.5,), margin=0.5, bad_margin=1.0, tolerance_ms=5.0, slo_ms=500.0, warmup_s=1.0,
+    unready_s=20.0,
+)  # fmt: skip
+
+
+class Scene:
+    """`made`: agents on a, b and c; controllers run on c and beside the store."""
+
+    def __init__(self, made: Cluster, controllers: list[subprocess.Popen[str]]) -> None:
+        self.cluster, self.controllers = made, controllers
+
+    def now(self) -> Rollout | None:
+        with self.cluster.store_host.inside():
+            found = find_rollouts(self.cluster.folder / "nowhere").last(MODEL)
+        return decision2rollout(found) if found else None
+
+    def start(self, release: Release, plan: Plan) -> None:
+        command = Command(kind="start", model=MODEL, version=release.version, by="test", plan=plan)
+        with self.cluster.store_host.inside():
+            answer = ask_by(find_rollouts(self.cluster.folder / "nowhere").mailbox, command)
+        assert answer.accepted, answer.reason
+
+    def until(
+        self, release: Release, true: Callable[[Rollout], bool], within_s: float = 300.0, what: str = ""
+    ) -> Rollout:
+        found: list[Rollout] = []
+
+        def look() -> bool:
+            assert all(controller.poll() is None for controller in self.controllers)
+            now = self.now()
+            if now is None or now.candidate != release or not true(now):
+                found[:] = [now] if now else []
+                return False
+            found[:] = [now]
+            return True
+
+        try:
+            self.cluster.until(look, within_s=within_s, what=what)
+        except AssertionError as error:
+            last = f"{found[0].phase} {found[0].hold} {found[0].reason}" if found else "no rollout"
+            raise AssertionError(f"{last}: {error}") from error
+        return found[0]
+
+    def live_everywhere(self, release: Release) -> bool:
+        reports = [self.cluster.report(name) for name in self.cluster.members]
+        return all(
+            report is not None and {*report.releases} == {release.name} and not report.problem
+            for report in reports
+        )
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    need("namespaces")
+    folder = Path(tempfile.mkdtemp(prefix="serin-rollouts-"))
+    try:
+        with cluster(folder, "a", "b", "c", prefix="198.18.40") as made:
+            controllers = []
+            for number, host in enumerate((made.network["c"], made.store_host)):
+                own = {
+                    **os.environ,
+                    "SERIN_HOME": str(folder / f"controller-{number}"),
+                    "SERIN_HOST": host.name,
+                }
+                controllers.append(
+                    host.popen([*SERIN, "controller"], log=folder / f"controller-{number}.log", env=own)
+                )
+            try:
+                yield Scene(made, controllers)
+            finally:
+                for controller in controllers:
+                    end(controller)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def first(scene: Scene) -> Release:
+    """The first version, live on all three hosts."""
+    release = scene.cluster.publish(0.1, SPEC)
+    scene.cluster.until(
+        lambda: all(scene.cluster.report(name) is not None for name in "abc"), what="all hosts report"
+    )
+    scene.start(release, AT_ONCE)
+    scene.until(release, lambda now: now.phase is Phase.PROMOTED, what="the first version")
+    return release
+
+
+def test_a_rollout_is_held_while_a_gateway_is_cut_off_and_then_promoted_on_all_hosts(
+    scene: Scene, first: Release
+) -> None:
+    made = scene.cluster
+    candidate = made.publish(0.1, SPEC)
+    with made.load("a") as at_a, made.load("b") as at_b, made.load("c") as at_c:
+        scene.start(candidate, PLAN)
+        scene.until(candidate, lambda now: now.phase is Phase.SHIFTING, what="the first step")
+        made.network["a"].slow()
+        made.network["b"].cut()
+        held = scene.until(candidate, lambda now: now.hold is Hold.INCIDENT, what="held")
+        assert "gateway b is silent" in held.reason
+        so_far = (at_a.answered, at_b.answered, at_c.answered)
+        made.until(
+            lambda: (
+                at_a.answered > so_far[0] + 50
+                and at_b.answered > so_far[1] + 50
+                and at_c.answered > so_far[2] + 50
+            ),
+            what="every gateway answers its clients",
+        )
+        now = scene.now()
+        assert now is not None
+        assert (now.phase, now.weight_percent) == (Phase.SHIFTING, held.weight_percent), "it waits"
+        made.network["b"].restore()
+        made.network["a"].fast()
+        scene.until(candidate, lambda now: now.phase is Phase.PROMOTED, 600.0, what="promoted")
+    print(f"\nthrough a: {at_a}\nthrough b: {at_b}\nthrough c: {at_c}")
+    assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
+    made.until(lambda: scene.live_everywhere(candidate), what="only the new version runs, everywhere")
+    with made.store_host.inside():
+        assert made.store.aliases(MODEL)["live"] == candidate.version
+
+
+def test_a_slow_candidate_is_rolled_back_by_the_evidence_of_all_hosts(scene: Scene, first: Release) -> None:
+    made = scene.cluster
+    before = scene.now()
+    assert before is not None
+    assert before.live is not None
+    candidate = made.publish(0.1, SPEC)
+    for member in made.members.values():  # 60 ms slower, on every host
+        with made.store_host.inside():
+            bundle = made.store.bundle(candidate.model, candidate.version)
+        folder = build_repository(bundle, member.home / "releases" / candidate.name / "repository")
+        code = folder / candidate.model / str(candidate.version) / "model.py"
+        code.chmod(0o644)
+        code.write_text(executes_first("time.sleep(0.06)")(code.read_text()))
+    with made.load("a") as at_a, made.load("b") as at_b, made.load("c") as at_c:
+        scene.start(candidate, PLAN)
+        ended = scene.until(candidate, lambda now: now.phase.final, 600.0, what="the end")
+    print(f"\n{ended.reason}\nthrough a: {at_a}\nthrough b: {at_b}\nthrough c: {at_c}")
+    assert ended.phase is Phase.ROLLED_BACK, ended.reason
+    assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
+    live = before.live
+    made.until(lambda: scene.live_everywhere(live), what="only the live version runs")
+
+
+def test_a_candidate_that_dies_on_one_host_is_rolled_back_at_once_and_no_client_notices(
+    scene: Scene, first: Release
+) -> None:
+    made = scene.cluster
+    before = scene.now()
+    assert before is not None
+    assert before.live is not None
+    candidate = made.publish(0.1, SPEC)
+    with made.load("a") as at_a, made.load("b") as at_b, made.load("c") as at_c:
+        scene.start(candidate, PLAN)
+        scene.until(candidate, lambda now: now.phase is Phase.SHIFTING, what="the first step")
+        hit(made.members["b"].pids()[candidate.name] or 0)
+        ended = scene.until(candidate, lambda now: now.phase.final, 300.0, what="the end")
+    print(f"\n{ended.reason}\nthrough a: {at_a}\nthrough b: {at_b}\nthrough c: {at_c}")
+    assert ended.phase is Phase.ROLLED_BACK, ended.reason
+    assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
+    live = before.live
+    made.until(lambda: scene.live_everywhere(live), what="only the live version runs")
