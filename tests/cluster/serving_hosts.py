@@ -29,7 +29,7 @@ from tests.e2e.serving_stack import good_inputs
 from tests.unit.serving import bundles
 
 MODEL = bundles.MODEL
-SPEC = "serving: {p99_ms: 500, request_timeout: 10s}\n"
+SPEC = "serving: {p99_ms: 500, request_timeout: 10s}\nmonitoring: {capture: {share: 1.0}}\n"
 SERIN = [sys.executable, "-m", "serin.cli"]
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 from serin.formats.cluster.desired_state import EvidenceArm
+from serin.formats.serving.request_log import read_requests
+from serin.monitoring.capture.read import captured
 from serin.rollout.decide.blocks import Block
 from serin.rollout.decide.plan import Plan
 from serin.stack.host.process_scan import stack_processes
-from serin.stack.wiring import AGENT
+from serin.stack.wiring import AGENT, request_log
 from serin.store.artifacts import ModelRoute, Release
 from tests.cluster.part import need
-from tests.cluster.serving_hosts import MODEL, Cluster, cluster
+from tests.cluster.serving_hosts import MODEL, Cluster, Member, cluster
 from tests.signals import hit
 
 
@@ -69,6 +71,24 @@ def test_a_host_without_a_replica_answers_through_its_peers_whatever_happens_to_
     assert near.answered > 0
 
 
+def test_requests_are_recorded_where_the_release_runs_under_the_id_of_the_gateway(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    far = scene.members["c"]
+    for _ in range(5):
+        assert far.ask()[0] == 200
+    wanted = {request.id for request in read_requests(request_log(far.home)).requests}
+    assert len(wanted) >= 5
+
+    def recorded() -> bool:
+        found: set[str] = set()
+        for name in ("a", "b"):
+            found |= {*captured(scene.members[name].home, MODEL, columns=["_id"])["_id"].to_pylist()}
+        return wanted <= found
+
+    scene.until(recorded, what="all requests of c in the records of a and b")
+
+
 def test_gateway_and_releases_run_on_while_the_agent_is_killed_or_the_store_is_away(
     scene: Cluster, releases: tuple[Release, Release]
 ) -> None:
@@ -82,14 +102,8 @@ def test_gateway_and_releases_run_on_while_the_agent_is_killed_or_the_store_is_a
         hit(member.process.pid)
         member.process.wait()
         member.start()
-        scene.members["c"].pids()
         hit(scene.members["c"].pids()[AGENT] or 0)
-        wait = time.monotonic() + 20.0
-        while time.monotonic() < wait:
-            time.sleep(0.5)
-        status = member.serin("status", check=False)
-        assert "NOT REACHED" in status.stdout, status
-        assert stable.name in status.stdout
+        assert _said(member, "NOT REACHED", stable.name)
         scene.store_host.restore()
         seq = scene.want({stable.name: ("a", "b")}, ModelRoute(model=MODEL, epoch=2, stable=stable))
         scene.until(lambda: scene.in_force(seq), what="the store is back")
@@ -160,3 +174,14 @@ def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewh
     assert member.serin("down").stdout.endswith("down\n")
     assert member.process.wait(60) == 0
     member.process = None
+
+
+def _said(member: Member, *words: str) -> bool:
+    """Waits until `serin status` says all of these words."""
+    until = time.monotonic() + 120.0
+    while True:
+        status = member.serin("status", check=False).stdout
+        if all(word in status for word in words):
+            return True
+        assert time.monotonic() < until, status
+        time.sleep(1.0)

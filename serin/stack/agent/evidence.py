@@ -96,17 +96,21 @@ def cut_evidence(
     request_log: Path,
     now: float,
 ) -> Progress:
-    """Returns the progress with the next object pending; unchanged where no rollout gathers evidence."""
+    """Returns the progress with the next object pending; unchanged where no rollout gathers evidence.
+
+    How far a rollout was cut is kept until the model has another one: it may gather evidence again.
+    """
     if not desired.arms:
-        return replace(progress, courses={}) if progress.courses else progress
-    courses, models = {}, {}
+        return progress
+    courses: dict[str, Course] = {}
+    models: dict[str, ModelEvidence] = {}
     for model, arm in desired.arms.items():
         courses[model], models[model] = _cut(progress.courses.get(model), arm, request_log, now)
     complete_to = min(course.mark.complete_to for course in courses.values())
     found = HostEvidence(
         host=host, seq=progress.seq + 1, complete_to=complete_to, desired_seq=in_force, models=models
     )
-    return Progress(seq=found.seq, pending=found.dump().decode(), courses=courses)
+    return Progress(seq=found.seq, pending=found.dump().decode(), courses={**progress.courses, **courses})
 
 
 def _cut(

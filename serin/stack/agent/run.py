@@ -31,7 +31,7 @@ from serin.stack.host.logs import log_tail
 from serin.stack.host.standing import stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import AGENT, agent_process, build_gateway
+from serin.stack.wiring import AGENT, agent_process, build_gateway, watcher_process
 from serin.store.objects import open_objects
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,8 @@ def _start(home: Path, settings: AgentSettings) -> Stack:
         agent_ticks=start_ticks(os.getpid()) or 0,
     )
     write_stack(stack)
-    for process in (build_gateway(home).process(), agent_process(home)):
+    watcher = watcher_process(home, owns_prefect=False)  # it records requests and serves this host's metrics
+    for process in (build_gateway(home).process(), agent_process(home), watcher):
         supervisor.start(process)
     return stack
 

@@ -141,6 +141,15 @@ def test_evidence_is_cut_only_while_a_rollout_gathers_some_and_every_object_name
     assert len(host.uploaded()) == 2
 
 
+def test_a_rollout_that_gathers_evidence_again_continues_where_it_was(
+    host: Host, requests: list[Request]
+) -> None:
+    quiet = DesiredState(seq=3, term=1, by="c", t=T0)
+    for second in range(14):
+        host.step(quiet if 4 < second < 9 else DESIRED)
+    assert same(host.blocks(), whole(requests))
+
+
 def test_latencies_before_the_first_weight_epoch_are_sent_apart(host: Host) -> None:
     later: Any = {
         **{name: getattr(ARM, name) for name in ARM.__slots__},
