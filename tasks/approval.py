@@ -14,9 +14,9 @@ from prefect.flow_runs import aresume_flow_run
 from prefect.input import RunInput
 from prefect.runtime import flow_run
 
-from serin.machine import environment
+from serin.pipeline.rollouts import find_rollouts
 from serin.rollout.decide.state import Hold
-from serin.rollout.run.status import model_status
+from serin.rollout.run.status import status_of
 from serin.store.artifacts import Release
 
 
@@ -61,7 +61,7 @@ async def _watch(run: UUID, release: Release, rollout: str, every_s: float, else
 
 def _waits_at(release: Release, rollout: str) -> int | None:
     """Returns the step at whose end the rollout waits for approval; -1 before the first; None: it does not wait."""
-    status = model_status(environment.home(), release.model)
+    status = status_of(find_rollouts(), release.model)
     if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
         return None
     return -1 if status.rollout.step is None else status.rollout.step

@@ -16,7 +16,8 @@ from serin.formats.reason import Kind, Reason
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
-from serin.rollout.run.status import model_status
+from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.stage_keys import note
@@ -98,7 +99,7 @@ async def _retrain(due: Due) -> Release:
 
 def _candidate(model: str) -> str | None:
     """The release of the model that is being rolled out now."""
-    status = model_status(environment.home(), model)
+    status = status_of(find_rollouts(), model)
     if status is None or not status.rollout.running:
         return None
     return Release(model=model, version=status.rollout.version).name

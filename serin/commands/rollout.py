@@ -104,10 +104,10 @@ def watch(model: Model) -> None:
         from rich.console import Console
 
         from serin.commands.rollout_view import watch_live
-        from serin.stack.wiring import request_log
+        from serin.pipeline.rollouts import find_rollouts
 
-        home, (now,) = environment.home(), _statuses(model)
-        watch_live(home, request_log(home), model, now.rollout.id, Console())
+        (now,) = _statuses(model)
+        watch_live(find_rollouts(), model, now.rollout.id, Console())
         _end(model, now.rollout.id)
     else:
         _follow(model)
@@ -158,12 +158,12 @@ def rollback(
 def tell_controller(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
-    from serin.rollout.run.commands import Command, ask
-    from serin.stack.host.state import running_stack
+    from serin.rollout.run.commands import Command, ask_by
+    from serin.stack.deciding import deciding_rollouts
 
-    home = running_stack(environment.home()).home
+    rollouts = deciding_rollouts(environment.home())
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
-    answer = ask(home, command)
+    answer = ask_by(rollouts.mailbox, command)
     if not answer.accepted:
         raise CommandRefused(model=model, command=kind, reason=answer.reason)
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
@@ -187,6 +187,7 @@ def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
 
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
+    from serin.pipeline.rollouts import find_cluster
     from serin.rollout.run.status import model_status
     from serin.serving.external import External, parse_address
     from serin.stack.host.state import running_stack
@@ -198,6 +199,9 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
         raise typer.BadParameter(str(error)) from error
     if Store.open().versions(model):
         raise RolloutRefused(model=model, command="start", reason="a model in the store has this name")
+    if find_cluster(environment.home()) is not None:
+        reason = "servers that run elsewhere need the stack of one machine (`serin up`), not several hosts"
+        raise RolloutRefused(model=model, command="start", reason=reason)
     home = running_stack(environment.home()).home
     known = External(home)
     first, second = (known.register(model, address) for address in addresses)
@@ -255,10 +259,10 @@ def _say(decision: Decision) -> None:
 
 def _end(model: str, rollout: str, *, returning: bool = False) -> None:
     from serin.pipeline.roll_out import rollout_outcome
+    from serin.pipeline.rollouts import find_rollouts
     from serin.rollout.run.record import decision2rollout
-    from serin.rollout.run.status import history
 
-    decisions = history(environment.home(), model, rollout)
+    decisions = find_rollouts().decisions(model, rollout)
     if decisions[-1].phase == "retired":
         show(f"{model} is retired: no version of it is served")
         return
@@ -269,16 +273,15 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
 
 
 def _statuses(model: str | None) -> list[ModelStatus]:
-    from serin.rollout.run.status import model_status
-    from serin.rollout.run.status import status as all_statuses
+    from serin.pipeline.rollouts import find_rollouts
+    from serin.rollout.run.status import status_of, statuses
 
+    rollouts = find_rollouts()
     if model is None:
-        return all_statuses(environment.home())
-    found = model_status(environment.home(), model)
+        return statuses(rollouts)
+    found = status_of(rollouts, model)
     if found is None:
-        raise NotFound(
-            kind="rollout of", name=model, known=[entry.name for entry in all_statuses(environment.home())]
-        )
+        raise NotFound(kind="rollout of", name=model, known=rollouts.models())
     return [found]
 
 

@@ -11,7 +11,6 @@ import typer
 
 from serin.commands.output import Json, show, show_json, when, write_file
 from serin.errors import NotFound
-from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.formats.serving.journal import Decision
@@ -69,18 +68,28 @@ def replay(
         typer.Option(help="Judge with failures allowed this many times as often.", min=1, show_default=False),
     ] = None,
     log: Annotated[
-        Path | None,
-        typer.Option("--log", help="Another request log. [default: the gateway's]", show_default=False),
+        list[Path] | None,
+        typer.Option(
+            "--log",
+            help="Other request logs; repeat it for those of several gateways. [default: the gateway's]",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge the stored requests of a rollout again, second by second, with other settings. Changes nothing."""
+    from serin.pipeline.rollouts import find_rollouts
     from serin.rollout.run.replay import replay as judge_again
-    from serin.stack.wiring import request_log
 
+    rollouts = find_rollouts()
+    logs = log or ([rollouts.log] if rollouts.log else [])
+    if not logs:
+        raise typer.BadParameter(
+            "several gateways have the requests: copy gateway/requests.jsonl of each host, and name each with --log"
+        )
     decisions = _decisions(model, rollout)
     change = _changed(margin, tolerance_ms, false_rollback, error_tolerance)
-    found = judge_again(decisions, log or request_log(environment.home()), change)
+    found = judge_again(decisions, logs, change)
     if as_json:
         show_json(_as_json(found))
         return
@@ -106,17 +115,18 @@ def _changed(
 
 
 def _decisions(model: str, rollout: str | None) -> list[Decision]:
+    from serin.pipeline.rollouts import find_rollouts
     from serin.rollout.run.record import decision2rollout
-    from serin.rollout.run.status import history, model_status
+    from serin.rollout.run.status import status_of
 
-    home = environment.home()
-    now = model_status(home, model)
+    rollouts = find_rollouts()
+    now = status_of(rollouts, model)
     if now is None:
         raise NotFound(kind="rollout of", name=model, known=[])
     if rollout is None:
-        return history(home, model, now.rollout.id)
+        return rollouts.decisions(model, now.rollout.id)
     by_version = {}  # the last of each
-    for decision in (every := history(home, model)):
+    for decision in (every := rollouts.decisions(model)):
         by_version[decision2rollout(decision).candidate.version] = decision.rollout
     wanted = by_version.get(int(rollout), rollout) if rollout.isdecimal() else rollout
     decisions = [decision for decision in every if decision.rollout == wanted]

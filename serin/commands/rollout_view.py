@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
@@ -25,9 +24,9 @@ from serin.reports.rollout_shadow import ShadowStory
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import reader
 from serin.rollout.run.story import point, shadow_story, tell
 
 if TYPE_CHECKING:
@@ -40,9 +39,10 @@ _SEGMENTS: Final = 12
 _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABORTING: "red"}
 
 
-def watch_live(home: Path, log: Path, model: str, rollout: str, console: Console) -> None:
-    """Shows the view until the rollout has ended."""
-    judge, journal = LogJudge(log), reader(home, model, rollout)
+def watch_live(rollouts: Rollouts, model: str, rollout: str, console: Console) -> None:
+    """Shows the view until the rollout has ended. Of several gateways, it shows what the journal has."""
+    judge = LogJudge(rollouts.log) if rollouts.log else None
+    journal = rollouts.reader(model, rollout)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             decisions = journal.decisions()
@@ -52,10 +52,10 @@ def watch_live(home: Path, log: Path, model: str, rollout: str, console: Console
             time.sleep(_EVERY_S)
 
 
-def frame(decisions: Sequence[Decision], judge: LogJudge, t: float) -> RenderableType:
+def frame(decisions: Sequence[Decision], judge: LogJudge | None, t: float) -> RenderableType:
     now = decision2rollout(decisions[-1])
     evidence, reason = Evidence.from_json(now.evidence.get("guards", {})), now.reason
-    if now.phase in (Phase.SHIFTING, Phase.BAKING):
+    if judge and now.phase in (Phase.SHIFTING, Phase.BAKING):
         found = judge.judge(now, t)
         evidence = Evidence.from_json(found.evidence.get("guards", {}))
         reason = reason if now.hold else found.reason

@@ -27,14 +27,15 @@ def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
 
     Requests in flight are answered first. `serin rollout start MODEL VERSION` serves a version again.
     """
-    from serin.rollout.run.status import model_status
+    from serin.pipeline.rollouts import find_rollouts
+    from serin.rollout.run.status import status_of
 
-    home = environment.home()
-    status = model_status(home, model)
+    rollouts = find_rollouts()
+    status = status_of(rollouts, model)
     if status is not None and status.live is not None and not status.rollout.running:
         confirm(f"Take {model} (version {status.live}) out of service?", yes=yes)
     tell_controller("retire", model, why=why)
-    while (now := model_status(home, model)) is not None and now.rollout.running:
+    while (now := status_of(rollouts, model)) is not None and now.rollout.running:
         time.sleep(_POLL_S)
     assert now is not None, "a journal does not lose its lines"
     if now.rollout.phase == "retired":

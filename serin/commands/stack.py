@@ -87,10 +87,12 @@ def down() -> None:
 def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
     from serin.stack.agent.status import read_agent_status
+    from serin.stack.cluster.status import read_cluster_status
     from serin.stack.hosts import read_hosts
     from serin.stack.status import read_status
 
-    found, hosts = read_agent_status(environment.home()) or read_status(environment.home()), read_hosts()
+    home, hosts = environment.home(), read_hosts()
+    found = read_agent_status(home) or read_cluster_status(home) or read_status(home)
     if as_json:
         entries = [entry.to_json() for entry in hosts]
         show_json({**found.to_json(), "hosts": entries} if entries else found.to_json())

@@ -24,11 +24,12 @@ from serin.formats.reason import read_reason
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, triton_line
+from serin.pipeline.rollouts import find_rollouts
 from serin.pipeline.stage import StageResult
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
-from serin.rollout.run.commands import Command, Kind, ask
-from serin.rollout.run.status import model_status, reader
+from serin.rollout.run.commands import Command, Kind, ask_by
+from serin.rollout.run.status import status_of
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
@@ -65,7 +66,8 @@ def begin_rollout(
     """The id of the release's rollout that runs now, begun if there was none. None: the release is live already.
 
     `by`: who asks, for the journal; the user when nobody is named."""
-    status = model_status(environment.home(), release.model)
+    rollouts = find_rollouts()
+    status = status_of(rollouts, release.model)
     if status is not None and status.live == release.version and not status.rollout.running:
         _log.info("%s is live already", release.name)
         return None
@@ -80,7 +82,7 @@ def begin_rollout(
         why=_why_trained(release),
         plan=Plan.from_spec(rollout, serving),
     )
-    answer = ask(environment.home(), command)
+    answer = ask_by(rollouts.mailbox, command)
     if not answer.accepted or answer.rollout is None:
         raise _refused(command, answer.reason)
     _log.info("the controller has accepted %s", release.name)
@@ -140,7 +142,7 @@ def follow_decisions(
 ) -> list[Decision]:
     """Every decision, once `until` says so; by default once the last one is made. Each is handed on when it is new,
     also when the journal is compacted in the meantime."""
-    stop, journal, shown = stop or threading.Event(), reader(environment.home(), model, rollout), 0
+    stop, journal, shown = stop or threading.Event(), find_rollouts().reader(model, rollout), 0
     while True:
         decisions = journal.decisions()
         for decision in decisions:
@@ -172,13 +174,14 @@ def answer_rollout(
     release: Release, rollout: str, *, approve: bool, why: str = "", by: str | None = None
 ) -> None:
     """Tells the controller what a person has decided. Does nothing when the rollout waits for approval no more."""
-    status = model_status(environment.home(), release.model)
+    rollouts = find_rollouts()
+    status = status_of(rollouts, release.model)
     if status is None or status.rollout.id != rollout or status.rollout.hold != Hold.APPROVAL:
         _log.info("the rollout of %s does not wait for approval any more", release.name)
         return
     kind: Kind = "approve" if approve else "abort"
     command = Command(kind=kind, model=release.model, by=by or environment.user(), why=why)
-    answer = ask(environment.home(), command)
+    answer = ask_by(rollouts.mailbox, command)
     if not answer.accepted:
         raise _refused(command, answer.reason)
 

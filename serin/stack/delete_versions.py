@@ -8,7 +8,8 @@ from pathlib import Path
 
 from serin.errors import NotFound, VersionInUse
 from serin.machine.in_use import unused
-from serin.rollout.run.status import model_status
+from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.run.status import status_of
 from serin.store.store import Store
 
 
@@ -49,7 +50,7 @@ def versions_to_delete(store: Store, home: Path, model: str, version: str | None
 
 def _reasons(store: Store, home: Path, model: str, version: int) -> Iterator[str]:
     """Why a version has to stay."""
-    status = model_status(home, model)
+    status = status_of(find_rollouts(home), model)
     if status is not None and status.rollout.running and status.rollout.version == version:
         yield f"it is being rolled out; run `serin rollout abort {model}` first"
     live = {store.aliases(model).get("live"), status.live if status else None}

@@ -46,8 +46,11 @@ class Replay:
         return next((moment for moment in self.moments if moment.verdict is Verdict.FAIL), None)
 
 
-def replay(decisions: Sequence[Decision], log: Path, change: Callable[[Plan], Plan]) -> Replay:
-    """Judges the rollout's recorded weights every second with the changed plan, until it fails or ends."""
+def replay(decisions: Sequence[Decision], logs: Sequence[Path], change: Callable[[Plan], Plan]) -> Replay:
+    """Judges the rollout's recorded weights every second with the changed plan, until it fails or ends.
+
+    `logs`: one request log for each gateway.
+    """
     course = [
         (decision.t, decision2rollout(decision))
         for decision in decisions
@@ -56,7 +59,8 @@ def replay(decisions: Sequence[Decision], log: Path, change: Callable[[Plan], Pl
     if not course:
         return Replay(moments=(), requests=0)
     end = next((d.t for d in decisions if d.t > course[-1][0]), decisions[-1].t) + _AFTER_S
-    requests = sorted(read_since(log, course[0][0] - _BEFORE_S), key=_ended)
+    since = course[0][0] - _BEFORE_S
+    requests = sorted((request for log in logs for request in read_since(log, since)), key=_ended)
     model = course[0][1].model
     seen = [request for request in requests if request.model == model and _ended(request) <= end]
     moments = tuple(_moments(course, seen, math.ceil(end), change))

@@ -143,21 +143,21 @@ def test_a_rollout_without_measurements_has_a_story(good: Course) -> None:
 
 
 def test_a_replay_with_the_same_settings_comes_to_the_same_end(bad: Course, good: Course) -> None:
-    found = replay(bad.decisions, bad.log, lambda plan: plan)
+    found = replay(bad.decisions, [bad.log], lambda plan: plan)
     turned = next(decision for decision in bad.decisions if decision.phase == Phase.ABORTING)
     assert found.failed is not None
     assert abs(found.failed.point.t - turned.t) <= 4
-    assert replay(good.decisions, good.log, lambda plan: plan).failed is None
+    assert replay(good.decisions, [good.log], lambda plan: plan).failed is None
 
 
 def test_a_replay_with_a_wider_margin_lets_the_candidate_pass(bad: Course) -> None:
-    found = replay(bad.decisions, bad.log, lambda plan: replace(plan, margin=1.5, bad_margin=3.0))
+    found = replay(bad.decisions, [bad.log], lambda plan: replace(plan, margin=1.5, bad_margin=3.0))
     assert found.failed is None
     assert found.moments[-1].verdict in (Verdict.PASS, Verdict.WAIT)
 
 
 def test_a_replay_without_the_log_reports_it(bad: Course, tmp_path: Path) -> None:
-    assert replay(bad.decisions, tmp_path / "none.jsonl", lambda plan: plan).requests == 0
+    assert replay(bad.decisions, [tmp_path / "none.jsonl"], lambda plan: plan).requests == 0
 
 
 @pytest.mark.parametrize("when", ["shifting", "ended"])
