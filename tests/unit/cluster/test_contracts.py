@@ -1,0 +1,227 @@
+"""What a controller and its callers may rely on, in a home's folder as in a store that hosts share."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.errors import ControllerSilent, LeadershipLost
+from serin.formats.cluster.decisions import DecisionCache
+from serin.formats.serving.journal import Decision
+from serin.formats.serving.journal import Journal as HomeJournal
+from serin.rollout.cluster.access import StoreRollouts
+from serin.rollout.cluster.journal import StoreJournals
+from serin.rollout.cluster.leadership import Leadership
+from serin.rollout.cluster.mailbox import INBOX, StoreInbox
+from serin.rollout.decide.plan import Plan
+from serin.rollout.run.access import HomeRollouts, Rollouts
+from serin.rollout.run.commands import Answer, Command, Inbox, ask_by
+from serin.rollout.run.ports import Commands, Journal, Journals
+from serin.rollout.run.record import JournalFolder
+from serin.store.objects import FolderObjects
+
+
+@dataclass
+class Place:
+    """One controller's ports and its callers' way to it."""
+
+    journals: Callable[[], Journals]
+    inbox: Callable[[], Commands]
+    rollouts: Rollouts
+    put_command: Callable[[str, str], None]
+
+
+class SmallJournals(JournalFolder):
+    def open(self, model: str) -> HomeJournal:
+        return HomeJournal(self.path(model), compact_bytes=1)
+
+
+def in_home(folder: Path) -> Place:
+    def put(name: str, content: str) -> None:
+        (folder / "rollouts" / "inbox" / f"{name}.json").write_text(content)
+
+    return Place(lambda: SmallJournals(folder), lambda: Inbox(folder), HomeRollouts(folder), put)
+
+
+def in_store(folder: Path) -> Place:
+    objects = FolderObjects(folder)
+    leadership = Leadership(objects, "one")
+    leadership.step()
+    term = leadership.term
+    assert term == 1
+    return Place(
+        lambda: StoreJournals(
+            objects, leadership, 1, cache=DecisionCache(objects), compact_at=1, young_s=0.0
+        ),
+        lambda: StoreInbox(objects, leadership, 1),
+        StoreRollouts(objects),
+        lambda name, content: objects.put(f"{INBOX}{name}.json", content.encode()),
+    )
+
+
+@pytest.fixture(params=[in_home, in_store])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    made: Place = request.param(tmp_path)
+    return made
+
+
+def decision(**changes: Any) -> Decision:
+    fields: dict[str, Any] = {
+        "t": 10.0, "rollout": "r1", "phase": "shifting", "step": 0, "weight": 5.0, "verdict": "wait",
+        "reason": "0 of 30 s", "by": "controller", "evidence": {"guards": {"closed": 7}}, "state": {"hold": None},
+    }  # fmt: skip
+    return Decision(**(fields | changes))
+
+
+def command(**changes: Any) -> Command:
+    return Command(**({"kind": "start", "model": "flights", "version": 2, "by": "ann"} | changes))
+
+
+def every(known: Sequence[Decision]) -> set[int]:
+    return {each.seq for each in known}
+
+
+def opened(place: Place) -> Journal:
+    return place.journals().open("flights")
+
+
+def test_decisions_are_numbered_from_1_and_come_back_as_they_were(place: Place) -> None:
+    journal = opened(place)
+    written = [journal.append(decision(t=float(t))) for t in range(5)]
+    journal.close()
+    assert [each.seq for each in written] == [1, 2, 3, 4, 5]
+    again = opened(place)
+    assert again.all() == written
+    assert again.append(decision()).seq == 6
+    again.close()
+    assert place.journals().models() == place.rollouts.models() == ["flights"]
+
+
+def test_a_reader_sees_the_newest_and_one_rollout_s_decisions(place: Place) -> None:
+    assert place.rollouts.last("flights") is None
+    journal = opened(place)
+    for number in range(40):
+        journal.append(decision(t=float(number), rollout=f"r{number // 15}"))
+    journal.close()
+    last = place.rollouts.last("flights")
+    assert last is not None
+    assert (last.seq, last.rollout) == (40, "r2")
+    assert [each.seq for each in place.rollouts.decisions("flights", "r1")] == list(range(16, 31))
+    assert [each.seq for each in place.rollouts.decisions("flights")] == list(range(1, 41))
+    assert place.rollouts.decisions("flights", "unknown") == []
+
+
+def test_a_reader_that_follows_sees_every_new_decision_and_no_removed_one(place: Place) -> None:
+    journal = opened(place)
+    follow = place.rollouts.reader("flights", "r1")
+    assert follow.decisions() == []
+    for t in range(6):
+        journal.append(decision(t=float(t)))
+        assert follow.decisions()[-1].t == t
+    assert journal.compact(lambda known: {known[0].seq, known[3].seq})
+    journal.append(decision(t=9.0))
+    assert [each.seq for each in follow.decisions()] == [1, 4, 6, 7]
+    assert [each.seq for each in journal.all()] == [1, 4, 6, 7]
+    journal.close()
+    assert opened(place).append(decision()).seq == 8
+
+
+def test_compaction_keeps_the_newest_whatever_is_asked(place: Place) -> None:
+    journal = opened(place)
+    for _ in range(3):
+        journal.append(decision())
+    assert journal.compact(lambda _: set())
+    assert [each.seq for each in journal.all()] == [3]
+    journal.close()
+
+
+def test_a_command_arrives_as_it_was_sent_and_in_order(place: Place) -> None:
+    inbox = place.inbox()
+    sent = [command(plan=Plan(steps=(10.0, 100.0)), why="newer data"), command(kind="pause", version=None)]
+    for each in sent:
+        place.rollouts.mailbox.submit(each)
+        place.rollouts.mailbox.submit(each)  # a repeated submission is the same command
+    assert inbox.pending() == sent
+
+
+def test_an_answer_takes_the_command_away(place: Place) -> None:
+    inbox, mailbox = place.inbox(), place.rollouts.mailbox
+    command_id = mailbox.submit(command())
+    assert mailbox.read_answer(command_id) is None
+    answer = Answer(id=command_id, accepted=True, reason="", rollout="r1")
+    inbox.answer(answer)
+    assert (inbox.pending(), mailbox.read_answer(command_id)) == ([], answer)
+
+
+def test_what_was_answered_is_not_answered_again(place: Place) -> None:
+    inbox, given = place.inbox(), command()
+    place.rollouts.mailbox.submit(given)
+    inbox.answer(Answer(id=given.id, accepted=False, reason="busy"))
+    place.put_command(given.id, json.dumps(given.to_json()))  # as after a crash before its removal
+    assert (inbox.pending(), inbox.pending()) == ([], [])
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps(command().to_json() | {"id": "another"})])
+def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: str) -> None:
+    inbox = place.inbox()
+    place.put_command("c1", content)
+    assert inbox.pending() == []
+    answer = place.rollouts.mailbox.read_answer("c1")
+    assert answer is not None
+    assert not answer.accepted
+    assert answer.reason.startswith("not a command: ")
+
+
+def test_ask_waits_for_the_answer(place: Place) -> None:
+    inbox, done = place.inbox(), threading.Event()
+
+    def controller() -> None:
+        while not done.wait(0.01):
+            for each in inbox.pending():
+                inbox.answer(Answer(id=each.id, accepted=True, reason="", rollout="r1"))
+
+    thread = threading.Thread(target=controller)
+    thread.start()
+    try:
+        assert ask_by(place.rollouts.mailbox, command(), timeout_s=3.0).rollout == "r1"
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_command_nobody_answers_is_taken_back(place: Place) -> None:
+    with pytest.raises(ControllerSilent, match="taken back"):
+        ask_by(place.rollouts.mailbox, command(), timeout_s=0.1)
+    assert place.inbox().pending() == []
+
+
+@pytest.mark.parametrize("name", ["../../secret", "", "a/b", "x" * 65])
+def test_an_id_never_leads_out_of_its_folder(place: Place, name: str) -> None:
+    with pytest.raises(ValueError, match="not a command id"):
+        place.rollouts.mailbox.read_answer(name)
+
+
+def test_of_two_writers_of_a_store_s_journal_one_loses_and_steps_down(tmp_path: Path) -> None:
+    objects = FolderObjects(tmp_path)
+    clock = [0.0]
+    first, second = (Leadership(objects, name, lambda: clock[0]) for name in ("one", "two"))
+    first.step()
+    journal = StoreJournals(objects, first, 1).open("flights")
+    journal.append(decision())
+    second.step()
+    clock[0] = 6.0
+    second.step()
+    assert second.term == 2
+    other = StoreJournals(objects, second, 2).open("flights")
+    other.append(decision(reason="another leads"))
+    first._renewed_at = clock[0]  # frozen between its check and its write
+    with pytest.raises(LeadershipLost):
+        journal.append(decision(reason="stale"))
+    assert first.term is None
+    assert [each.reason for each in other.all()] == ["0 of 30 s", "another leads"]
