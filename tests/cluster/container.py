@@ -7,6 +7,7 @@ container asks for that, with the pod's volumes bound into it. It runs as the us
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shlex
 import signal
@@ -49,8 +50,8 @@ class Container:
         script = _script(spec, pod, place, variables, root)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", place.space, "unshare", "--mount", "--uts", "--pid", "--fork",
-                 "--kill-child=KILL", "bash", "-c", script],
+                ["ip", "netns", "exec", place.space, "unshare", "--mount", "--uts", "--pid", "--fork", "bash", "-c",
+                 script],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
@@ -78,8 +79,11 @@ class Container:
             self.kill()
 
     def kill(self) -> None:
-        self._process.kill()  # its child dies with it, and all processes of the namespace with that
-        self._process.wait()
+        """Ends it with all of its processes: the kernel ends a namespace whose first process is gone."""
+        while self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
 
 
 def variables_of(spec: Object, pod: Object, address: str, read: Any) -> dict[str, str]:
@@ -145,9 +149,11 @@ def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str
             mount.get("readOnly", False),
         )
     for target, (source, read_only) in sorted(binds.items()):
-        lines.append(f"mkdir -p {tree}{target}; mount --bind {source} {tree}{target}")
+        lines.append(
+            f"at=$(chroot {tree} realpath -m {target}); mkdir -p {tree}$at; mount --bind {source} {tree}$at"
+        )
         if read_only:
-            lines.append(f"mount -o remount,bind,ro {tree}{target}")
+            lines.append(f"mount -o remount,bind,ro {tree}$at")
     if context.get("readOnlyRootFilesystem"):
         lines.append(f"mount -o remount,ro {tree}")
     words = " ".join(shlex.quote(word) for word in (*(f"{k}={v}" for k, v in given.items()), *command))

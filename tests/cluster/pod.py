@@ -103,11 +103,12 @@ class Pod:
         return policy == "Always" or (policy == "OnFailure" and code != 0)
 
     def _live(self) -> None:
-        space, self.address = self._kubelet.network.add()
+        space = ""
         folder = self._kubelet.folder / "pods" / self.metadata["uid"]
         (self._kubelet.folder / "logs").mkdir(parents=True, exist_ok=True)
         phase = "Failed"
         try:
+            space, self.address = self._kubelet.network.add()
             place = Place(
                 space=space,
                 address=self.address,

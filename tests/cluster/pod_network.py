@@ -36,26 +36,30 @@ class PodNetwork:
 
     def add(self) -> tuple[str, str]:
         """Returns the network namespace and the address of a new pod."""
-        with self._lock:
+        with self._lock:  # two `ip netns add` at the same time fail
             self._next += 1
             number = self._next
-        assert number < 255, "all addresses of the pod network were used"
-        space, address = f"{self._name}-{number}", f"{self._prefix}.{number}"
+            assert number < 255, "all addresses of the pod network were used"
+            return self._add(f"{self._name}-{number}", f"{self._name}v{number}", f"{self._prefix}.{number}")
+
+    def _add(self, space: str, link: str, address: str) -> tuple[str, str]:
         ip("netns", "add", space)
-        ip("link", "add", f"{self._name}v{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
-        ip("link", "set", f"{self._name}v{number}", "master", self.bridge, "up")
+        self._names[space] = address
+        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+        ip("link", "set", link, "master", self.bridge, "up")
         for command in (
             ("addr", "add", f"{address}/24", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):
             ip("-n", space, *command)
-        self._names[space] = address
         return space, address
 
     def remove(self, space: str) -> None:
         if self._names.pop(space, None):
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+            link = space.replace("-", "v")
+            for command in (["ip", "link", "del", link], ["ip", "netns", "del", space]):
+                subprocess.run(command, capture_output=True, check=False)
 
     @contextlib.contextmanager
     def up(self, resolve: Callable[[str], Sequence[str] | None]) -> Iterator[None]:

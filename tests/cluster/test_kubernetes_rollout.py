@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from serin.errors import PredictionFailed
+from serin.rollout.cluster.access import StoreRollouts
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Command, ask_by
+from serin.rollout.run.record import decision2rollout
 from serin.serving.client.client import predict
 from serin.store.objects import open_objects
 from serin.store.store import Store
@@ -24,11 +26,11 @@ from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
-SPEC = (
-    "serving: {p99_ms: 3000, request_timeout: 10s, replicas: 2}\n"
-    "rollout: {steps: [50, 100], step_time: 3s, min_requests: 30, warmup: 0s, bake: 3s, deadline: 10m, "
-    "max_slow_share: 0.5, latency: {margin: 3.0, bad_margin: 8.0}}\n"
-)
+SPEC = "serving: {p99_ms: 3000, request_timeout: 10s, replicas: 2}\n"
+PLAN = Plan(
+    steps=(50.0, 100.0), step_s=3.0, min_requests=30, margin=3.0, bad_margin=8.0, warmup_s=0.0, bake_s=3.0,
+    deadline_s=600.0, slo_ms=None, load_s=300.0,
+)  # fmt: skip
 PARTS = {"controller", "gateway", "serin-release-template"}
 RELEASES = "serin-releases"
 
@@ -66,20 +68,31 @@ def leader() -> str:
     return str(json.loads(found.content)["holder"]).partition("/")[0] if found else ""
 
 
-def roll_out(version: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "serin.cli", "rollout", "start", MODEL, str(version)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def rollouts() -> StoreRollouts:
+    return StoreRollouts(open_objects(os.environ["SERIN_STORE"]))
 
 
-def finished(process: subprocess.Popen[str], within_s: float = 500.0) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=within_s)
-    return process.returncode, output
+def start(version: int) -> None:
+    command = Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN)
+    answer = ask_by(rollouts().mailbox, command, timeout_s=60.0)
+    assert answer.accepted, answer.reason
 
 
-def decisions() -> list[dict[str, Any]]:
-    objects = open_objects(os.environ["SERIN_STORE"])
-    found = [objects.read(key) for key in sorted(objects.keys(f"rollouts/{MODEL}/decisions/"))]
-    return [json.loads(each.content) for each in found if each]
+def until(cluster: Cluster, version: int, *phases: Phase, within_s: float = 400.0) -> Rollout:
+    """Returns the rollout of a version once it is in one of these phases."""
+
+    def reached() -> Rollout | None:
+        last = rollouts().last(MODEL)
+        now = decision2rollout(last) if last else None
+        return now if now and now.candidate.version == version and now.phase in phases else None
+
+    found = wait_until(reached, f"version {version} {phases[0]}", cluster.kubelet, within_s)
+    assert isinstance(found, Rollout)
+    return found
+
+
+def ended(cluster: Cluster, version: int) -> Rollout:
+    return until(cluster, version, Phase.PROMOTED, Phase.ROLLED_BACK)
 
 
 class Load:
@@ -113,22 +126,15 @@ class Load:
                 thread.join()
 
 
-def _wait_for_phase(cluster: Cluster, version: int, phase: str) -> None:
-    def reached() -> bool:
-        last = decisions()[-1]
-        return f'"{phase}"' in json.dumps(last) and f"{MODEL}-v{version}" in json.dumps(last)
-
-    wait_until(reached, f"version {version} {phase}", cluster.kubelet, 300.0)
-
-
 def live_deployments(cluster: Cluster) -> set[str]:
     found = cluster.plane.call("GET", f"/apis/apps/v1/namespaces/{RELEASES}/deployments")["items"]
     return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
 
 
 def test_the_first_version_is_verified_and_served_by_every_gateway(cluster: Cluster) -> None:
-    code, output = finished(roll_out(1))
-    assert code == 0, output
+    start(1)
+    now = ended(cluster, 1)
+    assert now.phase is Phase.PROMOTED, now.reason
     own = bundles.score(Store.open().bundle(MODEL, 1).path, bundles.rows(3))
     for place in gateways(cluster):
         assert (predict(place, MODEL, bundles.rows(3), SCHEMA, "grpc")["score"] == own).all()
@@ -138,30 +144,29 @@ def test_the_first_version_is_verified_and_served_by_every_gateway(cluster: Clus
 def test_a_rollout_is_promoted_although_its_controller_dies(cluster: Cluster) -> None:
     before = leader()
     with Load().running(cluster) as load:
-        process = roll_out(2)
-        _wait_for_phase(cluster, 2, "shifting")
+        start(2)
+        until(cluster, 2, Phase.SHIFTING)
         (pod,) = [each for each in cluster.kubelet.pods.values() if each.name == before]
         pod.containers["controller"].signal(signal.SIGSTOP)
         wait_until(lambda: leader() != before, "another leader", cluster.kubelet, 60.0)
         pod.containers["controller"].signal(signal.SIGKILL)
-        code, output = finished(process)
-    assert code == 0, output
+        now = ended(cluster, 2)
+    assert now.phase is Phase.PROMOTED, now.reason
     assert load.errors == []
     assert load.answered > 100
-    assert live_deployments(cluster) == {f"{MODEL}-v2"}
-    numbers = [each["seq"] for each in decisions()]
+    wait_until(lambda: live_deployments(cluster) == {f"{MODEL}-v2"}, "the old release gone", cluster.kubelet)
+    numbers = [each.seq for each in rollouts().decisions(MODEL)]
     assert numbers == list(range(1, len(numbers) + 1)), "no decision is doubled or lost"
 
 
 def test_a_candidate_whose_pods_die_is_rolled_back_and_no_client_notices(cluster: Cluster) -> None:
     with Load().running(cluster) as load:
-        process = roll_out(3)
-        _wait_for_phase(cluster, 3, "shifting")
+        start(3)
+        until(cluster, 3, Phase.SHIFTING)
         for pod in cluster.kubelet.pods_with(RELEASES, {"serin.dev/release": f"{MODEL}-v3"}):
             pod.containers["triton"].signal(signal.SIGKILL)
-        code, output = finished(process)
-    assert code == 1, output
-    assert "rolled back" in output
+        now = ended(cluster, 3)
+    assert now.phase is Phase.ROLLED_BACK, now.reason
     assert load.errors == []
     wait_until(
         lambda: live_deployments(cluster) == {f"{MODEL}-v2"}, "the candidate gone", cluster.kubelet, 60.0

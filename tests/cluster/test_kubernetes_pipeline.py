@@ -1,0 +1,133 @@
+"""A pipeline on Kubernetes: Prefect's server and workers of the manifests, each stage a Job.
+
+Prefect has one replica on SQLite here: Postgres and Valkey come as images, which this machine cannot pull.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.store.store import Store
+from tests.cluster.kubelet import wait_until
+from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+
+PARTS = {
+    "prefect",
+    "prefect-server",
+    "prefect-api",
+    "worker-cpu",
+    "worker-gpu",
+    "serin-pools",
+    "serin-shared",
+}
+HOME = Path("/var/lib/serin")  # of stages, on the shared volume
+PASSWORD = secrets.token_urlsafe(12)
+
+
+def _on_sqlite(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for part in parts:
+        if part["metadata"]["name"] == "prefect-server":
+            part["data"] = {
+                key: value
+                for key, value in part["data"].items()
+                if "redis" not in value and "REDIS" not in key
+            }
+        if part["kind"] == "StatefulSet":
+            part["spec"]["replicas"] = 1
+            (api,) = part["spec"]["template"]["spec"]["containers"]
+            api["command"].remove("--no-services")
+            for container in (api, *part["spec"]["template"]["spec"]["initContainers"]):
+                container["env"] = [
+                    each for each in container["env"] if "serin-valkey" not in json.dumps(each)
+                ]
+    return parts
+
+
+def _add_volume(cluster: Cluster, folder: Path) -> None:
+    for path in (folder, folder / "data"):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o777)
+    spec = {
+        "capacity": {"storage": "20Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(folder)},
+        "claimRef": {"namespace": "serin-stages", "name": "serin-shared"},
+    }
+    cluster.plane.apply(
+        [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "shared"}, "spec": spec}]
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with (
+        running_cluster(tmp_path_factory.mktemp("cluster")) as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in running.store.items():
+            patch.setenv(name, value)
+        patch.setenv("SERIN_HOME", str(tmp_path_factory.mktemp("home")))
+        database = "sqlite+aiosqlite:////tmp/prefect.db"
+        passwords = {
+            "serin-prefect": {"auth-string": f"admin:{PASSWORD}"},
+            "serin-postgres": {"url": database},
+        }
+        running.add_settings(secrets=passwords)
+        _add_volume(running, running.kubelet.folder.parent / "shared")
+        wanted = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["metadata"]["name"] in PARTS]
+        running.plane.apply(_on_sqlite(wanted))
+        wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 400.0)
+        yield running
+
+
+def prefect(cluster: Cluster) -> str | None:
+    found = cluster.kubelet.resolve("prefect.serin.svc")
+    return f"http://{found[0]}:4200/api" if found else None
+
+
+def _variables(cluster: Cluster) -> dict[str, str]:
+    own = {"PREFECT_API_URL": prefect(cluster) or "", "PREFECT_API_AUTH_STRING": f"admin:{PASSWORD}"}
+    return {**os.environ, **own, "PREFECT_HOME": str(cluster.kubelet.folder / "prefect"), "DO_NOT_TRACK": "1"}
+
+
+def _jobs(cluster: Cluster) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.plane.call("GET", "/apis/batch/v1/namespaces/serin-stages/jobs")[
+        "items"
+    ]
+    return found
+
+
+def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
+    deploy = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] == "Job"]
+    cluster.plane.apply(deploy)
+
+    def deployed() -> bool:
+        found = cluster.plane.call("GET", "/apis/batch/v1/namespaces/serin/jobs/deploy")
+        return bool(found["status"].get("succeeded"))
+
+    wait_until(deployed, "the deployments", cluster.kubelet, 400.0)
+    data = cluster.kubelet.folder.parent / "shared" / "data"
+    spec = small_spec(data)
+    spec["data"]["tables"] = {"parcels": str(HOME / "data" / "parcels.parquet")}
+    write_spec(data, spec)
+    command = ["deployment", "run", "pipeline/placed", "--param", f"spec={HOME / 'data' / 'spec.yaml'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
+        env=_variables(cluster), capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = _jobs(cluster)
+    assert len(jobs) == 4, [job["metadata"]["name"] for job in jobs]  # the pipeline, ETL, training, export
+    assert all(job["status"].get("succeeded") == 1 for job in jobs)
+    assert PASSWORD not in json.dumps(jobs), "the password is read from a secret"
+    assert Store.open().versions(NAME) == [1]
