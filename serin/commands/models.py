@@ -288,18 +288,18 @@ def gc(
     """List old versions, unused datasets, old runs, expired records and leftovers of crashes; remove them with
     --remove."""
     from serin.stack.captures import expired_records
+    from serin.store.remote_retention import collect_remote_garbage
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
 
     store = Store.open()
-    if not store.local:
-        problem = (
-            "retention of an object store is its own (lifecycle rules); `serin gc` works on a local store"
-        )
+    if not store.local and not store.url.startswith("s3://"):
+        problem = "this object store has its own retention (lifecycle rules); use those"
         raise SpecError(where=store.url, problems=[("", problem)])
     policy = Policy(keep_versions=keep_versions, keep_days=keep_days)
     home = environment.home()
-    found = collect_garbage(store, home, policy, remove=remove)
+    collect = collect_garbage if store.local else collect_remote_garbage
+    found = collect(store, home, policy, remove=remove)
     found += expired_records(home, store, remove=remove)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serin.errors import BundleBroken, ObjectExists
 from serin.machine.durable import sync
-from serin.store.file_list import Published, is_as_listed, list_files, marker_key
+from serin.store.file_list import Published, is_as_listed, list_files, marker_key, renew_marker
 from serin.store.store import Store
 
 _TRIES = 3
@@ -42,6 +42,7 @@ def fetch_checkpoint(store: Store, name: str, target: Path) -> bool:
     if target.exists():
         return True
     published = Published.from_bytes(found.content, path=marker_key(place))
+    renew_marker(files, marker_key(place), found)
     scratch = target.with_name(f".fetched-{target.name}-{secrets.token_hex(4)}")
     try:
         missing = list(published.files)

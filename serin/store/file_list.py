@@ -11,14 +11,17 @@ import json
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from serin.errors import BundleBroken
+from serin.errors import BundleBroken, ObjectChanged, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
+from serin.store.objects import Objects, Stored
 
 _FORMAT, _VERSION = "serin.store.published", 1
 _HASHED_AT_ONCE = 4
+RENEWED_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,17 @@ class Published:
             return cls(attempt=str(document["attempt"]), by=str(document["by"]), files=files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BundleBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
+
+
+def renew_marker(files: Objects, key: str, found: Stored) -> None:
+    """Writes that it is used, at most once a day: `serin gc` removes what was not used for long (remote_retention.py).
+
+    A store that is only read keeps it as it is.
+    """
+    if found.age_s > RENEWED_S:
+        used = json.dumps({**json.loads(found.content), "used": secrets.token_hex(8)}, indent=1).encode()
+        with suppress(ObjectChanged, StoreNotWritable, StoreUnreachable):
+            files.replace(key, used, found.tag)
 
 
 def marker_key(place: str) -> str:

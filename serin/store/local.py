@@ -28,9 +28,12 @@ class LocalPlaces:
         make_home_of(parent)
         return parent
 
+    def workspace_lock(self, name: str) -> Path:
+        return self.lock(f"work/{name}")
+
     @contextmanager
     def working(self, name: str) -> Iterator[None]:
-        lock = self.lock(f"work/{name}")
+        lock = self.workspace_lock(name)
         with holding(lock):
             yield
             lock.unlink(missing_ok=True)

@@ -20,13 +20,12 @@ from serin.machine import environment
 from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.store.cache import Cache
-from serin.store.file_list import ListedFile, Published, list_files, marker_key
+from serin.store.file_list import ListedFile, Published, list_files, marker_key, renew_marker
 from serin.store.objects import Entry, Stored
 from serin.store.published import make_home_of
 
 logger = logging.getLogger(__name__)
 
-_FRESH_S = 86400.0  # a marker is renewed at most once a day, so that `serin gc` sees that it is in use
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -45,6 +44,7 @@ class Files(Protocol):
     def remove(self, key: str, *, tag: str | None = None) -> None: ...
     def upload(self, files: Mapping[str, Path]) -> None: ...
     def download(self, files: Mapping[str, Path]) -> None: ...
+    def abandon_uploads(self, older_than_s: float) -> int: ...
 
 
 class RemotePlaces:
@@ -59,9 +59,12 @@ class RemotePlaces:
         scratch = environment.scratch()
         return self._cache.workspace_parent() if scratch is None else make_private(scratch) / "work"
 
+    def workspace_lock(self, name: str) -> Path:
+        return self._folder / "in-use" / "work" / name
+
     @contextmanager
     def working(self, name: str) -> Iterator[None]:
-        lock = self._folder / "in-use" / "work" / name
+        lock = self.workspace_lock(name)
         with holding(lock):
             yield
             lock.unlink(missing_ok=True)
@@ -176,12 +179,9 @@ class RemotePlaces:
         found = self.files.read(key)
         if found is None:
             return None
-        if found.age_s > _FRESH_S:
-            with suppress(
-                ObjectChanged, StoreNotWritable, StoreUnreachable
-            ):  # one that is only read is not renewed
-                self.files.replace(key, found.content, found.tag)
-        return Published.from_bytes(found.content, path=f"{self.files.url}/{key}")
+        published = Published.from_bytes(found.content, path=f"{self.files.url}/{key}")
+        renew_marker(self.files, key, found)
+        return published
 
     def _of_older(self, place: str, marker: str) -> bool:
         """Whether a Serin published it that wrote no list of files."""

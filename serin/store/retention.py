@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,24 +45,26 @@ class _Candidate:
 
 
 def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -> list[Garbage]:
-    """What the policy lets go; gone already if `remove`. Only for a store on a local file system."""
-    assert store.local, "retention of an object store is the object store's own (lifecycle rules)"
+    """What the policy lets go; gone already if `remove`. Only for a store on a local file system (else
+    remote_retention.py)."""
+    assert store.local, "an object store has other rules: remote_retention.py"
     root = Path(store.url.removeprefix("file://"))
-    found = []
-    for one in (
-        *_of_store(store, root, policy),
-        *_workspaces(store, root),
-        *_runs(home),
-        *_frames(home, root),
-    ):
-        if not _is_old(one, policy):
-            continue
-        with unused(one.lock) as free:
-            if free and _is_old(one, policy):  # it may have been found in the meantime
-                found.append(_garbage(one.kind, one.name, one.path))
-                if remove:
-                    _remove(store, root, one)
-    kept = root / "kept"
+
+    def specs() -> list[str]:
+        return [path.read_text(encoding="utf-8") for path in root.glob("models/*/versions/*/spec.yaml")]
+
+    found = _collect(store, root, _of_store(store, root, policy), policy, remove=remove)
+    return found + collect_on_this_host(store, home, policy, remove=remove, specs=specs)
+
+
+def collect_on_this_host(
+    store: Store, home: Path, policy: Policy, *, remove: bool, specs: Callable[[], list[str]]
+) -> list[Garbage]:
+    """Of runs, data frames and leftovers of builds here, what the policy lets go. `specs`: of all versions."""
+    work = store.workspace_parent()
+    candidates = (*_workspaces(store, work), *_runs(home), *_frames(home, specs))
+    found = _collect(store, work, candidates, policy, remove=remove)
+    kept = store.kept_folder()
     if not kept.is_dir():
         return found
     with unused(store.lock("kept")) as free:
@@ -70,6 +72,21 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
             found.append(_garbage("kept file", path.name, path))
             if remove:
                 path.unlink(missing_ok=True)
+    return found
+
+
+def _collect(
+    store: Store, root: Path, candidates: Iterable[_Candidate], policy: Policy, *, remove: bool
+) -> list[Garbage]:
+    found = []
+    for one in candidates:
+        if not _is_old(one, policy):
+            continue
+        with unused(one.lock) as free:
+            if free and _is_old(one, policy):  # it may have been found in the meantime
+                found.append(_garbage(one.kind, one.name, one.path))
+                if remove:
+                    _remove(store, root, one)
     return found
 
 
@@ -93,10 +110,9 @@ def _of_store(store: Store, root: Path, policy: Policy) -> Iterator[_Candidate]:
             yield _Candidate(kind="dataset", name=name, path=root / place, lock=store.lock(place), age=marker)
 
 
-def _workspaces(store: Store, root: Path) -> Iterator[_Candidate]:
-    folder = root / "work"
+def _workspaces(store: Store, folder: Path) -> Iterator[_Candidate]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        lock = store.lock(f"work/{path.name}")
+        lock = store.workspace_lock(path.name)
         # One without a lock is of an older Serin, whose process may live: it goes when it is old.
         age = None if lock.exists() else path
         yield _Candidate(kind="workspace", name=path.name, path=path, lock=lock, age=age)
@@ -108,11 +124,12 @@ def _runs(home: Path) -> Iterator[_Candidate]:
         yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
 
 
-def _frames(home: Path, root: Path) -> Iterator[_Candidate]:
+def _frames(home: Path, specs: Callable[[], list[str]]) -> Iterator[_Candidate]:
     """Tables made from data frames that no version in the store was trained on: retraining reads them again."""
-    specs = [path.read_text(encoding="utf-8") for path in root.glob("models/*/versions/*/spec.yaml")]
-    for path in frames(home):
-        if not any(path.name in spec for spec in specs):
+    made = frames(home)
+    texts = specs() if made else []
+    for path in made:
+        if not any(path.name in text for text in texts):
             lock = frame_lock(home, path)
             yield _Candidate(
                 kind="table", name=path.name, path=path, lock=lock, age=lock if lock.exists() else path

@@ -78,6 +78,14 @@ class Store:
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
 
+    def workspace_parent(self) -> Path:
+        """Where the folders of `workspace` are."""
+        return self._places.workspace_parent()
+
+    def workspace_lock(self, name: str) -> Path:
+        """Held while the folder of that name is in use."""
+        return self._places.workspace_lock(name)
+
     def kept_folder(self) -> Path:
         """Where builds keep what the next one may find: on this machine, also when the store is elsewhere. Where
         several hosts compute one dataset, SERIN_SCRATCH is a folder that all of them see."""
