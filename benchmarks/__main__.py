@@ -21,6 +21,7 @@ BENCHMARKS = {
     "quality": "benchmarks.quality.benchmark",
     "rollout": "benchmarks.rollout.benchmark",
     "runtime": "benchmarks.runtime.benchmark",
+    "scale": "benchmarks.scale.benchmark",
     "serving": "benchmarks.serving.benchmark",
     "training": "benchmarks.training.benchmark",
     "watch": "benchmarks.watch.benchmark",

@@ -1,0 +1,91 @@
+"""The scale benchmark: what three hosts cost over one, and a controller with many models."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.child import Child
+from benchmarks.machine import machine
+from benchmarks.race import Result
+from benchmarks.report import Report
+from benchmarks.scale.evidence_load import EvidenceCost, measure_evidence
+from benchmarks.scale.host_race import HostCosts, measure_hosts
+
+MODELS = (10, 100)
+ROLLOUTS_OF = 10  # one of so many models is rolled out
+QUICK_TICKS, FULL_TICKS = 15, 200
+
+Ticks = Mapping[int, Mapping[str, Any]]  # by the number of models
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    evidence = measure_evidence(full=full, say=lambda text: say(f"evidence: {text}"))
+    controllers = measure_controllers(FULL_TICKS if full else QUICK_TICKS, say)
+    found = measure_hosts(full=full, say=say)
+    costs = found if isinstance(found, HostCosts) else None
+    cases: dict[str, dict[str, Result]] = {"evidence (CPU seconds)": dict(evidence.results)}
+    if costs is not None:
+        cases["ETL"] = dict(costs.etl)
+        cases["training (a million rows)"] = dict(costs.training)
+    return Report(
+        benchmark="scale",
+        mode="full" if full else "quick",
+        environment=machine(),
+        cases=cases,
+        line=last_line(evidence, controllers, costs),
+        tables=table(controllers),
+        figures={"controller": {str(models): dict(ticks) for models, ticks in controllers.items()}},
+        notes=[
+            "hosts are network namespaces on the same cores; both contenders have three processes and one store",
+            "training: rows/s of the ranks, without the start of processes",
+            "evidence: reading, cutting and judging the same requests; the judgements are equal",
+            f"controller: one of {ROLLOUTS_OF} models is rolled out in the second figure; three hosts report",
+            *([] if costs is not None else [f"no figures of hosts: {found}"]),
+        ],
+    )
+
+
+def measure_controllers(ticks: int, say: Callable[[str], None]) -> dict[int, dict[str, Any]]:
+    """Each number of models in a new process, because of the memory."""
+    found = {}
+    for models in MODELS:
+        with Child("benchmarks.scale.controller_load", python=sys.executable, threads=1) as child:
+            request = {"models": models, "rollouts": models // ROLLOUTS_OF, "ticks": ticks}
+            found[models] = child.run(request).answer
+        say(f"controller: {models} models")
+    return found
+
+
+def last_line(evidence: EvidenceCost, controllers: Ticks, costs: HostCosts | None) -> dict[str, float]:
+    few, many = (controllers[models] for models in MODELS)
+    line = {
+        "models": math.log(many["settled_ms"] / few["settled_ms"]) / math.log(MODELS[1] / MODELS[0]),
+        "tick_cpu_ms": many["shifting_ms"],
+        "controller_mb": many["memory_mb"],
+        "evidence_lines_per_s": evidence.lines_per_s("three gateways"),
+        "evidence_3": _over_one(evidence.results, "one gateway", "three gateways"),
+    }
+    if costs is not None:
+        ratios = {
+            f"hosts_3_{name}": _over_one(results, "one host", "three hosts")
+            for name, results in (("etl", costs.etl), ("training", costs.training))
+        }
+        line |= {"hosts_3": max(ratios.values()), **ratios}
+    return line
+
+
+def table(controllers: Ticks) -> list[str]:
+    header = f"  {'models':<10}{'settled':>12}{'with rollouts':>16}{'in all':>12}{'memory':>12}"
+    rows = [
+        f"  {models:<10}{ticks['settled_ms']:>9.1f} ms{ticks['shifting_ms']:>13.1f} ms"
+        f"{ticks['shifting_wall_ms']:>9.1f} ms{ticks['memory_mb']:>9.0f} MB"
+        for models, ticks in controllers.items()
+    ]
+    return ["scale, a tick of the controller (CPU)", header, *rows, ""]
+
+
+def _over_one(results: Mapping[str, Result], one: str, three: str) -> float:
+    return results[three].times_as_long_as(results[one])

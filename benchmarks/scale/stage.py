@@ -1,0 +1,30 @@
+"""Runs one stage in a host, and prints what it cost: `python -m benchmarks.scale.stage etl|train SPEC [MACHINES]`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from serin.pipeline.run_stage import run_etl, run_train
+from serin.spec.load import load_spec
+from serin.training.launch.machines import machines_told
+
+
+def main(stage: str, spec: str, machines: str = "1") -> None:
+    loaded = load_spec(Path(spec))
+    if stage == "etl":
+        built = run_etl(loaded)
+        result, receipt = built.value.digest, built.receipt
+    else:
+        trained = run_train(loaded, machines=machines_told(count=machines))
+        weights = Path(trained.value.path) / "weights.safetensors"
+        result, receipt = hashlib.sha256(weights.read_bytes()).hexdigest(), trained.receipt
+    assert receipt is not None, "the stage was found, not done"
+    facts = {"result": result, "seconds": receipt.seconds, "rows_per_s": receipt.rows_per_s}
+    sys.stdout.write(f"\n{json.dumps(facts)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
