@@ -126,8 +126,8 @@ def gateway_table(
 
     `here`: the releases that have a process on this host. `peers`: by release, the gateways of hosts on which it is
     ready; `others`: of all hosts that should have it. A release of this host that does not answer, or answers wrongly,
-    is used only where no peer has it; peers on which it is not ready, only where nothing else is left: their clients
-    are told that it is unavailable, and not that it does not exist.
+    is used only where no peer has it; peers on which it is not ready, only where nothing else is left: clients then
+    get "unavailable", and not "no such model".
     """
     named = {release.name for route in desired.routes for release in route.releases}
     away = frozenset(leaving) - named

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serin.errors import TlsUnfit
 from serin.serving.envoy.clusters import clusters
+from serin.serving.envoy.peer_tls import PeerFiles
 from serin.serving.envoy.peers import authority, peer_routes
 from serin.serving.envoy.routes import Reachable, route_configuration
+from serin.serving.envoy.tls import TlsFiles
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
@@ -86,3 +92,14 @@ def test_the_peer_port_leads_to_releases_of_this_host_and_nowhere_else() -> None
     assert {entry["route"]["timeout"] for entry in mine["routes"]} == {"4.000s"}
     assert nobody["domains"] == ["*"]
     assert [entry["direct_response"]["status"] for entry in nobody["routes"]] == [503]
+
+
+def test_the_certificates_of_the_documentation_are_taken(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "serve-on-several-hosts.md"
+    (script,) = re.findall(r"```bash\n(openssl req -x509 .*?)```", page.read_text(), re.DOTALL)
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    files = TlsFiles(certificate=tmp_path / "peer.pem", key=tmp_path / "peer.key")
+    assert all(PeerFiles(pair=files, ca=tmp_path / "ca.pem").read())
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(TlsUnfit, match="not a PEM certificate of an authority"):
+        PeerFiles(pair=files, ca=tmp_path / "ca.pem").read()
