@@ -52,7 +52,7 @@ class Link:
         self._report: AgentReport | None = None
         self._beat, self._rounds = 0, 0
         self._problem = ""
-        self._stop = threading.Event()
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
     def start(self) -> None:
@@ -60,6 +60,7 @@ class Link:
 
     def stop(self, wait_s: float) -> None:
         self._stop.set()
+        self._wake.set()
         self._thread.join(wait_s)
 
     @property
@@ -83,9 +84,11 @@ class Link:
             return self._peers.known(desired)
 
     def tell(self, report: AgentReport) -> None:
-        """Sets what the next rounds upload; `beat` and `evidence_seq` are set there."""
+        """Sets what the next rounds upload; `beat` and `evidence_seq` are set there. A change is uploaded at once."""
         with self._lock:
-            self._report = report
+            before, self._report = self._report, report
+        if before is None or _essence(before) != _essence(report):
+            self._wake.set()  # the controller waits for it
 
     def round(self) -> None:
         """One exchange with the store. Raises StoreUnreachable."""
@@ -107,6 +110,7 @@ class Link:
     def _run(self) -> None:
         while not self._stop.is_set():
             began = self._clock()
+            self._wake.clear()
             problem = ""
             try:
                 self.round()
@@ -120,7 +124,7 @@ class Link:
                 log.warning("the store cannot be used, serving continues: %s", problem)
             elif before and not problem:
                 log.info("the store answers again")
-            self._stop.wait(max(0.0, ROUND_S - (self._clock() - began)))
+            self._wake.wait(max(0.0, ROUND_S - (self._clock() - began)))
 
     def _read_desired(self, objects: Objects) -> DesiredState | None:
         """Returns a newer desired state, kept on disk; None when there is none."""
@@ -167,6 +171,12 @@ class Link:
             agent_key(self._host),
             replace(report, beat=beat, t=time.time(), evidence_seq=self._evidence.seq).dump(),
         )
+
+
+def _essence(report: AgentReport) -> object:
+    """Returns what others act on."""
+    releases = {name: replace(found, active_requests=0) for name, found in report.releases.items()}
+    return report.desired_seq, report.problem, releases
 
 
 def _load(host: str, content: bytes) -> AgentReport | None:
