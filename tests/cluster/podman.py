@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.namespaces import Host, end
+from tests.cluster.namespaces import Host
 from tests.cluster.parts import podman as part
 
 _ENGINE = """
@@ -67,8 +67,8 @@ class Podman:
         settings = self.folder / "pip.conf"
         settings.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
         given = [word for pair in arguments.items() for word in ("--build-arg", "=".join(pair))]
-        self(
-            "build", "--file", str(file), "--tag", name, "--secret", f"id=pip,src={settings}",
+        self(  # Docker's format: the other one has no health checks
+            "build", "--format", "docker", "--file", str(file), "--tag", name, "--secret", f"id=pip,src={settings}",
             "--volume", f"{part.wheelhouse()}:/wheels:ro", *given, str(context), within_s=3600,
         )  # fmt: skip
 
@@ -102,6 +102,3 @@ class Podman:
         finally:
             done.set()
             thread.join()
-
-
-__all__ = ["Podman", "end"]

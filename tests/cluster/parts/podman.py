@@ -48,22 +48,22 @@ def base() -> Path:
 
 
 def wheelhouse() -> Path:
-    """Every package that the images install, for this machine's architecture and Debian's Python."""
+    """A folder with every package that the images install, for this machine's architecture and Debian's Python."""
     if sys.version_info[:2] != (3, 11):
         raise Missing("the wheels of the images are for Python 3.11, which is not the one that runs here")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = _requirements(project["project"])
+    wanted = [*_requirements(project["project"]), *project["build-system"]["requires"]]
     pins = (ROOT / "constraints.txt").read_text()
-    digest = hashlib.sha256("\n".join([*wanted, WHEEL, NUMPY, pins]).encode()).hexdigest()[:12]
-
-    def download(made: Path) -> None:
-        constraints = ("--constraint", str(ROOT / "constraints.txt"))
-        common = ("download", "--dest", str(made), "--only-binary", ":all:")
-        _pip(*common, *constraints, *wanted, *project["build-system"]["requires"])
-        runtime = next(line for line in pins.splitlines() if line.startswith("onnxruntime=="))
+    runtime = next(line for line in pins.splitlines() if line.startswith("onnxruntime=="))
+    folder = FOLDER / "wheelhouse"
+    complete, text = folder / "complete", "\n".join([*wanted, WHEEL, NUMPY, pins])
+    if not complete.exists() or complete.read_text() != text:
+        folder.mkdir(parents=True, exist_ok=True)
+        common = ("download", "--dest", str(folder), "--find-links", str(folder), "--only-binary", ":all:")
+        _pip(*common, "--constraint", str(ROOT / "constraints.txt"), *wanted)
         _pip(*common, WHEEL, NUMPY, runtime)
-
-    return _once(FOLDER / f"wheelhouse-{digest}", download)
+        complete.write_text(text)
+    return folder
 
 
 def _requirements(project: dict[str, object]) -> list[str]:
