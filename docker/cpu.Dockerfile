@@ -1,6 +1,6 @@
 # Prefect's server, the worker of the pool cpu and the job that makes the deployments: one image, three commands.
 # Built from the repository's root: docker compose -f docker/compose.yaml build
-# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
+# For a private package index: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE} AS build
 

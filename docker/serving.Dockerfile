@@ -1,6 +1,6 @@
 # Serving on machines without GPUs: Envoy, the rollout controller, and releases on the Triton of the nvidia-pytriton
 # wheel. A tenth of the size of NVIDIA's image (triton.Dockerfile), which is the one for GPUs. It has no torch.
-# Built from the repository's root. A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
+# Built from the repository's root. For a private package index: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE} AS build
 

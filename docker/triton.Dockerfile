@@ -1,6 +1,6 @@
 # Serving: NVIDIA's Triton with Serin beside it. One container holds the releases (a Triton process each), Envoy before
 # them and the rollout controller that starts and stops them. It has no torch. Built from the repository's root.
-# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
+# For a private package index: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG TRITON_IMAGE
 FROM ${TRITON_IMAGE} AS build
 

@@ -1,6 +1,6 @@
 # The worker of the pool gpu: CUDA, cuDF and torch beside the flows. Needs the NVIDIA container toolkit on its host.
 # Built from the repository's root: docker compose -f docker/compose.yaml --profile gpu build
-# A package index of your own: --secret id=pip,src=pip.conf (no layer keeps it).
+# For a private package index: --secret id=pip,src=pip.conf (no layer keeps it).
 ARG CUDA_IMAGE
 FROM ${CUDA_IMAGE} AS build
 

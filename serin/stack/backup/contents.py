@@ -86,7 +86,7 @@ def home_files(home: Path, *, captures: bool) -> Iterator[Path]:
 
 
 def is_known(name: str) -> bool:
-    """Whether it was decided what becomes of this entry of a home."""
+    """Whether this entry of a home is listed here, as backed up or left out."""
     tops = {each.split("/")[0] for each in (*_FILES, *_FOLDERS, *DATABASES, JOURNALS, _CAPTURES, *LEFT_OUT)}
     return name in tops
 

@@ -78,7 +78,7 @@ class _Writer:
         self.files[name] = Entry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def add_file(self, name: str, path: Path) -> None:
-        """A file that was removed meanwhile is left out."""
+        """A file that was removed in the meantime is left out."""
         with contextlib.suppress(FileNotFoundError), path.open("rb") as source:
             size = os.fstat(source.fileno()).st_size  # one that is appended to is cut here
             digest = hashlib.sha256()
