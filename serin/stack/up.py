@@ -214,7 +214,7 @@ def _start_workers(supervisor: Supervisor, stack: Stack) -> None:
 
 
 def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
-    workers = [worker_for(stack, pool) for pool in processes.POOLS]
+    workers = list(filter(None, [worker_for(stack, pool) for pool in processes.POOLS]))
     marks = {worker.name: log_size(worker.log) for worker in workers}
     for worker in workers:
         supervisor.start(worker)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serin.machine.locks import locked
 from serin.machine.ports import free_ports
-from tests.cluster.part import need
+from tests.cluster.part import FOLDER, need
 
 NETWORK = "198.18.50"
 NODES = ("sn1", "sn2")
 _BRIDGE = "serin-slurm"
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 
 
 @dataclass(kw_only=True)
@@ -107,11 +108,13 @@ def wait_until(
 def running_slurm(folder: Path) -> Iterator[SlurmCluster]:
     """Starts the cluster, and ends everything in it, jobs included. `folder`: an empty one; its path must be short."""
     need("slurm")
+    FOLDER.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     _write_configuration(folder, free_ports(1 + len(NODES)))
     cluster = SlurmCluster(folder=folder, environment={"SLURM_CONF": str(folder / "slurm.conf")})
     with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(FOLDER / "slurm.lock"))  # they would have the same addresses
         stack.callback(_remove_network)
         _make_network()
         for node in NODES:
@@ -171,13 +174,14 @@ SchedulerParameters=bf_interval=2,sched_interval=2
 SlurmctldTimeout=30
 SlurmdTimeout=6
 KillWait=5
+MinJobAge=3600
 OverTimeLimit=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 GresTypes=gpu
 {nodes}
-PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=01:00:00 State=UP
+PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=UNLIMITED State=UP
 """
     )
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/devices/nvidia[0-1] Flags=nvidia_gpu_env\n")

@@ -82,7 +82,7 @@ class Scene:
         found = [job for job in self.cluster.jobs() if job["JobName"] == run]
         return found[-1] if found else None
 
-    def wait_for(self, run: str, *states: str, within_s: float = 180.0) -> dict[str, Any]:
+    def wait_for(self, run: str, *states: str, within_s: float = 600.0) -> dict[str, Any]:
         """Waits for a state of a run; at once an error when it has ended otherwise."""
         deadline = time.monotonic() + within_s
         while True:
@@ -97,7 +97,7 @@ class Scene:
                     )
             time.sleep(0.3)
 
-    def wait_in_log(self, run: str, words: str, *, within_s: float = 120.0) -> None:
+    def wait_in_log(self, run: str, words: str, *, within_s: float = 600.0) -> None:
         wait_until(
             lambda: words in self.log(run), f"{words!r} in the log", lambda: self.log(run), within_s=within_s
         )

@@ -15,12 +15,14 @@ import pytest
 from serin.stack.prefect.rest_api import call
 from tests.cluster.slurm import NODES, running_slurm, wait_until
 from tests.cluster.slurm_scene import Scene, slurm_scene
+from tests.fakes import slow_network
 from tests.fakes.small_pipeline import small_spec, write_spec
 from tests.signals import hit
 
-pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
+pytestmark = pytest.mark.timeout(3600)  # a busy machine; waits are bounded
 
-ENDLESS = 10**6
+ENDLESS = 10**5
+SLOW = {"module": f"{Path(slow_network.__file__)}:SlowNet", "options": {"pause_s": 0.05}}
 BEGUN = "epoch 1"  # a line of the training
 
 
@@ -47,7 +49,9 @@ def dataset(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def _training(dataset: dict[str, Any], *, epochs: int, seed: int, **parameters: Any) -> dict[str, Any]:
-    spec = {**dataset["spec"], "training": {**dataset["spec"]["training"], "epochs": epochs, "seed": seed}}
+    """The parameters of a training that takes about two seconds for an epoch."""
+    settings = {"epochs": epochs, "batch_rows": 64, "learning_rate": 0.02, "seed": seed, "precision": "fp32"}
+    spec = {**dataset["spec"], "model": SLOW, "training": settings}
     return {"spec": spec, "dataset": dataset["dataset"], **parameters}
 
 
@@ -77,14 +81,23 @@ def _work_on(scene: Scene, node: str) -> list[int]:
     return found
 
 
+def _seconds(clock: str) -> int:
+    """Of Slurm's [[hours:]minutes:]seconds."""
+    return sum(int(part) * 60**place for place, part in enumerate(reversed(clock.split(":"))))
+
+
+def _restarts(scene: Scene, run: str) -> int:
+    return int((scene.job_of(run) or {"Restarts": "0"})["Restarts"])
+
+
 def _nothing_left(scene: Scene) -> None:
     wait_until(lambda: not any(_work_on(scene, node) for node in NODES), "no process of a run is left")
 
 
 def _begun(scene: Scene, run: str) -> dict[str, str]:
     """Waits until the training of a run has begun; returns its job."""
-    scene.wait_for(run, "RUNNING", within_s=400)
-    scene.wait_in_log(run, BEGUN, within_s=400)
+    scene.wait_for(run, "RUNNING", within_s=900)
+    scene.wait_in_log(run, BEGUN, within_s=900)
     job = scene.job_of(run)
     assert job is not None
     return job
@@ -93,7 +106,7 @@ def _begun(scene: Scene, run: str) -> dict[str, str]:
 def test_a_pipeline_runs_as_jobs_on_two_nodes(scene: Scene, tmp_path: Path) -> None:
     scene.set_pool("gpu", cores=1, memory_gb=2, gpus=1, options=[f"--nodelist={NODES[1]}"])
     run = scene.begin("pipeline/placed", {"spec": small_spec(tmp_path / "a"), "serve": False})
-    scene.wait_for(run, "COMPLETED", within_s=550)
+    scene.wait_for(run, "COMPLETED", within_s=1500)
     inside = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}}
     stages = call(scene.api, "POST", "/flow_runs/filter", inside)
     jobs = {job["JobName"]: job for job in scene.cluster.jobs()}
@@ -113,14 +126,23 @@ def test_a_training_at_its_time_limit_is_requeued_and_ends_with_the_same_weights
     scene: Scene, dataset: dict[str, Any]
 ) -> None:
     scene.set_pool("gpu", cores=1, memory_gb=2, time_minutes=20)
-    parameters = _training(dataset, epochs=400, seed=1)
-    limited = scene.begin("train/placed", parameters, time_minutes=1, stop_before_s=55)
+    parameters = _training(dataset, epochs=40, seed=1)
+    limited = scene.begin("train/placed", parameters, time_minutes=20, stop_before_s=110)
     whole = scene.begin("train/placed", {**parameters, "fresh": True, "attempt": "whole"})
-    scene.wait_for(limited, "COMPLETED", within_s=550)
-    scene.wait_for(whole, "COMPLETED", within_s=550)
-    job = scene.job_of(limited)
-    assert job is not None
-    assert int(job["Restarts"]) >= 1, scene.log(limited)
+    job = _begun(scene, limited)
+    minutes = -(-_seconds(scene.cluster.command("squeue", "-h", "-j", job["JobId"], "-o", "%M")) // 60)
+    scene.cluster.command("scontrol", "update", f"JobId={job['JobId']}", f"TimeLimit={minutes + 1}")
+    wait_until(
+        lambda: _restarts(scene, limited) == 1,
+        "the job is requeued",
+        lambda: scene.log(limited),
+        within_s=150,
+    )
+    scene.cluster.command("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=20")
+    scene.wait_for(limited, "COMPLETED", within_s=1500)
+    scene.wait_for(whole, "COMPLETED", within_s=1500)
+    assert _restarts(scene, limited) == 1
+    assert "resumed at step" in scene.log(limited)
     assert "its time limit came" in json.dumps(
         call(scene.api, "GET", f"/flow_run_states/?flow_run_id={limited}")
     )
@@ -150,14 +172,14 @@ def test_cancelling_in_prefect_reaches_the_job(scene: Scene, dataset: dict[str, 
 
 
 def test_a_killed_worker_finds_its_job_again(scene: Scene, dataset: dict[str, Any]) -> None:
-    run = scene.begin("train/placed", _training(dataset, epochs=300, seed=4))
+    run = scene.begin("train/placed", _training(dataset, epochs=20, seed=4))
     _begun(scene, run)
     scene.kill_worker("gpu")
     later = scene.begin("train/placed", _training(dataset, epochs=2, seed=5))
     scene.start_worker("gpu")
-    scene.wait_in_log(run, "follows it now", within_s=400)
-    scene.wait_for(run, "COMPLETED", within_s=400)
-    scene.wait_for(later, "COMPLETED", within_s=400)
+    scene.wait_in_log(run, "follows it now", within_s=900)
+    scene.wait_for(run, "COMPLETED", within_s=900)
+    scene.wait_for(later, "COMPLETED", within_s=900)
     names = [job["JobName"] for job in scene.cluster.jobs()]
     assert names.count(run) == names.count(later) == 1
 
@@ -195,7 +217,7 @@ def test_a_lost_slurmd_costs_one_restart_and_no_second_run(scene: Scene, dataset
 
 def test_two_nodes_train_together(scene: Scene, dataset: dict[str, Any]) -> None:
     run = scene.begin("train/placed", _training(dataset, epochs=2, seed=8), nodes=2)
-    scene.wait_for(run, "COMPLETED", within_s=500)
+    scene.wait_for(run, "COMPLETED", within_s=1500)
     choices = json.loads(Path(json.loads(_result(scene, run))["path"]).with_name("choices.json").read_text())
     assert choices["ranks"] == 2
     _nothing_left(scene)

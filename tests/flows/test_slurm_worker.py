@@ -78,7 +78,7 @@ class Pool:
         anyio.run(both)
 
     async def until(self, run: str, state: str) -> dict[str, Any]:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while True:
                 found = await anyio.to_thread.run_sync(self.state, run)
                 if found["state_type"] == state:
@@ -163,7 +163,7 @@ def test_a_requeued_job_shows_its_run_as_waiting(slurm: FakeSlurm) -> None:
 
 
 async def _holds(check: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while True:
             if check():
                 return

@@ -6,10 +6,10 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from prefect.workers.base import BaseJobConfiguration
-from pydantic import Field
+from pydantic import Field, model_validator
 
 _PROGRAM = "serin.stack.prefect.slurm_job"
 _TRAIN = "train"  # the flow that several nodes work on together
@@ -65,6 +65,15 @@ class SlurmConfiguration(BaseJobConfiguration):
         default_factory=list, description="Shell lines before the run, such as module load cuda."
     )
     python: str | None = Field(default=None, description="Python on the nodes. Empty: the worker's.")
+
+    @model_validator(mode="after")
+    def _has_time_to_work(self) -> Self:
+        if self.stop_before_s >= 60 * self.time_minutes:
+            raise ValueError(
+                f"stop_before_s={self.stop_before_s} leaves no time to work within time_minutes={self.time_minutes}; "
+                f"use less than {60 * self.time_minutes}"
+            )
+        return self
 
     def sbatch_options(self, *, run: str, flow: str, home: Path) -> list[str]:
         """Returns the options of sbatch for a run. No option holds a secret: arguments are visible to all users.

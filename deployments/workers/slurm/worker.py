@@ -38,6 +38,7 @@ from .configuration import SlurmConfiguration
 from .job_states import Fate, Job, fate_of, newest
 
 _POLL_S = 2.0
+_PATIENCE_S, _AGAIN_S = 600.0, 10.0  # with a controller that is being restarted
 _MISSES = 3  # looks without the job before it counts as gone
 _UNSUBMITTED_S = 20.0  # a run that a worker took may wait this long for its job
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
@@ -71,20 +72,31 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
         task_status: TaskStatus[int] | None = None,
     ) -> JobResult:
         """Submits the job of a run and follows it to its end. The job continues when this worker is stopped."""
-        log = self.get_flow_run_logger(flow_run)
-        known = newest(
-            job for job in await self._slurm.jobs() if job.name == str(flow_run.id) and not job.ended
-        )
-        if known is not None:
-            log.info("its job was submitted before: %s", known)
-            number = known.id
-        else:
-            number = await self._submit(flow_run, configuration)
-            log.info("Slurm job %d submitted", number)
+        number = await self._find_or_submit(flow_run, configuration)
         if task_status is not None:
             task_status.started(number)
         await self._follow(flow_run, number)
         return JobResult(identifier=str(number), status_code=0)
+
+    async def _find_or_submit(self, flow_run: FlowRun, configuration: SlurmConfiguration) -> int:
+        """Returns the job of a run. A controller that does not answer may still have taken a job: look before."""
+        log, patience = self.get_flow_run_logger(flow_run), _PATIENCE_S
+        while True:
+            try:
+                named = [job for job in await self._slurm.jobs() if job.name == str(flow_run.id)]
+                known = newest(job for job in named if not job.ended)
+                if known is not None:
+                    log.info("its job was submitted before: %s", known)
+                    return known.id
+                number = await self._submit(flow_run, configuration)
+                log.info("Slurm job %d submitted", number)
+                return number
+            except SlurmSilent as error:
+                if patience <= 0:
+                    raise
+                log.warning("%s; trying again", error)
+                patience -= _AGAIN_S
+                await asyncio.sleep(_AGAIN_S)
 
     async def _submit(self, flow_run: FlowRun, configuration: SlurmConfiguration) -> int:
         home = environment.home()

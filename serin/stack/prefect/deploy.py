@@ -51,10 +51,13 @@ def make_pools(api: rest_api.Api) -> None:
         rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
 
 
-def worker_for(stack: Stack, pool: str) -> Process:
-    """Returns the stack's worker for a pool: of the type that the pool has, if that is Slurm's."""
-    found = rest_api.pool_type(stack_api(stack), pool)
-    kind = SLURM_TYPE if found == SLURM_TYPE else WORKER_TYPE
+def worker_for(stack: Stack, pool: str) -> Process | None:
+    """Returns the stack's worker for a pool, of the pool's type; None for a type whose workers run elsewhere."""
+    kind = rest_api.pool_type(stack_api(stack), pool) or WORKER_TYPE
+    if kind == _PROCESS:
+        kind = WORKER_TYPE
+    if kind not in (WORKER_TYPE, SLURM_TYPE):
+        return None
     return prefect_worker(stack, pool, template=pool_template(pool, kind=kind), kind=kind)
 
 
@@ -69,8 +72,8 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
         url, own = stack.prefect_api_url, stack.owns_prefect
         settings = prefect_environment(home, url, own=own)
         _use_slurm(stack_api(stack), slurm)
-        for pool in slurm:
-            Supervisor(home).start(worker_for(stack, pool))
+        for worker in filter(None, [worker_for(stack, pool) for pool in slurm]):
+            Supervisor(home).start(worker)
         if slurm and own:
             logger.warning(_LOOPBACK, url)
         if file is None:

@@ -43,6 +43,7 @@ _PASS_ON_S = 1.0  # Slurm sends SIGTERM to all processes of a job, or to this on
 _SAVE_S = 90.0  # a run that is asked to stop may save for this long
 _USELESS_S = 60.0  # a run with a final state may take this long to exit
 _TRIES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+_MOST_RESTARTS = 100  # of a stage that needs more than the time limit for what it cannot save
 _TEMPORARY = 75  # the exit code of what should be run again
 
 
@@ -130,18 +131,19 @@ def _take(api: Api, start: Start) -> bool:
     if start.is_replaced_by(found["infrastructure_pid"]):
         log.info("nothing to do: the run belongs to job %s", found["infrastructure_pid"])
         return False
-    call(api, "PATCH", f"/flow_runs/{start.run}", {"infrastructure_pid": start.mark})
+    _patiently(api, start, {"infrastructure_pid": start.mark})
     again = f", restart {start.restarts}" if start.restarts else ""
     log.info("job %d on %s%s", start.job, start.node, again)
     return True
 
 
-def _patiently(api: Api, start: Start) -> dict[str, str]:
+def _patiently(api: Api, start: Start, change: dict[str, str] | None = None) -> dict[str, str]:
+    """Reads the run, or changes it. Exits when the server does not answer for long."""
     for pause_s in _TRIES_S:
         time.sleep(pause_s)
         try:
-            found: dict[str, str] = call(api, "GET", f"/flow_runs/{start.run}")
-            return found
+            found = call(api, "GET" if change is None else "PATCH", f"/flow_runs/{start.run}", change)
+            return dict(found or {})
         except PrefectGone as error:
             log.warning("%s", error)
     sys.exit(_TEMPORARY)
@@ -195,6 +197,9 @@ def _requeue(api: Api, start: Start) -> int:
         call(api, "POST", f"/flow_runs/{start.run}/set_state", {"state": state, "force": True})
     except (PrefectGone, PrefectRefused) as error:
         log.warning("%s", error)
+    if start.restarts >= _MOST_RESTARTS:
+        log.warning("not requeued: this job was started %d times before", start.restarts)
+        return _TEMPORARY
     log.info("requeueing job %d", start.job)
     done = subprocess.run(
         ["scontrol", "requeue", str(start.job)], capture_output=True, text=True, timeout=_SAVE_S

@@ -85,6 +85,11 @@ def test_shares_follow_the_spec_and_the_data(
     assert SlurmConfiguration.model_validate(settings).shares() == shares
 
 
+def test_a_time_limit_must_leave_time_to_work() -> None:
+    with pytest.raises(ValueError, match="stop_before_s=60 leaves no time to work within time_minutes=1"):
+        SlurmConfiguration(time_minutes=1, stop_before_s=60)
+
+
 def test_credentials_are_in_the_job_s_environment_and_nowhere_else() -> None:
     pool = SlurmConfiguration(
         env={"PREFECT_API_AUTH_STRING": "serin:hush-hush"}, setup=["module load cuda"], python="/opt/py thon"
