@@ -23,7 +23,7 @@ from tests.cluster.part import FOLDER, need
 
 NETWORK = "198.18.50"
 NODES = ("sn1", "sn2")
-_BRIDGE = "serin-slurm"
+BRIDGE = "serin-slurm"
 _WAIT_S = 120.0
 
 
@@ -198,14 +198,14 @@ def _space(node: str) -> str:
 
 def _make_network() -> None:
     _remove_network()  # of a test that was killed
-    _ip("link", "add", _BRIDGE, "type", "bridge")
-    _ip("addr", "add", f"{NETWORK}.1/24", "dev", _BRIDGE)
-    _ip("link", "set", _BRIDGE, "up")
+    _ip("link", "add", BRIDGE, "type", "bridge")
+    _ip("addr", "add", f"{NETWORK}.1/24", "dev", BRIDGE)
+    _ip("link", "set", BRIDGE, "up")
     for number, node in enumerate(NODES):
         space, port = _space(node), f"sl-{node}"
         _ip("netns", "add", space)
         _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _ip("link", "set", port, "master", _BRIDGE, "up")
+        _ip("link", "set", port, "master", BRIDGE, "up")
         _ip("-n", space, "addr", "add", f"{NETWORK}.{11 + number}/24", "dev", "eth0")
         _ip("-n", space, "link", "set", "eth0", "up")
         _ip("-n", space, "link", "set", "lo", "up")
@@ -215,7 +215,7 @@ def _remove_network() -> None:
     for node in NODES:
         _ip("netns", "del", _space(node), check=False)
         _ip("link", "del", f"sl-{node}", check=False)
-    _ip("link", "del", _BRIDGE, check=False)
+    _ip("link", "del", BRIDGE, check=False)
 
 
 def _ip(*words: str, check: bool = True) -> None:

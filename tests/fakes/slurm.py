@@ -14,7 +14,7 @@ for word in "$@"; do case $word in --job-name=*) name=${word#*=};; esac; done
 echo "$n|$name|PENDING|0|Resources||" > "$D/jobs/$n"; echo "$n" """,
     "squeue": """[ -e "$D/silent" ] && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
 cat "$D"/jobs/* 2>/dev/null; true""",
-    "scancel": """sed -i 's/|PENDING|\\|RUNNING|/|CANCELLED|/' "$D/jobs/$1" """,
+    "scancel": """sed -i 's/|PENDING|/|CANCELLED|/; s/|RUNNING|/|CANCELLED|/' "$D/jobs/$1" """,
     "scontrol": """echo "JobId=$4 ExitCode=0:15" """,
 }
 

@@ -150,7 +150,6 @@ def test_a_requeued_job_shows_its_run_as_waiting(slurm: FakeSlurm) -> None:
     job = slurm.add(run, "RUNNING")
 
     async def then() -> None:
-        await anyio.sleep(0.5)
         slurm.set(job, run, "PENDING", restarts=1)
         await pool.until(run, "PENDING")
         slurm.set(job, run, "RUNNING", restarts=1)

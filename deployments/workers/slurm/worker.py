@@ -116,6 +116,9 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
             return
         self._followed[flow_run.id] = number
         try:
+            state = (await self.client.read_flow_run(flow_run.id)).state
+            if state is not None and (state.is_final() or state.is_cancelling()):  # while it was submitted
+                await self._slurm.cancel(number)
             job = await self._until_ended(flow_run, number)
             await self._settle(flow_run, number, job)
         finally:
@@ -123,7 +126,7 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
 
     async def _until_ended(self, flow_run: FlowRun, number: int) -> Job | None:
         """Returns the job as it ended; None when Slurm does not know it any more."""
-        log, said, misses, restarts = self.get_flow_run_logger(flow_run), "", 0, None
+        log, said, misses, shown = self.get_flow_run_logger(flow_run), "", 0, 0
         while misses < _MISSES:
             try:
                 job = next((job for job in await self._slurm.jobs() if job.id == number), None)
@@ -137,9 +140,9 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
                 said = line
             if job is not None and job.ended:
                 return job
-            if job is not None and restarts is not None and job.restarts > restarts and job.waits:
+            if job is not None and job.waits and job.restarts > shown:
+                shown = job.restarts
                 await self._waits_again(flow_run.id, job)
-            restarts = job.restarts if job is not None else restarts
             await asyncio.sleep(_POLL_S)
         return None
 
