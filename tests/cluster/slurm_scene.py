@@ -127,7 +127,8 @@ def slurm_scene(cluster: SlurmCluster, home: Path) -> Iterator[Scene]:
             server = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "--no-prompt", "server", "start", "--host", cluster.address,
                  "--port", str(port)],
-                env={**variables, "PREFECT_SERVER_API_AUTH_STRING": login}, stdin=subprocess.DEVNULL, stdout=output,
+                env={**variables, "PREFECT_SERVER_API_AUTH_STRING": login, "PREFECT_SERVER_DATABASE_TIMEOUT": "120",
+                     "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "120"}, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         stack.callback(end, server)
