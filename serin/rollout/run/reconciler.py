@@ -16,7 +16,7 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.ports import Clock, Fleet, Judge, Router, Versions
 from serin.rollout.run.shadow import Shadows
-from serin.rollout.run.verification import FOREIGN, Beside, Verifications, Verified
+from serin.rollout.run.verification import FOREIGN, TRANSIENT, Beside, Verifications, Verified
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 logger = logging.getLogger(__name__)
@@ -202,6 +202,8 @@ class Reconciler:
         elif not memory.problem and self._state(now.candidate) == "absent":
             try:
                 self._fleet.start(now.candidate)
+            except TRANSIENT as error:
+                self._tell(now.candidate.name, str(error))
             except FOREIGN as error:
                 memory.problem = str(error)
             del self._states[now.candidate]
@@ -221,7 +223,7 @@ class Reconciler:
                 self._fleet.start(now.baseline)
             except FOREIGN as error:
                 self._tell(now.baseline.name, str(error))
-                if now.phase is Phase.LOADING:
+                if now.phase is Phase.LOADING and not isinstance(error, TRANSIENT):
                     memory.problem = str(error)
             del self._states[now.baseline]
 

@@ -8,11 +8,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from serin.errors import SerinError
+from serin.errors import LeadershipLost, SerinError, StoreUnreachable
 from serin.rollout.decide.state import Rollout
 from serin.rollout.run.ports import Fleet
 
 FOREIGN: Final = (SerinError, OSError)  # errors that a port may raise
+TRANSIENT: Final = (StoreUnreachable, LeadershipLost)  # of these, those that say nothing about a release
 
 Beside = Callable[[Callable[[], None]], "Future[None]"]
 
@@ -43,6 +44,9 @@ class Verifications:
             return Verified()
         try:
             work.result()
+        except TRANSIENT:
+            del self._under_way[now.model]  # begun again with the next call
+            return Verified()
         except FOREIGN as error:
             return Verified(problem=str(error))
         return Verified(done=True)

@@ -1,0 +1,142 @@
+"""Two or three controllers under random schedules, with freezes and a store that fails before or after writing."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from serin.errors import SerinError
+from serin.formats.cluster.decisions import load_decision, prefix_of
+from serin.formats.cluster.desired_state import PREFIX, DesiredState
+from serin.formats.serving.journal import Decision
+from serin.rollout.cluster.access import StoreRollouts
+from serin.rollout.cluster.journal import StoreJournal
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase
+from serin.rollout.run.commands import Command
+from serin.rollout.run.record import decision2rollout
+from serin.store.artifacts import ModelRoute
+from tests.fakes.agents import FakeAgent
+from tests.fakes.cluster import Member, Settings
+from tests.fakes.rollout import FakeJudge, FakeVersions
+from tests.fakes.schedule import Actor, Schedule
+
+PLAN = Plan(steps=(5.0, 50.0, 100.0), drain_s=5.0, load_s=1e6, unready_s=1e6)
+DECISIONS = prefix_of("flights")
+
+
+class Scene:
+    def __init__(self, seed: int, controllers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.schedule = Schedule(seed, failing=0.02, freezing=0.06)
+        store = self.schedule.store
+        self.agents = [FakeAgent(store, host) for host in ("a", "b")]
+        self.rollouts = StoreRollouts(store)
+        self.believed: list[Decision] = []  # what controllers took for their decisions
+        self.led: set[tuple[str, int]] = set()
+        self.settings = Settings(
+            time=self.schedule.time,
+            versions=FakeVersions(published={"flights": [1, 2]}),
+            judge=FakeJudge(step_s=3.0, bake_s=3.0),
+        )
+        append = StoreJournal.append
+
+        def noted(journal: StoreJournal, decision: Decision) -> Decision:
+            written = append(journal, decision)
+            self.believed.append(written)
+            return written
+
+        monkeypatch.setattr(StoreJournal, "append", noted)
+        for number in range(controllers):
+            self._add(f"controller-{number}")
+
+    def _add(self, name: str) -> None:
+        """Adds a process with two threads: one renews the leadership, one decides."""
+        schedule, member = self.schedule, Member(name, self.schedule.client(), self.settings)
+
+        def renew(actor: Actor) -> None:
+            due = 0.0
+            while True:
+                if schedule.time.t >= due:
+                    due = schedule.time.t + 1.0
+                    with contextlib.suppress(SerinError):
+                        member.leadership.step()
+                    if member.leadership.term is not None:
+                        self.led.add((name, member.leadership.term))
+                schedule.pause(actor)
+
+        def decide(actor: Actor) -> None:
+            while True:
+                member.loop.round()
+                schedule.pause(actor)
+
+        schedule.add(name, renew)
+        schedule.add(name, decide)
+
+    def step_hosts(self) -> None:
+        for agent in self.agents:
+            agent.step(self.schedule.time.t)
+
+    def submit(self, version: int) -> str:
+        command = Command(kind="start", model="flights", version=version, by="ann", plan=PLAN)
+        return self.rollouts.mailbox.submit(command)
+
+    def until_promoted(self, command: str, turns: int) -> None:
+        def promoted() -> bool:
+            last = self.rollouts.last("flights")
+            return last is not None and last.rollout == command and last.phase == Phase.PROMOTED
+
+        assert self.schedule.run(promoted, turns=turns, each_second=self.step_hosts), [
+            (each.seq, each.phase, each.reason) for each in self.rollouts.decisions("flights")[-4:]
+        ]
+
+
+def traffic(route: ModelRoute | None) -> tuple[object, ...] | None:
+    """A candidate without traffic may be left out of a push."""
+    if route is None:
+        return None
+    return (route.epoch, route.stable, route.candidate_percent, route.candidate_percent and route.candidate)
+
+
+def check_actions(created: list[tuple[str, bytes]]) -> int:
+    """Every desired state has the routes of the newest decision that existed when it was written."""
+    newest: Decision | None = None
+    actions = 0
+    for key, content in created:
+        if key.startswith(DECISIONS):
+            newest = load_decision(key, content)
+        elif key.startswith(PREFIX):
+            state = DesiredState.load(content)
+            actions += 1
+            for route in state.routes:
+                assert newest is not None, "an action without its decision"
+                assert route.epoch <= decision2rollout(newest).epoch
+                if route.epoch == decision2rollout(newest).epoch:
+                    assert traffic(route) == traffic(decision2rollout(newest).route)
+    return actions
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_schedule_doubles_a_decision_or_acts_without_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(seed, 2 + seed % 2, monkeypatch)
+    try:
+        commands = []
+        for version in (1, 2):
+            commands.append(scene.submit(version))
+            scene.until_promoted(commands[-1], turns=30_000)
+    finally:
+        scene.schedule.end()
+    decisions = scene.rollouts.decisions("flights")
+    assert [each.seq for each in decisions] == list(range(1, len(decisions) + 1))
+    stored = {each.seq: each for each in decisions}
+    assert all(stored[each.seq] == each for each in scene.believed), "two decisions with one number"
+    obeyed = [each.command for each in decisions if each.command]
+    assert obeyed == commands, "each command is obeyed once"
+    assert check_actions(scene.schedule.store.created) >= 6
+    terms = [term for _, term in scene.led]
+    print(
+        f"seed {seed}: terms {sorted(terms)}, {len(decisions)} decisions, {scene.schedule.time.t - 1e6:.0f} s"
+    )
+    assert len(terms) == len(set(terms)), "two controllers led in one term"
