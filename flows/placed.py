@@ -5,12 +5,14 @@ This parent only looks for results and waits: a stage whose result exists needs 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.parameters import Spec, Stage
+from serin.pipeline.elsewhere import etl_deployment, export_deployment
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.export import find_bundle
 from serin.pipeline.needs import etl_needs, export_needs, job_variables, train_needs
@@ -18,6 +20,7 @@ from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
+from serin.training.launch.machines import machines_told
 from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
 from tasks.result import log_result
@@ -41,15 +44,7 @@ async def pipeline(
     dataset = await _dataset(plan, "etl" in fresh, shared)
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
     if checkpoint is None:
-        checkpoint = await run_stage(
-            "train",
-            Checkpoint,
-            needs=str(train_needs(plan.model, plan.training)),
-            job_variables=job_variables("train", plan),
-            dataset=dataset,
-            fresh="train" in fresh,
-            **shared,
-        )
+        checkpoint = await _train(plan, dataset, "train" in fresh, shared)
     else:
         found_before("train", checkpoint.path)
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
@@ -58,7 +53,7 @@ async def pipeline(
         bundle = await run_stage(
             "export",
             Bundle,
-            deployment=needs.deployment,
+            deployment=export_deployment(plan, needs),
             needs=str(needs),
             checkpoint=checkpoint,
             dataset=dataset,
@@ -85,10 +80,25 @@ async def _dataset(plan: PipelineSpec, fresh: bool, shared: dict[str, Any]) -> D
     made: Dataset = await run_stage(
         "etl",
         Dataset,
-        deployment=needs.deployment,
+        deployment=etl_deployment(plan, needs),
         needs=str(needs),
         job_variables=job_variables("etl", plan),
         fresh=fresh,
         **shared,
     )
     return made
+
+
+async def _train(plan: PipelineSpec, dataset: Dataset, fresh: bool, shared: dict[str, Any]) -> Checkpoint:
+    """Trains on one host, or on as many as SERIN_MACHINES says: a run for each, which meet in the store."""
+    machines = machines_told()
+    common: dict[str, Any] = {**shared, "dataset": dataset, "fresh": fresh}
+    parts = [{**common, "part": number} for number in range(machines.count)]
+    needs, variables = str(train_needs(plan.model, plan.training)), job_variables("train", plan)
+    made: list[Checkpoint] = await asyncio.gather(
+        *(
+            run_stage("train", Checkpoint, needs=needs, job_variables=variables, **part)
+            for part in (parts if machines.in_store else [common])
+        )
+    )
+    return made[0]

@@ -31,9 +31,14 @@ async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | No
 @outcome_as_state
 @shared_with_other_hosts
 async def train(
-    spec: str | dict[str, Any], dataset: Dataset, fresh: bool = False, attempt: str | None = None
+    spec: str | dict[str, Any],
+    dataset: Dataset,
+    fresh: bool = False,
+    attempt: str | None = None,
+    part: int = 0,  # noqa: ARG001 (Prefect starts a run for each)
 ) -> Checkpoint:
-    """Trains weights on a dataset. `attempt`: what a fresh training belongs to, when not to this run alone."""
+    """Trains weights on a dataset. `attempt`: what a fresh training belongs to, when not to this run alone. `part`: its
+    number among the hosts that train together."""
     plan = load_spec(spec)
     return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt)
 

@@ -60,14 +60,17 @@ def export_model(
     read_rows: ReadRows | None = None,
     read_training: ReadTraining | None = None,
     approved_by: str | None = None,
+    claim: str | None = None,
 ) -> Bundle:
     """Exports, validates, compares with the live model and publishes.
 
     A model that fails the gate (GateFailed) or is worse than the live model (ChampionRefused) gets no version number.
-    `approved_by`: the person who approves it although it is worse.
+    `approved_by`: the person who approves it although it is worse. `claim`: see Store.reserve_version.
     """
     if not spec.has_data:
-        return export_own_inputs(spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by)
+        return export_own_inputs(
+            spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by, claim=claim
+        )
     folder = Path(dataset.path)
     description = read_dataset(folder)
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
@@ -83,7 +86,7 @@ def export_model(
     drift = version_statistics(spec, proven.schema, score, importance, read_training, read_rows)
     check_stopped()
     measured = {IMPORTANCE: importance, QUALITY: quality, DRIFT: drift}
-    release = Release(model=spec.name, version=store.reserve_version(spec.name))
+    release = Release(model=spec.name, version=store.reserve_version(spec.name, claim=claim))
     facts = _lineage(lineage, description, checkpoint)
     known = (description, proven.plan, proven.schema, proven.report, champion)
     card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts, importance=importance)

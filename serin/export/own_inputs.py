@@ -44,6 +44,7 @@ def export_own_inputs(
     store: Store,
     lineage: Mapping[str, Any],
     approved_by: str | None,
+    claim: str | None = None,
 ) -> Bundle:
     """Validates, compares the live model's metrics and publishes. Raises GateFailed and ChampionRefused like any other
     export."""
@@ -55,7 +56,7 @@ def export_own_inputs(
     logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
     champion = _meet_metrics(spec, schema, checkpoint.metrics, store, approved_by)
-    release = Release(model=spec.name, version=store.reserve_version(spec.name))
+    release = Release(model=spec.name, version=store.reserve_version(spec.name, claim=claim))
     judged = (spec, release, schema, report, champion)
     card = own_inputs_card(*judged, metrics=checkpoint.metrics, lineage=lineage, known_answers=bool(known))
 

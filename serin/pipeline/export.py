@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotFound, NotTrained
+from serin.errors import BundleBroken, NotFound, NotTrained
 from serin.formats.bundle import read_manifest
 from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
@@ -42,7 +42,8 @@ def export_model(
 
     `approved_by`: the person who approves it although it is worse than the live version. `reason`: why it was trained
     again, which the version's lineage keeps. `fresh`: publish another version although one is known; the same `attempt`
-    then finds what it has published. `run` and `stop`: see StageCall.
+    then finds what it has published. All calls of one `attempt`, on whatever host, publish one version at most. `run`
+    and `stop`: see StageCall.
     """
     call = StageCall(
         stage="export",
@@ -63,7 +64,8 @@ def export_model(
             return call.found(known, f"exported before: {known.model} version {known.version}")
         why = call.begin(parts)
         with call.work(export_needs(spec), key) as measurement:
-            bundle = _export(call, spec, checkpoint, dataset, key, approved_by, reason)
+            claim = None if attempt is None else hashlib.sha256(f"{key} {attempt}".encode()).hexdigest()
+            bundle = _export(call, spec, checkpoint, dataset, key, approved_by, reason, claim)
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
         remember(call.home, spec.name, parts)
@@ -102,6 +104,7 @@ def _export(
     key: str,
     approved_by: str | None,
     reason: Reason | None,
+    claim: str | None,
 ) -> Bundle:
     from serin.etl.raw_rows import read_test_rows, read_training_rows
     from serin.export import build  # torch and ONNX: not for a call that only looks
@@ -109,16 +112,25 @@ def _export(
     lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
     if reason is not None:
         lineage = {"reason": reason.to_json(), **lineage}
-    return build.export_model(
-        spec,
-        checkpoint,
-        dataset,
-        store=Store.open(),
-        lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
-        read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
-        read_training=lambda most: read_training_rows(spec.data, spec.features, dataset, max_rows=most),
-        approved_by=approved_by,
-    )
+    store = Store.open()
+    try:
+        return build.export_model(
+            spec,
+            checkpoint,
+            dataset,
+            store=store,
+            lineage=lineage if call.run is None else {"flow_run": call.run, **lineage},
+            read_rows=lambda features, most: read_test_rows(spec.data, features, dataset, max_rows=most),
+            read_training=lambda most: read_training_rows(spec.data, spec.features, dataset, max_rows=most),
+            approved_by=approved_by,
+            claim=claim,
+        )
+    except BundleBroken:
+        number = None if claim is None else store.reserve_version(spec.name, claim=claim)
+        if number is None or number not in store.versions(spec.name):
+            raise
+        call.log(f"another host has published {spec.name} version {number} of the same run")
+        return store.bundle(spec.name, number, hold=True)
 
 
 def _find(model: str, key: str) -> Bundle | None:

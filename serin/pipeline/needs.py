@@ -43,7 +43,7 @@ def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
     devices = inventory() if importlib.util.find_spec("cupy") is not None else ()
     if not devices or not data.tables:
         return Needs(gpus=0, why="there is no usable GPU here")
-    size = _data_bytes(data)
+    size = data_bytes(data)
     count = gpus_wanted(etl.engine, data_bytes=size, usable=len(devices))
     why = f"{size / 1e6:,.0f} MB of data" if etl.engine == "auto" else f"etl.engine: {etl.engine}"
     if not count:
@@ -84,11 +84,12 @@ def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
         return {"processes": spec.training.processes}
     if stage == "etl":
         with suppress(DataError, OSError):  # tables that only the cluster's machines see
-            return {"data_gb": round(_data_bytes(spec.data) / 1e9, 3)}
+            return {"data_gb": round(data_bytes(spec.data) / 1e9, 3)}
     return {}
 
 
-def _data_bytes(data: DataSpec) -> int:
+def data_bytes(data: DataSpec) -> int:
+    """The size of all tables' files."""
     from serin.etl.sources.find import find_table
 
     return sum(file.size for name, table in data.tables.items() for file in find_table(name, table))

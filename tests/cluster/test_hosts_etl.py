@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from serin.store.store import Store
 from tests.cluster.hosts_cluster import Cluster, three_hosts
 from tests.cluster.namespaces import wait_for
 from tests.cluster.small_pipeline import SERIN, host_environment, last_json, write_spec, write_table
+from tests.unit.serving.bundles import MODEL, publish
+from tests.unit.serving.bundles import rows as requests
 
 _DASK = Path(sys.executable).with_name("dask")
 _ROWS = 1_500_000
@@ -28,12 +32,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def dask_cluster(cluster: Cluster, stack: ExitStack) -> tuple[str, dict[str, subprocess.Popen[str]]]:
-    """A scheduler on host a, one worker on each host; who does not answer for 5 s is lost."""
+    """A scheduler on host a, one worker on each host; who does not answer for 12 s is lost."""
     network, folder = cluster.network, cluster.folder
     impatient = {
-        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "5s",
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "12s",
         "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s",
-        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "10s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "15s",
     }
     port = network["a"].free_port()
     address = f"tcp://{network['a'].address}:{port}"
@@ -56,6 +60,25 @@ def dask_cluster(cluster: Cluster, stack: ExitStack) -> tuple[str, dict[str, sub
     return address, workers
 
 
+def score_in_bulk(cluster: Cluster, address: str) -> None:
+    """Scores by the workers that are left, which fetch the version from the store, and by one process."""
+    folder, rows = cluster.folder, cluster.folder / "rows.parquet"
+    with cluster.network["store"].inside():
+        publish(Store.open(), bias=0.5)
+    columns = {name: pa.array(values.reshape(-1)) for name, values in requests(20_000).items()}
+    pq.write_table(pa.table(columns), rows, row_group_size=2000)
+    command = [*SERIN, "predict", MODEL, rows, "--batch"]
+    a, variables = cluster.network["a"], cluster.environment("a")
+    a.run([*command, "--scheduler", address, "--out", folder / "by-hosts"], env=variables, within_s=120)
+    a.run([*command, "--out", folder / "by-one"], env=variables, within_s=120)
+    parts = sorted(path.name for path in (folder / "by-one").iterdir())
+    assert len(parts) == 10
+    for part in parts:
+        by_hosts, by_one = (pq.read_table(folder / place / part) for place in ("by-hosts", "by-one"))
+        assert by_hosts.equals(by_one)
+    assert [path.name for path in (folder / "home-c").rglob("manifest.json")] == ["manifest.json"]
+
+
 def row_bytes(dataset: Path) -> dict[str, bytes]:
     """Every file with rows or fitted numbers."""
     files = sorted(path for path in dataset.rglob("*") if path.is_file() and path.name != "dataset.json")
@@ -65,6 +88,9 @@ def row_bytes(dataset: Path) -> dict[str, bytes]:
 def test_hosts_compute_the_dataset_of_one_machine_although_one_is_cut_off(cluster: Cluster) -> None:
     folder = cluster.folder
     write_table(folder / "data.parquet", _ROWS)
+    (folder / "home-a").mkdir()
+    for name in ("b", "c"):  # which have their own disks
+        cluster.network[name].run(["mount", "-t", "tmpfs", "none", folder / "home-a"])
     with ExitStack() as stack:
         address, workers = dask_cluster(cluster, stack)
         spec = write_spec(folder, etl={"engine": address})
@@ -86,6 +112,7 @@ def test_hosts_compute_the_dataset_of_one_machine_although_one_is_cut_off(cluste
         )
         cluster.network["b"].cut()
         assert etl.wait(180) == 0, (folder / "etl.log").read_text()
+        score_in_bulk(cluster, address)
         with cluster.network["a"].inside():
             remaining = sorted(info["name"] for info in client.scheduler_info()["workers"].values())
     assert remaining == ["a", "c"]

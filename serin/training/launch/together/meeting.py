@@ -91,14 +91,17 @@ class Meeting:
             logger.debug("the end of round %d was reported by another host", round_.seq)
 
     def _stay(self) -> None:
-        beat = 0
+        beat, away = 0, False
         while not self._left.is_set():
             beat += 1
             try:
                 self._objects.put(self._member_key(self.me.host), replace(self.me, beat=beat).dump())
                 self._look()
+                away = False
             except StoreError as error:
-                logger.info("%s", error)
+                if not away:
+                    logger.info("%s; trying again", error)
+                away = True
             self._left.wait(_BEAT_S)
 
     def _look(self) -> None:
