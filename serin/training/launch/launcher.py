@@ -238,7 +238,8 @@ def _run_together(
         work = HostWork(
             job=job, name=folder.name, folder=own, devices=devices, stop=stop, hear=hear, began=began
         )
-        status = train_together(work, Hosts(least=machines.least or 1, most=machines.count), log)
+        most, least = machines.count, machines.least
+        status = train_together(work, Hosts(least=least or 1, begin=least or most, most=most), log)
         if status.state == "done":
             with suppress(OSError):  # another host that uses the same folder was faster
                 result_folder(own).rename(result_folder(folder))

@@ -16,7 +16,7 @@ from serin.training.launch.together.agree import GATHER_S, Hosts, next_step
 from serin.training.launch.together.meeting import Meeting, View
 from serin.training.launch.together.round import Member, Place, Round, distribute
 
-THREE = Hosts(least=1, most=3)
+THREE = Hosts(least=1, begin=3, most=3)
 
 
 def member(host: str, *, gpus: int | None = None, instance: str = "1") -> Member:
@@ -58,9 +58,20 @@ def test_what_a_host_does_next(view: View, me: str, after: int, waited_s: float,
 
 
 def test_enough_hosts_begin_without_the_others_after_a_while() -> None:
-    view, hosts = View(there=there("a", "b")), Hosts(least=2, most=3)
+    view, hosts = View(there=there("a", "b")), Hosts(least=2, begin=2, most=3)
     assert next_step(view, member("a"), hosts, after=0, waited_s=GATHER_S - 1).kind == "wait"
     assert next_step(view, member("a"), hosts, after=0, waited_s=GATHER_S).kind == "propose"
+
+
+def test_all_hosts_are_needed_to_begin_unless_fewer_were_allowed() -> None:
+    view = View(there=there("a", "b"))
+    assert next_step(view, member("a"), THREE, after=0, waited_s=10 * GATHER_S).kind == "wait"
+
+
+def test_a_training_whose_result_was_removed_is_done_again() -> None:
+    view = View(there=there("a", "b", "c"), newest=round_of("a", seq=4), end=Status(state="done"))
+    assert next_step(view, member("a"), THREE, after=0, waited_s=0).kind == "ended"
+    assert next_step(view, member("a"), THREE, after=4, waited_s=0, removed=4).kind == "propose"
 
 
 def test_a_launcher_that_was_started_again_counts_as_lost() -> None:

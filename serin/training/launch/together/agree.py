@@ -13,9 +13,10 @@ GATHER_S = 60.0  # with fewer than all hosts, but enough: so long for the others
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """How many hosts train together: `most` to begin with, and at least `least` to continue."""
+    """How many hosts train together: `most`, or at least `begin` when no more come; at least `least` to continue."""
 
     least: int
+    begin: int
     most: int
 
 
@@ -28,10 +29,11 @@ class Step:
     members: tuple[Member, ...] = ()
 
 
-def next_step(view: View, me: Member, hosts: Hosts, *, after: int, waited_s: float) -> Step:
-    """What the launcher `me` does now. `after`: the last round that it took part in, which is over for it."""
+def next_step(view: View, me: Member, hosts: Hosts, *, after: int, waited_s: float, removed: int = 0) -> Step:
+    """What the launcher `me` does now. `after`: the last round that it took part in, which is over for it. `removed`:
+    the last round whose result is not in the store any more."""
     newest = view.newest
-    if newest is not None and view.end is not None and view.end.state == "done":
+    if newest is not None and view.end is not None and view.end.state == "done" and newest.seq > removed:
         return Step(kind="ended")
     running = newest is not None and view.end is None and not view.lost(newest)
     if newest is not None and running and newest.seq > after:
@@ -47,9 +49,10 @@ def next_step(view: View, me: Member, hosts: Hosts, *, after: int, waited_s: flo
     continues = interrupted and any(
         newest is not None and newest.place_of(member.host, member.instance) is not None for member in members
     )
-    if len(members) < (hosts.least if continues or waited_s >= GATHER_S else hosts.most):
+    wanted = hosts.least if continues else hosts.begin if waited_s >= GATHER_S else hosts.most
+    if len(members) < wanted:
         names = ", ".join(member.host for member in members) or "none"
-        return Step(kind="wait", why=f"{len(members)} of {hosts.most} hosts are here: {names}")
+        return Step(kind="wait", why=f"{len(members)} of {wanted} hosts are here: {names}")
     proposer = min(view.there)
     if proposer != me.host:
         return Step(kind="wait", why=f"{proposer} forms the next round")

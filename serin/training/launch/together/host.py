@@ -76,7 +76,7 @@ def train_together(work: HostWork, hosts: Hosts, log: Path) -> Status:
 class _Host:
     def __init__(self, work: HostWork, hosts: Hosts, meeting: Meeting, run: SharedRun, output: Any) -> None:
         self._work, self._hosts, self._meeting, self._run, self._output = work, hosts, meeting, run, output
-        self._after = 0
+        self._after = self._removed = 0
         self._said = ""
 
     def train(self) -> Status:
@@ -87,12 +87,15 @@ class _Host:
             else:
                 ended = self._take_part(round_)
                 self._after = round_.seq
+                self._meeting.new_port()
                 if ended is None or ended.state == "again":
                     continue
                 end = ended
-            if end.state == "done" and not self._run.fetch_result(self._work.folder):
-                raise FileNotFoundError(f"the store has no result of {self._work.name}")
-            return end
+            if end.state != "done" or self._run.fetch_result(self._work.folder):
+                return end
+            self._say("the result of an earlier training was removed from the store: training again")
+            newest = self._meeting.view().newest
+            self._after = self._removed = newest.seq if newest is not None else 0
 
     def _next_round(self) -> Round | Status:
         """Waits for the next round that this host takes part in, or for the end of the training."""
@@ -107,7 +110,9 @@ class _Host:
                 )
             if view.looks > 1 and view.reached_s < SILENT_S and self._meeting.me.host in view.there:
                 me, waited = self._meeting.me, time.monotonic() - began
-                step = next_step(view, me, self._hosts, after=self._after, waited_s=waited)
+                step = next_step(
+                    view, me, self._hosts, after=self._after, waited_s=waited, removed=self._removed
+                )
                 if step.kind == "work":
                     assert view.newest is not None
                     return view.newest
@@ -118,8 +123,8 @@ class _Host:
                     with suppress(StoreError):  # the next view tells
                         self._propose(view, step.members)
                 self._say(step.why)
-                if waited > _PATIENCE_S and len(view.there) < self._hosts.least:
-                    raise HostsMissing(there=sorted(view.there), wanted=self._hosts.least, seconds=waited)
+                if waited > _PATIENCE_S and len(view.there) < self._hosts.begin:
+                    raise HostsMissing(there=sorted(view.there), wanted=self._hosts.begin, seconds=waited)
             time.sleep(_POLL_S)
         return Status(state="preempted", step=0)
 

@@ -71,10 +71,14 @@ class Meeting:
         with self._lock:
             return replace(self._view, reached_s=time.monotonic() - self._reached)
 
+    def new_port(self) -> None:
+        """Offers another free port from the next beat on."""
+        (port,) = free_ports(1)
+        self.me = replace(self.me, port=port)
+
     def come_again(self) -> None:
         """Leaves the present round: from the next beat on the others see a launcher that was started again."""
-        (port,) = free_ports(1)
-        self.me = replace(self.me, port=port, instance=secrets.token_hex(4))
+        self.me = replace(self.me, instance=secrets.token_hex(4))
 
     def propose(self, proposed: Round) -> None:
         """Makes it the next round, unless another host was faster."""
