@@ -123,11 +123,11 @@ class Stage:
             facts = [self._end(*each) for each in running]
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        # Work of the ranks where the stage says how fast it was, so that the start of processes is left out.
-        speeds = [each["rows_per_s"] for each in facts if each["rows_per_s"]]
-        seconds = max(each["seconds"] for each in facts)
-        if self._dataset_first and speeds:
-            seconds = 1e6 / min(speeds)
+        receipts = [each["receipt"] for each in facts if each["receipt"] is not None]
+        if not receipts:
+            raise ContenderFailed("no host has a receipt: the stage was found, not done")
+        # Of a training the work of the ranks alone, without the start of processes.
+        seconds = 1e6 / receipts[0]["rows_per_s"] if self._dataset_first else receipts[0]["seconds"]
         results = {each["result"] for each in facts}
         if len(results) > 1:
             raise Unequal("hosts of one training end with different weights")

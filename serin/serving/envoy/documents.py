@@ -97,6 +97,13 @@ class Documents:
                 self._write(kind, text)
             time.sleep(0.01)
 
+    def push_optional(self, kind: Kind, document: Document) -> None:
+        """Pushes a document that may say nothing. It is left out where it says nothing and Envoy was never given one:
+        an Envoy that an earlier version of Serin started does not know it."""
+        says_nothing = document["typed_config"].keys() <= {"@type", "stat_prefix"}
+        if not says_nothing or self.file(kind).exists():
+            self.push(kind, [document])
+
     def _write(self, kind: Kind, text: str) -> None:
         """Writes by rename, because Envoy does not see an edit in place, and readable by the owner only: some hold
         secrets."""

@@ -210,7 +210,7 @@ class Gateway:
         ]
         self._documents.push("clusters", [*wanted, *going])
         self._documents.push("routes", [table])
-        self._documents.push("model-rates", [model_rates(rates)])
+        self._documents.push_optional("model-rates", model_rates(rates))
         if self._documents.file("peer-routes").exists():
             self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
         if going:

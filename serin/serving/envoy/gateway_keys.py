@@ -39,8 +39,9 @@ class GatewayKeys:
         with self._file.locked():  # nobody may publish an older ring after us
             if self._followed != self._signature():
                 documents, trouble = self._wanted()
+                self._documents.push("keys", [documents.pop("keys")])
                 for kind, document in documents.items():
-                    self._documents.push(kind, [document])
+                    self._documents.push_optional(kind, document)
                 self._followed = self._signature()
             else:
                 trouble = None
@@ -52,7 +53,7 @@ class GatewayKeys:
         return self._file.signature(), self.jwks.signature(self._issuers)
 
     def _wanted(self) -> tuple[dict[Kind, Document], KeyFileBroken | None]:
-        """Returns the documents in the order in which they are pushed."""
+        """Returns the documents that the files ask for."""
         trouble, ring = None, KeyRing()
         try:
             ring = self._file.read()

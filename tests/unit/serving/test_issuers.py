@@ -138,8 +138,10 @@ def test_keys_are_found_by_discovery_and_only_public_ones_for_signatures_are_kep
         folder.fetch(corp)
     assert JwksFolder(folder.folder).known(corp) == found, "also for the next process"
     assert folder.known(issuer(url=server.url, jwks_url=f"{server.url}/others")) is None
+    kept.write_text("{")
+    assert folder.known(corp) is None, "a damaged file lets nobody in"
     folder.forget(corp)
-    assert folder.known(corp) is None
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from serin.serving.envoy.issuers import Issuer
 from serin.serving.envoy.tls import TlsFiles
 from serin.stack.guard import Guard, read_guard
 from serin.stack.wiring import build_gateway, key_file
@@ -19,6 +20,9 @@ def test_keys_are_counted_and_a_broken_file_is_said_aloud(tmp_path: Path) -> Non
         keys.create(name, lasts_s=1e-9 if name == "eve" else None)
     keys.revoke("bob")
     assert read_guard(tmp_path).words == "no TLS; API keys required (1 valid)"
+    issuer = Issuer(name="corp", url="https://login.example.com", audiences=("serin",), added=1.0)
+    keys.add_issuer(issuer)
+    assert read_guard(tmp_path).words == "no TLS; API keys required (1 valid, 1 issuer of tokens)"
     keys.path.write_text("{")
     assert read_guard(tmp_path).words.startswith("no TLS; NOT OPEN: the gateway is closed: ")
 
