@@ -236,11 +236,11 @@ def gpus(as_json: Json = False) -> None:
     """
     from serin.machine.leases import waiters
     from serin.stack.gpu_use import read_gpu_use
-    from serin.stack.hosts import read_hosts
+    from serin.stack.hosts import read_hosts_if_reachable
 
     home, own = environment.home(), environment.host()
     found, waiting = read_gpu_use(home), waiters(home)
-    others = [entry for entry in read_hosts() if entry.host != own]
+    others = [entry for entry in read_hosts_if_reachable() if entry.host != own]
     if as_json:
         devices = {
             "devices": [use.to_json() for use in found],

@@ -88,10 +88,10 @@ def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
     from serin.stack.agent.status import read_agent_status
     from serin.stack.cluster.status import read_cluster_status
-    from serin.stack.hosts import read_hosts
+    from serin.stack.hosts import read_hosts_if_reachable
     from serin.stack.status import read_status
 
-    home, hosts = environment.home(), read_hosts()
+    home, hosts = environment.home(), read_hosts_if_reachable()
     found = read_agent_status(home) or read_cluster_status(home) or read_status(home)
     if as_json:
         entries = [entry.to_json() for entry in hosts]

@@ -6,15 +6,18 @@ read; nothing is decided by it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
-from serin.errors import NotFound
+from serin.errors import NotFound, StoreError
 from serin.formats.cluster.host_report import PREFIX, AgentReport, WorkerReport
 from serin.store.objects import Objects
 from serin.store.stage_results import shared_objects
+
+logger = logging.getLogger(__name__)
 
 Report = TypeVar("Report", AgentReport, WorkerReport)
 
@@ -65,6 +68,15 @@ def read_hosts() -> list[HostEntry]:
     """Every host that has reported to the store that SERIN_STORE names, by name; none without such a store."""
     objects = shared_objects()
     return [] if objects is None else _read(objects)
+
+
+def read_hosts_if_reachable() -> list[HostEntry]:
+    """The same for commands that show more than hosts: none, and a warning, when the store does not answer."""
+    try:
+        return read_hosts()
+    except StoreError as error:
+        logger.warning("hosts are not shown: %s", error)
+        return []
 
 
 def forget_host(host: str) -> None:
