@@ -18,7 +18,7 @@ import pytest
 
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
-from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, Cluster, built, running_cluster
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 PARTS = {
@@ -84,9 +84,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         }
         running.add_settings(secrets=passwords)
         _add_volume(running, running.kubelet.folder.parent / "shared")
-        wanted = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["metadata"]["name"] in PARTS]
+        known = [
+            each
+            for each in built(MANIFESTS / "overlays" / "cpu")
+            if each["apiVersion"] not in NOT_IN_THE_SERVER
+        ]
+        wanted = [each for each in known if each["metadata"]["name"] in PARTS]
         running.plane.apply(_on_sqlite(wanted))
-        wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 400.0)
+        wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 1200.0)
         yield running
 
 
@@ -115,7 +120,7 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
         found = cluster.plane.call("GET", "/apis/batch/v1/namespaces/serin/jobs/deploy")
         return bool(found["status"].get("succeeded"))
 
-    wait_until(deployed, "the deployments", cluster.kubelet, 400.0)
+    wait_until(deployed, "the deployments", cluster.kubelet, 1200.0)
     data = cluster.kubelet.folder.parent / "shared" / "data"
     spec = small_spec(data)
     spec["data"]["tables"] = {"parcels": str(HOME / "data" / "parcels.parquet")}
@@ -123,7 +128,7 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
     command = ["deployment", "run", "pipeline/placed", "--param", f"spec={HOME / 'data' / 'spec.yaml'}"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
-        env=_variables(cluster), capture_output=True, text=True, timeout=900, check=False,
+        env=_variables(cluster), capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     jobs = _jobs(cluster)
