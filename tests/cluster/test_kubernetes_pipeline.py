@@ -90,8 +90,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             if each["apiVersion"] not in NOT_IN_THE_SERVER
         ]
         wanted = [each for each in known if each["metadata"]["name"] in PARTS]
-        running.plane.apply(_on_sqlite(wanted))
+        workers = [each for each in wanted if each["metadata"]["name"].startswith("worker-")]
+        running.plane.apply(_on_sqlite([each for each in wanted if each not in workers]))
         wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 1200.0)
+        running.plane.apply(workers)
         yield running
 
 
