@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.cluster.access import StoreRollouts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.commands import Command, ask_by
@@ -42,13 +42,13 @@ class Scene:
 
     def now(self) -> Rollout | None:
         with self.cluster.store_host.inside():
-            found = find_rollouts(self.cluster.folder / "nowhere").last(MODEL)
+            found = StoreRollouts(self.cluster.objects).last(MODEL)
         return decision2rollout(found) if found else None
 
     def start(self, release: Release, plan: Plan) -> None:
         command = Command(kind="start", model=MODEL, version=release.version, by="test", plan=plan)
         with self.cluster.store_host.inside():
-            answer = ask_by(find_rollouts(self.cluster.folder / "nowhere").mailbox, command)
+            answer = ask_by(StoreRollouts(self.cluster.objects).mailbox, command, timeout_s=120.0)
         assert answer.accepted, answer.reason
 
     def until(
@@ -127,8 +127,11 @@ def test_a_rollout_is_held_while_a_gateway_is_cut_off_and_then_promoted_on_all_h
         scene.until(candidate, lambda now: now.phase is Phase.SHIFTING, what="the first step")
         made.network["a"].slow()
         made.network["b"].cut()
-        held = scene.until(candidate, lambda now: now.hold is Hold.INCIDENT, what="held")
-        assert "gateway b is silent" in held.reason
+        held = scene.until(
+            candidate,
+            lambda now: now.hold is Hold.INCIDENT and "gateway b is silent" in now.reason,
+            what="held, because b is silent",
+        )
         so_far = (at_a.answered, at_b.answered, at_c.answered)
         made.until(
             lambda: (
