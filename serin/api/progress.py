@@ -137,6 +137,20 @@ def progress_lines() -> Iterator[None]:
 
 
 @contextmanager
+def without_progress_lines() -> Iterator[None]:
+    """Within the block, no lines of progress are shown: a process that runs for days logs with times instead."""
+    logger = logging.getLogger(_LOGGER)
+    hidden = [handler for handler in logger.handlers if isinstance(handler, ProgressHandler)]
+    for handler in hidden:
+        logger.removeHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in hidden:
+            logger.addHandler(handler)
+
+
+@contextmanager
 def showing_progress(title: str) -> Iterator[None]:
     """Within the block, what Serin logs is shown as suits the place; `title` says what the work is."""
     logger = logging.getLogger(_LOGGER)

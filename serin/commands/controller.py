@@ -25,11 +25,13 @@ def controller(
 
     Runs in the foreground until SIGTERM or SIGINT. `serin up` has its own controller.
     """
+    from serin.api.progress import without_progress_lines
     from serin.stack.cluster.controller import run
     from serin.stack.host.standing import log_to_stdout
 
-    log_to_stdout()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    run(environment.home(), fleet, stop)
+    with without_progress_lines():
+        log_to_stdout()
+        run(environment.home(), fleet, stop)

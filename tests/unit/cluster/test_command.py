@@ -1,0 +1,128 @@
+"""`serin controller` as a process, and commands that find it through the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serin.errors import NotUp, RolloutRefused
+from serin.formats.cluster.leader import KEY, Leader
+from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.cluster.access import StoreRollouts
+from serin.rollout.run.access import HomeRollouts
+from serin.rollout.run.commands import Command, ask_by
+from serin.stack.cluster.controller import NoReplayer
+from serin.stack.cluster.status import ClusterStatus
+from serin.stack.deciding import deciding_rollouts
+from serin.store.objects import FolderObjects
+from tests.unit.cluster.conftest import Cluster
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderObjects:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
+    return FolderObjects(tmp_path / "store")
+
+
+@pytest.fixture
+def controller(shared: FolderObjects, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with (tmp_path / "controller.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "serin.cli", "controller"],
+            stdout=log, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while shared.read(KEY) is None:
+            assert process.poll() is None, (tmp_path / "controller.log").read_text()
+            assert time.monotonic() < end, "no controller leads"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def leader(shared: FolderObjects) -> Leader:
+    found = shared.read(KEY)
+    assert found is not None
+    return Leader.load(found.content)
+
+
+def test_it_answers_commands_and_ends_cleanly(
+    controller: subprocess.Popen[str], shared: FolderObjects, tmp_path: Path
+) -> None:
+    rollouts = find_rollouts()
+    assert isinstance(rollouts, StoreRollouts)
+    command = Command(kind="start", model="flights", version=7, by="ann")
+    answer = ask_by(rollouts.mailbox, command, timeout_s=60.0)
+    assert (answer.accepted, "version 7 is not in the store" in answer.reason) == (False, True)
+    assert leader(shared).holder.partition("/")[2].startswith(f"{controller.pid}-")
+    controller.terminate()
+    assert controller.wait(60) == 0
+    assert leader(shared).holder == "", "it has resigned"
+    lines = (tmp_path / "controller.log").read_text().splitlines()
+    assert lines[-1].endswith("the controller has stopped")
+    assert all(line.startswith("20") for line in lines), "each line has its time, once"
+
+
+def test_without_a_controller_s_record_a_machine_decides_for_itself(
+    shared: FolderObjects, tmp_path: Path
+) -> None:
+    assert isinstance(find_rollouts(), HomeRollouts)
+    with pytest.raises(NotUp):
+        deciding_rollouts(tmp_path / "home")
+    shared.put(KEY, Leader(holder="one", term=1).dump())
+    assert isinstance(deciding_rollouts(tmp_path / "home"), StoreRollouts)
+
+
+@pytest.mark.parametrize(("agent", "expected"), [(False, HomeRollouts), (True, StoreRollouts)])
+def test_the_stack_of_this_machine_decides_unless_it_is_an_agent_s(
+    shared: FolderObjects, tmp_path: Path, agent: bool, expected: type
+) -> None:
+    from serin.machine.process_identity import start_ticks
+
+    shared.put(KEY, Leader(holder="one", term=1).dump())
+    stack = {"supervisor_pid": os.getpid(), "supervisor_ticks": start_ticks(os.getpid()), "agent": agent}
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "stack.json").write_text(json.dumps(stack))
+    assert isinstance(find_rollouts(), expected)
+
+
+def test_recorded_requests_are_refused_with_the_reason(cluster: Cluster) -> None:
+    cluster.host("a")
+    cluster.controller("one")
+    cluster.promote_first()
+    with pytest.raises(RolloutRefused, match=r"shadow needs .*leave shadow out of rollout\.steps"):
+        NoReplayer().check(cluster.now())
+
+
+def test_the_status_names_the_leader_the_hosts_and_where_releases_are_ready(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    from serin.rollout.run.status import statuses
+
+    led = cluster.leader.led
+    assert led is not None
+    found = ClusterStatus(
+        store="s3://models",
+        leader=cluster.leader.leadership.leader,
+        hosts=led.hosts.reports,
+        silent=frozenset("b"),
+        models=tuple(statuses(cluster.rollouts)),
+    )
+    lines = "\n".join(found.lines())
+    assert "leader   one  (term 1)" in lines
+    assert "b                        SILENT" in lines
+    assert "flights-v1               stable    100.00%  ready at a" in lines
+    assert not found.well
+    assert found.to_json()["models"][0]["releases"][0]["ready_at"] == ["a"]
