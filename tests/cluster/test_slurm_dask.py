@@ -24,7 +24,7 @@ def test_the_dataset_of_slurm_nodes_is_that_of_one_process(tmp_path: Path) -> No
     with running_slurm(tmp_path / "c") as cluster:
         with log.open("wb") as output:
             dask = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(folder), "--least=2", "--most=2", "--cores=1", "--memory-gb=2",
+                [sys.executable, str(SCRIPT), str(folder), "--least=2", "--most=2", "--cores=1", "--memory-gb=5",
                  f"--interface={BRIDGE}", "--worker-interface=eth0"],
                 env={**os.environ, **cluster.environment}, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
