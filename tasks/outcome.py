@@ -51,7 +51,7 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
             if environment.scheduler() is None:
                 raise
             # The scheduler may start the run again. Prefect leaves the state of a run alone that raises this.
-            raise Pause(f"{environment.scheduler()} decides what becomes of the run") from error
+            raise Pause(f"{environment.scheduler()} decides the outcome of the run") from error
 
     # Prefect builds a model of the parameters and would look up the names of their types in this module.
     run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]

@@ -56,6 +56,10 @@ class Listening(_Worker):
         """Returns the runs that this worker follows now."""
         raise NotImplementedError
 
+    def runs_on_this_host(self) -> Collection[UUID]:
+        """Returns the runs that end when this host is lost."""
+        return self.runs_here()
+
     async def cancel(self, run: UUID) -> None:
         """Ends a run that is being cancelled, if it is here."""
         raise NotImplementedError
@@ -98,9 +102,9 @@ class Listening(_Worker):
             self.in_background(self.end(run.id) if crashed else self.cancel(run.id))
 
     async def _report(self) -> None:
-        """Tells other hosts each second that this one is there, and which runs it has under way."""
+        """Tells other hosts each second that this one is there, and which runs it has."""
         while True:
-            await asyncio.to_thread(self._reports.report, [str(run) for run in self.runs_here()])
+            await asyncio.to_thread(self._reports.report, [str(run) for run in self.runs_on_this_host()])
             await asyncio.sleep(_REPORT_S)
 
     async def _listen(self) -> None:

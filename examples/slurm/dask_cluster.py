@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--most", type=int, default=4, help="jobs at most")
-    parser.add_argument("--least", type=int, default=0, help="jobs that are kept without work")
+    parser.add_argument("--least", type=int, default=1, help="jobs that are kept without work")
     parser.add_argument("--cores", type=int, default=4, help="of one job; a worker process each")
     parser.add_argument("--memory-gb", type=float, default=16, help="of one job")
     parser.add_argument("--minutes", type=int, default=240, help="time limit of one job")

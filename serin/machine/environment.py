@@ -16,7 +16,7 @@ SERIN_CONSOLE    a YAML file with the console's settings              (unset: th
 SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
-SERIN_SCHEDULER  who decides what becomes of a run that is stopped: slurm (unset: the run itself)
+SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset: in the store)
@@ -258,7 +258,7 @@ def dask_scheduler() -> str | None:
 
 
 def scheduler() -> str | None:
-    """Who decides what becomes of a run that is stopped, and may start it again. None: the run reports its end."""
+    """Who decides the outcome of a run that is stopped, and may start it again. None: the run reports its end."""
     return os.environ.get("SERIN_SCHEDULER") or None
 
 

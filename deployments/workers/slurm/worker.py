@@ -63,6 +63,7 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
         super().__init__(*arguments, **settings)
         self._slurm = Slurm()
         self._followed: dict[UUID, int] = {}
+        self._given_up: set[UUID] = set()
         self._unsubmitted: dict[UUID, float] = {}
 
     async def run(
@@ -154,8 +155,10 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
 
     async def _settle(self, flow_run: FlowRun, number: int, job: Job | None) -> None:
         state = (await self.client.read_flow_run(flow_run.id)).state
+        given_up = flow_run.id in self._given_up
+        self._given_up.discard(flow_run.id)
         fate = fate_of(job, state.type.value if state is not None else "")
-        if fate is Fate.LEAVE:
+        if fate is Fate.LEAVE or given_up:
             return
         why = str(job) if job is not None else f"Slurm does not know job {number} any more"
         code = await self._exit_code(number)
@@ -176,6 +179,13 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
 
     def runs_here(self) -> Collection[UUID]:
         return self._followed
+
+    def runs_on_this_host(self) -> Collection[UUID]:
+        return ()  # their jobs continue without it
+
+    async def end(self, run: UUID) -> None:
+        self._given_up.add(run)
+        await self.cancel(run)
 
     async def cancel(self, run: UUID) -> None:
         number = self._followed.get(run)

@@ -3,7 +3,7 @@
 It runs Prefect's engine as a child and handles what Slurm does with a job:
 
     SIGUSR1      the time limit is near: the run is asked to save and the job requeues itself; the next start resumes it
-    SIGTERM      the job is cancelled or preempted: the run is asked to save, and Slurm decides what becomes of the job
+    SIGTERM      the job is cancelled or preempted: the run is asked to save, and Slurm decides the outcome
     a restart    after a requeue or a lost node; a start that Slurm has replaced ends itself (where only slurmd was
                  lost, it still runs)
 
