@@ -24,10 +24,12 @@ class Hosts:
         self._objects, self._steady = objects, steady
         self._beats: dict[str, tuple[int, float]] = {}  # by host: beat, and since when it is that
         self._looked_at: float | None = None
+        self._missing: set[str] = set()  # hosts whose report was missing at the last look
         self.reports: Mapping[str, AgentReport] = {}
 
     def refresh(self) -> None:
-        """Reads every report. Raises StoreUnreachable."""
+        """Reads every report. A host is forgotten when its report is missing twice in a row: a report that is being
+        replaced may be missing once. Raises StoreUnreachable."""
         keys = [key for key in self._objects.keys(PREFIX) if key.endswith("/agent.json")]
         reports: dict[str, AgentReport] = {}
         for key, stored in zip(keys, read_many(self._objects, keys), strict=True):
@@ -36,6 +38,10 @@ class Hosts:
                     reports[key.removeprefix(PREFIX).partition("/")[0]] = AgentReport.load(stored.content)
             except (ValueError, TypeError, KeyError) as error:
                 logger.warning("%s is not a host's report: %s", key, error)
+        missing = self.reports.keys() - reports.keys()
+        for host in missing - self._missing:
+            reports[host] = self.reports[host]
+        self._missing = missing - self._missing
         self._count_beats(reports)
         self.reports = reports
 

@@ -146,7 +146,7 @@ def test_a_forgotten_host_is_left_out(cluster: Cluster) -> None:
     cluster.frozen.add("b")
     cluster.step(8)
     cluster.store.remove("cluster/hosts/b/agent.json")
-    cluster.step(2)
+    cluster.step(3)
     state = newest_state(cluster.store)
     assert state is not None
     assert state.hosts == {"flights-v1": ("a",)}
@@ -189,3 +189,17 @@ def test_a_controller_that_was_frozen_steps_down_without_acting(cluster: Cluster
     cluster.command("start", 2)
     cluster.until(Phase.PROMOTED)
     assert cluster.leader is not first
+
+
+def test_a_report_that_is_missing_once_is_not_a_forgotten_host(cluster: Cluster) -> None:
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.promote_first()
+    found = cluster.store.content.pop("cluster/hosts/b/agent.json")
+    member = cluster.leader
+    member.step()
+    cluster.store.content["cluster/hosts/b/agent.json"] = found
+    cluster.step(3)
+    state = newest_state(cluster.store)
+    assert state is not None
+    assert state.hosts == {"flights-v1": ("a", "b")}
