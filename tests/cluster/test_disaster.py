@@ -71,23 +71,25 @@ def _drill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bias in (0.0, 1.0):
         bundles.publish(Store.open(), bias=bias)
     scores = {version: bundles.score(Store.open().bundle(MODEL, version).path, WIRE) for version in (1, 2)}
-    epoch = _lose(lost, backup, scores)
+    began = _lose(lost, backup, scores)
     monkeypatch.setenv("SERIN_HOME", str(found))
     said = serin("backup", "restore", str(backup))
     assert f"the rollout of {MODEL} is held" in said
     with serving_alone(found) as alone:
-        alone.until("the rollout is held", lambda: _rollout(found).hold == "paused")
         held = _rollout(found)
-        assert (alone.live(MODEL), held.version, held.weight_percent) == (1, 2, 25.0)
+        assert (held.hold, held.version, held.weight_percent) == ("paused", 2, 0.0)
         assert "restored from a backup" in held.reason
-        alone.until("both versions answer", lambda: _both_answer(alone, scores))
+        alone.until("the live version answers", lambda: _answers(alone, 1, scores[1]))
+        assert alone.live(MODEL) == 1
         assert "ada" in serin("keys", "list")
+        assert _rollout(found).hold == "paused"
         serin("rollout", "resume", MODEL)
-        alone.until("it goes on", lambda: _rollout(found).hold in (None, "no_traffic"))
+        alone.until("it is at its step again", lambda: _rollout(found).weight_percent == 25.0)
+        assert _rollout(found).began == began
+        alone.until("the candidate answers", lambda: _answers(alone, 2, scores[2]))
         serin("rollout", "promote", MODEL, "--why", "drill", "--no-follow")
         alone.until("promoted", lambda: alone.live(MODEL) == 2)
         assert np.allclose(_answer(alone), scores[2], atol=1e-6)
-        assert _rollout(found).began == epoch
     assert Store.open().aliases(MODEL)["live"] == 2
 
 
@@ -139,13 +141,12 @@ def _answer(alone: Alone) -> Any:
         return model.predict(FRAME)["score"]
 
 
-def _both_answer(alone: Alone, scores: dict[int, Any]) -> bool:
-    """Each version by its number, with the answers it had before."""
-    for version, wanted in scores.items():
-        with Client(f"http://127.0.0.1:{alone.port}", MODEL, version=version) as model:
-            try:
-                found = model.predict(FRAME)["score"]
-            except PredictionFailed:  # it is being started
-                return False
-        assert np.allclose(found, wanted, atol=1e-6)
+def _answers(alone: Alone, version: int, wanted: Any) -> bool:
+    """Whether a version answers by its number; as it did before."""
+    with Client(f"http://127.0.0.1:{alone.port}", MODEL, version=version) as model:
+        try:
+            found = model.predict(FRAME)["score"]
+        except PredictionFailed:  # it is being started
+            return False
+    assert np.allclose(found, wanted, atol=1e-6)
     return True

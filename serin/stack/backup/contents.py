@@ -92,8 +92,8 @@ def is_known(name: str) -> bool:
 
 
 def journal_files(home: Path) -> Iterator[Path]:
-    """Journals, waiting commands and answers."""
-    yield from _inside(home, JOURNALS)
+    """Journals. A waiting command would be obeyed long after it was given, and answers are for the waiting."""
+    yield from (path for path in _inside(home, JOURNALS) if path.name == "journal.jsonl")
 
 
 def model_files(store: Path) -> Iterator[Path]:

@@ -157,7 +157,7 @@ class _Moment:
 
 
 def _settled(home: Path, store: Store) -> _Moment:
-    """Journals, waiting commands and aliases of one moment."""
+    """Journals and aliases of one moment."""
     before = _read(home, store)
     for _ in range(_TRIES):
         now = _read(home, store)
@@ -173,7 +173,7 @@ def _settled(home: Path, store: Store) -> _Moment:
 def _read(home: Path, store: Store) -> dict[str, bytes]:
     found = {}
     for relative in contents.journal_files(home):
-        with contextlib.suppress(FileNotFoundError):  # a command that was answered
+        with contextlib.suppress(FileNotFoundError):
             found[f"{contents.HOME}/{relative}"] = (home / relative).read_bytes()
     if store.local:
         for file in sorted(Path(store.url).glob("models/*/aliases.json")):

@@ -1,7 +1,7 @@
 """Restores a backup into an empty home: complete or not at all.
 
-Every file is checked against the manifest before anything appears in its place. Rollouts that were open are held: a
-command in the controller's inbox pauses them before it judges anything, and a person resumes or aborts them.
+Every file is checked against the manifest before anything appears in its place. The processes of a rollout that was
+open are gone: its journal gets one more decision, by which it is held until a person resumes or aborts it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import hashlib
 import secrets
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +21,8 @@ from serin.errors import BackupBroken, BackupRefused
 from serin.machine import environment
 from serin.machine.durable import sync
 from serin.machine.private import make_private
-from serin.rollout.run.commands import Command, submit
+from serin.rollout.decide.restored import restored
+from serin.rollout.run.record import JournalFolder, decision2rollout, rollout2decision
 from serin.stack.backup import contents
 from serin.stack.backup.contents import Entry, Manifest
 from serin.store.store import Store
@@ -29,27 +32,44 @@ _SECRET_MODE = 0o600
 
 
 def restore_backup(home: Path, store: Store, path: Path) -> Manifest:
-    """Raises BackupRefused when `home` or the store is not empty, and BackupBroken for a file that is not whole."""
+    """Returns the manifest, with the rollouts that are held now.
+
+    Raises BackupRefused when `home` or the store is not empty, and BackupBroken for a file that is not whole.
+    """
     if not path.is_file():
         raise BackupRefused(what=str(path), reason="there is no such file")
     _check_empty(home, "restore into an empty SERIN_HOME")
     with _workspace(home) as scratch:
         manifest = _unpack(path, scratch)
         _check_store(manifest, store)
-        restored = make_private(scratch / contents.HOME)
+        unpacked = make_private(scratch / contents.HOME)
         if manifest.signed:
-            make_private(restored / contents.TRUST)
-        created = datetime.fromtimestamp(manifest.created, UTC)
-        for model in manifest.open_rollouts:
-            why = f"restored from a backup of {created:%Y-%m-%d %H:%M} UTC: check it, then resume or abort it"
-            submit(restored, Command(kind="pause", model=model, by=environment.user(), why=why))
+            make_private(unpacked / contents.TRUST)
+        held = _hold_rollouts(unpacked, manifest)
         if manifest.with_store:
-            _place_store(scratch / contents.STORE, Path(store.url), restored, home)
+            _place_store(scratch / contents.STORE, Path(store.url), unpacked, home)
         if home.exists():
             home.rmdir()
-        restored.rename(home)
+        unpacked.rename(home)
         sync(home.parent)
-    return manifest
+    return replace(manifest, open_rollouts=held)
+
+
+def _hold_rollouts(home: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Returns the models whose rollout is held; that of another one had decided and is completed."""
+    created, held = datetime.fromtimestamp(manifest.created, UTC), []
+    reason = f"restored from a backup of {created:%Y-%m-%d %H:%M} UTC"
+    journals = JournalFolder(home)
+    for model in manifest.open_rollouts:
+        now = time.time()
+        with journals.open(model) as journal:
+            last = journal.last()
+            assert last is not None, "a manifest names rollouts by their journals"
+            then = restored(decision2rollout(last), now, reason, by=environment.user())
+            journal.append(rollout2decision(then, now))
+        if then.hold:
+            held.append(model)
+    return tuple(held)
 
 
 def _check_empty(folder: Path, advice: str) -> None:
@@ -149,13 +169,13 @@ def _make_folders(folder: Path) -> None:
         folder.mkdir(mode=0o700)
 
 
-def _place_store(restored: Path, target: Path, home_now: Path, home: Path) -> None:
+def _place_store(unpacked: Path, target: Path, home_now: Path, home: Path) -> None:
     """Moves the store into its place, which may be inside the home."""
     if target.is_relative_to(home):
         target = home_now / target.relative_to(home)
-    if not restored.is_dir():
+    if not unpacked.is_dir():
         return  # a stack without a model
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         target.rmdir()
-    shutil.move(restored, target)
+    shutil.move(unpacked, target)

@@ -20,9 +20,9 @@ from serin.errors import BackupBroken, BackupRefused
 from serin.formats.serving.journal import Journal, last_decision
 from serin.formats.trust import Trust
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Inbox
-from serin.rollout.run.record import rollout2decision
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.stack.backup import create
 from serin.stack.backup.contents import MANIFEST, is_known
 from serin.stack.backup.create import create_backup
@@ -97,11 +97,22 @@ def test_a_restored_home_serves_the_same_versions_and_holds_the_rollout_that_was
         assert {file.name: file.read_bytes() for file in new.iterdir()} == {
             file.name: file.read_bytes() for file in old.iterdir()
         }
-    restored = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
-    assert restored == last_decision(home / "rollouts" / bundles.MODEL / "journal.jsonl")
-    (command,) = Inbox(new_home).pending()
-    assert (command.kind, command.model) == ("pause", bundles.MODEL)
-    assert "restored from a backup" in command.why
+    last = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    assert last is not None
+    held = decision2rollout(last)
+    assert (held.phase, held.hold, held.step, held.live) == (Phase.PENDING, Hold.PAUSED, 0, SHIFTING.stable)
+    assert "restored from a backup" in held.reason
+    assert Inbox(new_home).pending() == []
+
+
+def test_a_command_that_waits_is_not_obeyed_after_a_restore(
+    stack: tuple[Path, Store], tmp_path: Path
+) -> None:
+    home, store = stack
+    submit(home, Command(kind="promote", model=bundles.MODEL, by="ada"))
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, create_backup(home, store, tmp_path / "b.tar").path)
+    assert Inbox(new_home).pending() == []
 
 
 def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_path: Path) -> None:
@@ -110,7 +121,8 @@ def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_p
     made = create_backup(home, store, tmp_path / "b.tar")
     restore_backup(*target(tmp_path), made.path)
     assert made.manifest.open_rollouts == ()
-    assert Inbox(target(tmp_path)[0]).pending() == []
+    last = last_decision(target(tmp_path)[0] / "rollouts" / bundles.MODEL / "journal.jsonl")
+    assert last == last_decision(home / "rollouts" / bundles.MODEL / "journal.jsonl")
 
 
 def test_a_database_in_use_is_copied_as_of_its_last_transaction(
