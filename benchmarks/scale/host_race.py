@@ -154,13 +154,15 @@ class Stage:
 
 
 def variables(fresh: Path, name: str) -> dict[str, str]:
-    """The environment of a host: one thread per process, its own home, the common store."""
+    """The environment of a host: its own home, the common store, and one thread per process. Three hosts of these cores
+    must not take each all of them, and the weights of a large step depend on the threads."""
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "PYTHONPATH") if key in os.environ}
     return {
         **kept,
         "SERIN_HOME": str(fresh / f"home-{name}"),
         "SERIN_STORE": str(fresh / "store"),
         "OMP_NUM_THREADS": "1",
+        "SLURM_CPUS_ON_NODE": "1",  # as a node of Slurm gives a share of its cores
         "DO_NOT_TRACK": "1",
     }
 
