@@ -15,7 +15,7 @@ class Probes:
     def __init__(self, spec: Object, address: str) -> None:
         self._spec, self._address = spec, address
         self._started = "startupProbe" not in spec
-        self._asked_at, self._ready, self._failures = float("-inf"), False, 0
+        self._asked_at, self._ready, self._missed, self._failures = float("-inf"), False, 0, 0
         self._live_at = time.monotonic() + spec.get("livenessProbe", {}).get("initialDelaySeconds", 0)
 
     def ready(self) -> bool:
@@ -26,7 +26,9 @@ class Probes:
         if time.monotonic() - self._asked_at >= min(probe.get("periodSeconds", 10), 2):
             self._asked_at = time.monotonic()
             answered = self._ask(probe)
-            self._ready = answered and self._started
+            self._missed = 0 if answered else self._missed + 1
+            if answered or self._missed >= probe.get("failureThreshold", 3):
+                self._ready = answered and self._started
             self._started = self._started or answered
         return self._ready
 
