@@ -19,6 +19,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
 SCHEMA = "1.36"
 RELEASE = Release(model="flights", version=3)
 TEMPLATES = [FOLDER / "base" / "release.yaml", FOLDER / "overlays" / "gpu" / "release.yaml"]
+# Prefect's worker refuses a template without them, at a place where Kubernetes does not know them and drops them.
+WANTED_BY_THE_WORKER = ("completions", "parallelism")
 POOLS = [
     FOLDER / "base" / "cpu-pool.json",
     FOLDER / "base" / "gpu-pool.json",
@@ -49,7 +51,10 @@ def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
         template = json.loads(path.read_text())
         defaults = {name: each.get("default") for name, each in template["variables"]["properties"].items()}
         defaults.update(name="stage", labels={}, annotations={}, env=[], command=["prefect"])
-        yield str(path.relative_to(FOLDER)), _filled(template["job_configuration"]["job_manifest"], defaults)
+        job = _filled(template["job_configuration"]["job_manifest"], defaults)
+        for name in WANTED_BY_THE_WORKER:
+            assert job["spec"]["template"]["spec"].pop(name) == 1
+        yield str(path.relative_to(FOLDER)), job
 
 
 def _filled(part: Any, values: dict[str, Any]) -> Any:
