@@ -193,6 +193,18 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
     assert_same_bits(folder, reference)
 
 
+def test_three_ranks_that_were_stopped_end_with_the_same_weights(tmp_path: Path) -> None:
+    """With more than two, the order in which gradients are added has an effect."""
+    dataset = make_dataset(tmp_path / "dataset")
+    training = TrainingSpec(epochs=3, batch_rows=60, learning_rate=3e-3, precision="fp32", processes=3)
+    job = job_of(MODEL, training, dataset).model_dump_json()
+    stopped, whole = made(tmp_path / "stopped"), made(tmp_path / "whole")
+    assert run_ranks(3, train_rank, job, stopped, 3) == [Preempted.exit_code] * 3
+    assert run_ranks(3, train_rank, job, stopped, None) == [0, 0, 0]
+    assert run_ranks(3, train_rank, job, whole, None) == [0, 0, 0]
+    assert_same_bits(stopped, whole)
+
+
 @pytest.mark.parametrize(
     ("count", "rendezvous", "reason"),
     [
