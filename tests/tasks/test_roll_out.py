@@ -120,10 +120,10 @@ def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) ->
 
 
 def test_without_a_controller_the_command_is_taken_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def impatient(where: Path, command: Command) -> commands.Answer:
-        return commands.ask(where, command, timeout_s=0.2)
+    def impatient(mailbox: commands.Mailbox, command: Command) -> commands.Answer:
+        return commands.ask_by(mailbox, command, timeout_s=0.2)
 
-    monkeypatch.setattr(use_case, "ask", impatient)
+    monkeypatch.setattr(use_case, "ask_by", impatient)
     monkeypatch.setattr(roll_out_release, "retry_delay_seconds", 0)
     with pytest.raises(ControllerSilent, match="serin status"):
         roll_out(FIRST)
