@@ -11,7 +11,7 @@ SILENT_S = 60.0
 
 
 class RunHost:
-    """Follows the host that has a run under way. Measures by this process's clock, by the change of the beat."""
+    """Follows the host that executes a run. Measures by this process's clock, by the change of the beat."""
 
     def __init__(self, run: str) -> None:
         self._run = run

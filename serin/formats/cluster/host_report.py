@@ -67,7 +67,7 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """`gpus`: as `serin gpus --json` shows those of one host. `runs`: flow runs that this worker has under way."""
+    """`gpus`: as `serin gpus --json` shows those of one host. `runs`: flow runs in this worker."""
 
     host: str
     pool: str

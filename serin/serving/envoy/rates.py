@@ -2,7 +2,7 @@
 
 The buckets are shared by Envoy's threads and belong to one gateway. They are behind the filters that wait for the body
 and read it: only then is the model of a gRPC call known, and an answer that comes earlier resets HTTP/2 streams. A
-request that is refused here has no arm, so it is no evidence about any release.
+request that is refused here has no arm, so it does not count as evidence.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A run's state in the store while several hosts train: the first host copies its checkpoints there, and whoever is
-first in the next round fetches the one that the round names."""
+"""A run's state in the store while several hosts train: the first host copies its checkpoints there, and the
+first host of the next round fetches the one that the round names."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class SharedRun:
             except StoreError as error:
                 logger.info("%s", error)
             except FileNotFoundError:
-                continue  # an old checkpoint was removed meanwhile
+                continue  # an old checkpoint was removed in the meantime
             if last:
                 return
             ended.wait(_LOOK_S)
