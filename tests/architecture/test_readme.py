@@ -78,7 +78,9 @@ def test_the_readme_explains_every_extra_that_users_install() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text[text.index("| extra |") :].partition("\n\n")[0]
-    explained = {name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
+    explained = {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])
+    }
     assert explained == project["optional-dependencies"].keys() - {"dev", "docs", "examples"}
 
 
