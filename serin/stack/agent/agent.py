@@ -48,6 +48,9 @@ class Cluster(Protocol):
     @property
     def desired(self) -> DesiredState | None: ...
 
+    @property
+    def knows_peers(self) -> bool: ...
+
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]: ...
 
     def others_of(self, desired: DesiredState) -> dict[str, tuple[str, ...]]: ...
@@ -75,18 +78,20 @@ class Agent:
         self._leaving: frozenset[str] = frozenset()
         self._told: dict[str, str] = {}
         self._problem = ""
+        self._releases: dict[str, ReleaseReport] = {}
 
     def tick(self) -> AgentReport:
         """Runs one round and returns what it reports. An error of one release does not keep the others waiting."""
         desired = self._link.desired
         running = self._look()
-        if desired is not None:
+        if desired is not None and running is not None:
             self._act(desired, running)
             self._route(desired, running)
-        releases = {
-            release.name: report(self._memory(release), seen)
-            for release, seen in self._counted(running).items()
-        }
+        if running is not None:
+            self._releases = {
+                release.name: report(self._memory(release), seen)
+                for release, seen in self._counted(running).items()
+            }
         found = AgentReport(
             host=self._settings.host,
             beat=0,
@@ -95,14 +100,14 @@ class Agent:
             peer=self._settings.peer_address,
             desired_seq=self._in_force,
             evidence_seq=0,
-            releases=releases,
+            releases=self._releases,
             problem=self._problem,
         )
         self._link.tell(found)
         return found
 
-    def _look(self) -> dict[Release, Seen]:
-        """Returns the releases that this host runs, or should run."""
+    def _look(self) -> dict[Release, Seen] | None:
+        """Returns the releases that this host runs, or should run; None: the supervisor does not say."""
         if self._fleet is None:
             return {}
         desired = self._link.desired
@@ -111,7 +116,8 @@ class Agent:
             known = {*self._fleet.running(), *wanted}
         except FOREIGN as error:
             self._tell("releases", str(error))
-            return {}
+            self._problem = str(error)
+            return None
         self._told.pop("releases", None)
         found = {}
         for release in sorted(known):
@@ -199,7 +205,7 @@ class Agent:
             leaving=[release.name for release in running if release not in wanted],
         )
         self._problem = table.problem
-        if table.blocked:
+        if table.blocked or (table.problem and not self._link.knows_peers):
             self._tell("gateway", table.problem)
             return
         try:

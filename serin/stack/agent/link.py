@@ -31,7 +31,7 @@ _LOOK_BACK_ROUNDS: Final = 30
 
 class Link:
     """`open_store` is called in the thread, again until it succeeds. `on_news` is called when the desired state or the
-    peers have changed."""
+    peers have changed. `kept`: the file with the last desired state; beside it are the last reports of the peers."""
 
     def __init__(
         self,
@@ -45,15 +45,24 @@ class Link:
     ) -> None:
         self._host, self._open, self._kept = host, open_store, kept
         self._evidence, self._on_news, self._clock = evidence, on_news, clock
-        self._peers = PeerBook(host)
+        self._peers, self._peers_kept = PeerBook(host), kept.with_name("peers.json")
         self._lock = threading.Lock()
         self._objects: Objects | None = None
         self._desired = _read_kept(kept)
+        self._read_kept_peers()
         self._report: AgentReport | None = None
         self._beat, self._rounds = 0, 0
         self._problem = ""
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    def _read_kept_peers(self) -> None:
+        try:
+            self._peers.restore(self._peers_kept.read_bytes(), self._clock())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("%s cannot be read: %s", self._peers_kept, error)
 
     def start(self) -> None:
         self._thread.start()
@@ -74,6 +83,12 @@ class Link:
         """Why the store was not reached in the last round; empty: it was."""
         with self._lock:
             return self._problem
+
+    @property
+    def knows_peers(self) -> bool:
+        """Whether peers were read since this process began; until then it may know too few of them."""
+        with self._lock:
+            return self._rounds > 0
 
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]:
         with self._lock:
@@ -96,8 +111,9 @@ class Link:
             self._objects = self._open()
         newer = self._read_desired(self._objects)
         changed = self._read_peers(self._objects, newer or self._desired)
-        if newer is not None:  # not before its peers are known: routes to them would be left out
-            with self._lock:
+        with self._lock:
+            self._rounds += 1
+            if newer is not None:  # not before its peers are known: routes to them would be left out
                 self._desired = newer
         if newer is not None or changed:
             self._on_news()
@@ -130,8 +146,7 @@ class Link:
         """Returns a newer desired state, kept on disk; None when there is none."""
         seq = self._desired.seq if self._desired else 0
         newer = objects.keys(PREFIX, after=key_of(seq) if seq else "")
-        self._rounds += 1
-        if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 1 and objects.read(key_of(seq)) is None:
+        if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 0 and objects.read(key_of(seq)) is None:
             newer = objects.keys(PREFIX)  # the store was replaced: its numbers began again
         if not newer or (found := objects.read(newer[-1])) is None:
             return None
@@ -149,7 +164,7 @@ class Link:
         if desired is None:
             return False
         with self._lock:
-            before = self._peers.ready(desired.hosts)
+            before = self._peers.ready(desired.hosts), self._peers.known(desired)
             hosts = self._peers.hosts(desired)[:_PEERS_AT_ONCE]
         for host in hosts:
             found = objects.read(agent_key(host))
@@ -157,7 +172,11 @@ class Link:
             with self._lock:
                 self._peers.note(host, report, self._clock())
         with self._lock:
-            return self._peers.ready(desired.hosts) != before
+            changed = before != (self._peers.ready(desired.hosts), self._peers.known(desired))
+            content = self._peers.dump()
+        if changed:
+            write_whole(self._peers_kept, content)
+        return changed
 
     def _write_report(self, objects: Objects) -> None:
         with self._lock:

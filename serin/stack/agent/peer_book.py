@@ -7,6 +7,7 @@ reports: if the store is gone, the peers are not.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -29,14 +30,26 @@ class PeerBook:
         self._host = host
         self._entries: dict[str, _Entry] = {}
 
+    def dump(self) -> bytes:
+        """Returns the reports, for a process that begins while they cannot be read."""
+        return json.dumps(
+            {host: entry.report.dump().decode() for host, entry in self._entries.items()}
+        ).encode()
+
+    def restore(self, content: bytes, t: float) -> None:
+        """Takes the reports of `dump` as read at `t`. Raises ValueError, TypeError or KeyError for anything else."""
+        for host, report in json.loads(content).items():
+            self.note(host, AgentReport.load(report.encode()), t)
+
     def hosts(self, desired: DesiredState) -> list[str]:
         """Returns the other hosts that run something, in the order in which they should be read."""
         named = {host for hosts in desired.hosts.values() for host in hosts} - {self._host}
         for gone in {*self._entries} - named:
             del self._entries[gone]
-        return sorted(
-            named, key=lambda host: self._entries[host].read_at if host in self._entries else float("-inf")
-        )
+        return sorted(named, key=lambda host: (self._read_at(host), host))
+
+    def _read_at(self, host: str) -> float:
+        return self._entries[host].read_at if host in self._entries else float("-inf")
 
     def note(self, host: str, report: AgentReport | None, t: float) -> None:
         """Records a report as it was read at `t`; None: the host has none (it was forgotten)."""

@@ -60,6 +60,7 @@ class FakeGateway:
 class FakeLink:
     desired: DesiredState | None = None
     peers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    knows_peers: bool = True
     told: list[AgentReport] = field(default_factory=list)
 
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]:
@@ -226,8 +227,22 @@ def test_a_supervisor_that_is_gone_does_not_end_the_agent(
         raise SupervisorGone(socket="s", reason="gone")
 
     monkeypatch.setattr(scene.fleet, "running", gone)
-    assert scene.tick().releases == {}
-    assert scene.fleet.stops == []
+    applied = len(scene.gateway.applied)
+    report = scene.tick(3)
+    assert (report.releases["m-v1"].state, report.problem != "") == ("ready", True), "the last that was seen"
+    assert (len(scene.gateway.applied), scene.fleet.stops) == (applied, [])
+
+
+def test_an_agent_that_begins_without_the_store_keeps_the_routes_to_peers_it_does_not_know(
+    scene: Scene,
+) -> None:
+    scene.link.knows_peers = False
+    scene.link.want(ROUTE, **{"m-v1": ("b",)})
+    assert "m-v1" in scene.tick().problem
+    assert scene.gateway.applied == []
+    scene.link.knows_peers, scene.link.peers = True, {"m-v1": ("10.0.0.2:8443",)}
+    scene.tick()
+    assert scene.gateway.applied[-1]["routes"] == [ROUTE]
 
 
 def test_a_gateway_alone_routes_to_the_addresses_of_the_desired_state() -> None:

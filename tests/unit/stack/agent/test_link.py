@@ -128,8 +128,13 @@ def test_peers_are_hosts_that_run_something_and_report_it(scene: Scene) -> None:
         )
         scene.objects.put(agent_key(host), report.dump())
     link = scene.link()
+    assert not link.knows_peers
     link.round()
+    assert link.knows_peers
     assert link.peers_of({"m-v1"}) == {"m-v1": ("b:2",)}
+    scene.away = True
+    assert scene.link().peers_of({"m-v1"}) == {"m-v1": ("b:2",)}, "they outlive the agent, too"
+    scene.away = False
     scene.objects.remove(agent_key("b"))
     link.round()
     assert link.peers_of({"m-v1"}) == {"m-v1": ()}
