@@ -155,8 +155,7 @@ def test_scancel_is_seen_in_prefect(scene: Scene, dataset: dict[str, Any]) -> No
 def test_cancelling_in_prefect_reaches_the_job(scene: Scene, dataset: dict[str, Any]) -> None:
     run = scene.begin("train/placed", _training(dataset, epochs=ENDLESS, seed=3))
     _begun(scene, run)
-    state = {"type": "CANCELLING", "name": "Cancelling"}
-    call(scene.api, "POST", f"/flow_runs/{run}/set_state", {"state": state})
+    scene.cancel(run)
     scene.wait_for(run, "CANCELLED")
     job = scene.job_of(run)
     assert job is not None
@@ -165,16 +164,19 @@ def test_cancelling_in_prefect_reaches_the_job(scene: Scene, dataset: dict[str, 
 
 
 def test_a_killed_worker_finds_its_job_again(scene: Scene, dataset: dict[str, Any]) -> None:
-    run = scene.begin("train/placed", _training(dataset, epochs=20, seed=4))
+    run = scene.begin("train/placed", _training(dataset, epochs=ENDLESS, seed=4))
     _begun(scene, run)
     scene.kill_worker("gpu")
-    later = scene.begin("train/placed", _training(dataset, epochs=2, seed=5))
+    later = scene.begin("train/placed", _training(dataset, epochs=1, seed=5))
     scene.start_worker("gpu")
     scene.wait_in_log(run, "follows it now", within_s=900)
-    scene.wait_for(run, "COMPLETED", within_s=900)
     scene.wait_for(later, "COMPLETED", within_s=900)
+    assert scene.state(run) == "RUNNING"
+    scene.cancel(run)
+    scene.wait_for(run, "CANCELLED")
     names = [job["JobName"] for job in scene.cluster.jobs()]
     assert names.count(run) == names.count(later) == 1
+    _nothing_left(scene)
 
 
 def test_a_killed_job_crashes_its_run_and_leaves_nothing(scene: Scene, dataset: dict[str, Any]) -> None:
