@@ -26,6 +26,7 @@ _EXTRAS = (
     "s3",
     "xgboost",
 )  # of cpu.Dockerfile, which has the most
+_OLDER_PYTHON = ("async-timeout",)  # needed by Python 3.11.2, Debian's, and not by this one
 _MIRROR = "http://deb.debian.org/debian"
 
 
@@ -52,7 +53,7 @@ def wheelhouse() -> Path:
     if sys.version_info[:2] != (3, 11):
         raise Missing("the wheels of the images are for Python 3.11, which is not the one that runs here")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*_requirements(project["project"]), *project["build-system"]["requires"]]
+    wanted = [*_requirements(project["project"]), *project["build-system"]["requires"], *_OLDER_PYTHON]
     pins = (ROOT / "constraints.txt").read_text()
     runtime = next(line for line in pins.splitlines() if line.startswith("onnxruntime=="))
     folder = FOLDER / "wheelhouse"
