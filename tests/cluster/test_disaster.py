@@ -87,7 +87,7 @@ def _drill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         alone.until("it is at its step again", lambda: _rollout(found).weight_percent == 25.0)
         assert _rollout(found).began == began
         alone.until("the candidate answers", lambda: _answers(alone, 2, scores[2]))
-        serin("rollout", "promote", MODEL, "--why", "drill", "--no-follow")
+        serin("rollout", "promote", MODEL, "--why", "drill")
         alone.until("promoted", lambda: alone.live(MODEL) == 2)
         assert np.allclose(_answer(alone), scores[2], atol=1e-6)
     assert Store.open().aliases(MODEL)["live"] == 2
