@@ -80,10 +80,11 @@ class Container:
 
     def kill(self) -> None:
         """Ends it with all of its processes: the kernel ends a namespace whose first process is gone."""
-        while self._process.poll() is None:
-            self.signal(signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.5)
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        self._process.kill()  # one that was stopped with its child
+        self._process.wait()
 
 
 def variables_of(spec: Object, pod: Object, address: str, read: Any) -> dict[str, str]:
