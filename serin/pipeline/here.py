@@ -20,7 +20,8 @@ from serin.training.launch.job import result_folder
 def dataset_here(dataset: Dataset) -> Dataset:
     """The same dataset with a path of this host, and in use until this process ends. NotFound when it is gone."""
     store = Store.open()
-    if not dataset.path or (Path(dataset.path) / "dataset.json").is_file():
+    alone = environment.shared_store_url() is None
+    if alone or not dataset.path or (Path(dataset.path) / "dataset.json").is_file():
         store.hold_dataset(dataset)
         return dataset
     edition = Path(dataset.path).name

@@ -143,8 +143,9 @@ class Store:
 
     def hold_dataset(self, dataset: Dataset) -> None:
         """One that another process has found is in use by this one, too, until it ends."""
-        if self.local and dataset.path:
-            self._held_dataset(Path(dataset.path).name)
+        path = Path(dataset.path)
+        if self.local and dataset.path and path.parent == self._root / "datasets":
+            self._held_dataset(path.name)
 
     def remember_dataset(self, key: str, digest: str) -> None:
         """`find_dataset(key)` finds this published dataset from now on."""

@@ -111,9 +111,11 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
         serve_first_version(home, model)
         append(request_log(home), requests(model, one_in, now))
     promises, book = Promises(home, Store(str(home / "store"))), AlertBook(home)
-    for duty in (HistoryDuty(home, promises), ObjectivesDuty(home, book, promises)):
+    history, objectives = HistoryDuty(home, promises), ObjectivesDuty(home, book, promises)
+    for duty in (*[history] * 20, objectives):  # a busy machine reads a long log over several ticks
         duty.tick(now)
-        duty.close()
+    history.close()
+    objectives.close()
     metrics = MetricsServer(home, ("127.0.0.1", 0))
     threading.Thread(target=metrics.serve_forever, daemon=True).start()
     try:

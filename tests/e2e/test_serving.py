@@ -241,7 +241,7 @@ def test_a_candidate_that_hangs_costs_time_and_not_the_request(stack: Stack) -> 
 def test_a_release_whose_python_died_is_dead_although_triton_calls_it_ready(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.serving.triton.releases._SILENT_S", 0.5)  # it hangs each time
+    monkeypatch.setattr("serin.serving.triton.probe._SILENT_S", 0.5)  # it hangs each time
     spec = "serving: {backend: onnx_python, request_timeout: 0.5s}\n"
     bundle = bundles.publish(stack.store, bias=0.0, spec=spec)
     other = Release(model=bundle.model, version=bundle.version)
