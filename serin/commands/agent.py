@@ -16,44 +16,57 @@ def register(app: typer.Typer) -> None:
     app.command()(agent)
 
 
+_Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port for clients.")]
+_Address = Annotated[
+    str, typer.Option(help="The address on which the gateway listens, for clients and for peers.")
+]
+_Advertise = Annotated[
+    str | None,
+    typer.Option(
+        help="The address at which others reach this host. [default: --address, or the host's name]"
+    ),
+]
+_PeerPort = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="The port at which gateways of other hosts reach releases of this one."
+    ),
+]
+_PeerCert = Annotated[
+    Path | None, typer.Option(help="PEM file of this host's certificate for other gateways.")
+]
+_PeerKey = Annotated[Path | None, typer.Option(help="PEM file of its private key.")]
+_PeerCa = Annotated[
+    Path | None, typer.Option(help="PEM file of the authority that signs the certificates of all hosts.")
+]
+_InsecurePeers = Annotated[
+    bool, typer.Option("--insecure-peers", help="Allow a peer port without certificates.")
+]
+_GatewayOnly = Annotated[
+    bool, typer.Option("--gateway-only", help="Run only the gateway; releases run elsewhere.")
+]
+_TlsCert = Annotated[
+    Path | None, typer.Option(help="Use TLS for clients: PEM file of the certificate and its chain.")
+]
+_TlsKey = Annotated[Path | None, typer.Option(help="PEM file of that certificate's private key.")]
+_Envoy = Annotated[
+    Path | None, typer.Option(help="YAML file with additional Envoy settings for the gateway.")
+]
+
+
 def agent(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port for clients.")] = 8080,
-    address: Annotated[
-        str, typer.Option(help="The address on which the gateway listens, for clients and for peers.")
-    ] = "127.0.0.1",
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            help="The address at which others reach this host. [default: --address, or the host's name]"
-        ),
-    ] = None,
-    peer_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65535, help="The port at which gateways of other hosts reach releases of this one."
-        ),
-    ] = None,
-    peer_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of this host's certificate for other gateways.")
-    ] = None,
-    peer_key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
-    peer_ca: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the authority that signs the certificates of all hosts."),
-    ] = None,
-    insecure_peers: Annotated[
-        bool, typer.Option("--insecure-peers", help="Allow a peer port without certificates.")
-    ] = False,
-    gateway_only: Annotated[
-        bool, typer.Option("--gateway-only", help="Run only the gateway; releases run elsewhere.")
-    ] = False,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Use TLS for clients: PEM file of the certificate and its chain.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of that certificate's private key.")] = None,
-    envoy: Annotated[
-        Path | None, typer.Option(help="YAML file with additional Envoy settings for the gateway.")
-    ] = None,
+    port: _Port = 8080,
+    address: _Address = "127.0.0.1",
+    advertise: _Advertise = None,
+    peer_port: _PeerPort = None,
+    peer_cert: _PeerCert = None,
+    peer_key: _PeerKey = None,
+    peer_ca: _PeerCa = None,
+    insecure_peers: _InsecurePeers = False,
+    gateway_only: _GatewayOnly = False,
+    tls_cert: _TlsCert = None,
+    tls_key: _TlsKey = None,
+    envoy: _Envoy = None,
 ) -> None:
     """Serve on this host what a controller decides (`serin controller`), until SIGTERM.
 

@@ -71,13 +71,11 @@ def export_model(
         return export_own_inputs(
             spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by, claim=claim
         )
-    folder = Path(dataset.path)
-    description = read_dataset(folder)
+    description = read_dataset(folder := Path(dataset.path))
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
     columns = trace_features(proven.plan, description)
-    importance = measure_importance(
-        proven.logits, folder, columns, description.task, spec.export.budget.metric
-    )
+    task, metric = description.task, spec.export.budget.metric
+    importance = measure_importance(proven.logits, folder, columns, task, metric)
     score = _scores(proven)
     proven, quality = _judged(spec, proven, score, folder, read_rows)
     champion = meet_champion(
@@ -90,7 +88,6 @@ def export_model(
     facts = _lineage(lineage, description, checkpoint)
     known = (description, proven.plan, proven.schema, proven.report, champion)
     card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts, importance=importance)
-    names = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
     return publish_version(
         spec,
         release,
@@ -101,8 +98,14 @@ def export_model(
         report=proven.report,
         champion=champion,
         card=card,
-        fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, measured),
+        fill=lambda work: _fill(
+            work, _names(spec, release), proven, description, folder, checkpoint, columns, measured
+        ),
     )
+
+
+def _names(spec: PipelineSpec, release: Release) -> dict[str, str]:
+    return {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
 
 
 def _judged(

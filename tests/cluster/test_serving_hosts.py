@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import tempfile
@@ -162,7 +161,7 @@ def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewh
     assert member.process is not None
     with scene.load("c") as far:
         scene.until(lambda: far.answered > 20)
-        os.kill(member.process.pid, signal.SIGTERM)
+        hit(member.process.pid, signal.SIGTERM)
         assert member.process.wait(120) == 0, member.home.with_suffix(".log").read_text()
         member.process = None
         so_far = far.answered

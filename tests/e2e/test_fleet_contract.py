@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fleet_contract import FleetContract, Scene
+from tests.signals import hit
 from tests.unit.serving import bundles
 
 
@@ -28,7 +27,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         def kill(release: Release) -> None:
             pid = host.pid(release.name)
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            hit(pid)
 
         yield Scene(fleet=Releases(folder / "releases", host=host, store=store), store=store, kill=kill)
 

@@ -69,7 +69,7 @@ export: export.segments export.budget.metric export.budget.max_drop export.budge
 export: champion.metric champion.max_loss champion.confidence champion.max_rows
 export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.backend serving.device
 export: serving.accelerator serving.gpus serving.gpu_memory_mb serving.instances serving.threads
-export: serving.queue_delay_us serving.max_string_bytes
+export: serving.queue_delay_us serving.max_string_bytes serving.replicas serving.rate_limit serving.rate_burst
 export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rollout.false_rollback
 export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
 export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
@@ -99,7 +99,8 @@ it is rolled out, watched and trained again. Only `serin search` reads its own s
 NOT_DECIDING: Mapping[str, str] = {
     "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
     "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes",
-    "s3transfer": "brings bytes", "pydantic": "reads specs", "pydantic_core": "reads specs",
+    "s3transfer": "brings bytes", "urllib3": "brings bytes",
+    "cryptography": "signs", "pydantic": "reads specs", "pydantic_core": "reads specs",
     "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",

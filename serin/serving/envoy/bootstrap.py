@@ -78,10 +78,9 @@ def bootstrap(
     limits = rate_filters(caller_rates, model_rates)
     last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
-    checks = keys_filters(keys, issuers)
-    guarded = _connection_manager(logs, routes, [*_own_headers(), *checks, *http_filters, *last])
-    unguarded = _connection_manager(logs, routes, [*_own_headers(), *unlimited])
-    private = {"name": "inside", "address": _socket(inside), "filter_chains": [{"filters": [unguarded]}]}
+    checks = [*_own_headers(), *keys_filters(keys, issuers), *http_filters]
+    guarded = _connection_manager(logs, routes, [*checks, *last])
+    private = _inside_listener(inside, _connection_manager(logs, routes, [*_own_headers(), *unlimited]))
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
     return {
@@ -94,6 +93,10 @@ def bootstrap(
             "clusters": [_health_cluster(health)],
         },
     }
+
+
+def _inside_listener(socket: Path, manager: Document) -> Document:
+    return {"name": "inside", "address": _socket(socket), "filter_chains": [{"filters": [manager]}]}
 
 
 def _public_listener(address: str, port: int, manager: Document, tls: Path | None) -> Document:

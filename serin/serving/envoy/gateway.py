@@ -130,6 +130,9 @@ class Gateway:
         )
         if peers:
             document["static_resources"]["listeners"].append(self._peer_listener(peers))
+        return self._write_document(document, added, expert)
+
+    def _write_document(self, document: dict[str, Any], added: ExpertSettings, expert: Path | None) -> Path:
         path = self.folder / "bootstrap.json"
         if expert is not None:
             document = merge(document, added.bootstrap, expert)

@@ -60,7 +60,7 @@ def wheelhouse() -> Path:
     complete, text = folder / "complete", "\n".join([*wanted, WHEEL, NUMPY, pins])
     if not complete.exists() or complete.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
-        common = ("download", "--dest", str(folder), "--find-links", str(folder), "--only-binary", ":all:")
+        common = ("download", "--dest", str(folder), "-f", str(folder), "--only-binary", ":all:")
         _pip(*common, "--constraint", str(ROOT / "constraints.txt"), *wanted)
         _pip(*common, WHEEL, NUMPY, runtime)
         complete.write_text(text)

@@ -45,7 +45,7 @@ def verify(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: dict[str, Any] |
         count = len(rows["temp"])
         return moved({name: values[:count] for name, values in golden.outputs.items()}, by)
 
-    monkeypatch.setattr("serin.serving.triton.releases.predict", predict)
+    monkeypatch.setattr("serin.serving.triton.verify.predict", predict)
     releases.verify(V1)
 
 

@@ -142,4 +142,4 @@ def test_a_job_uses_the_cores_and_the_memory_that_slurm_gave_it(monkeypatch: pyt
     assert 0 < available_bytes() < 1000 << 20 < whole
     monkeypatch.delenv("SLURM_MEM_PER_NODE")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "500")
-    assert 0 < available_bytes() < 500 << 20
+    assert 0 <= available_bytes() < 500 << 20  # less what this process uses already
