@@ -85,7 +85,7 @@ def export_model(
     check_stopped()
     measured = {IMPORTANCE: importance, QUALITY: quality, DRIFT: drift}
     release = Release(model=spec.name, version=store.reserve_version(spec.name, claim=claim))
-    facts = _lineage(lineage, description, checkpoint)
+    facts, names = _lineage(lineage, description, checkpoint), _names(spec, release)
     known = (description, proven.plan, proven.schema, proven.report, champion)
     card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts, importance=importance)
     return publish_version(
@@ -98,9 +98,7 @@ def export_model(
         report=proven.report,
         champion=champion,
         card=card,
-        fill=lambda work: _fill(
-            work, _names(spec, release), proven, description, folder, checkpoint, columns, measured
-        ),
+        fill=lambda work: _fill(work, names, proven, description, folder, checkpoint, columns, measured),
     )
 
 
