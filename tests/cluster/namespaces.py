@@ -107,7 +107,7 @@ class Host:
             return int(probe.getsockname()[1])
 
     def cut(self) -> None:
-        """Takes the host's link down: nothing arrives and nothing leaves, and nobody is told."""
+        """Takes the host's link down: nothing arrives, nothing leaves, and no end is notified."""
         self._switch.ip("link", "set", self._port, "down")
 
     def restore(self) -> None:

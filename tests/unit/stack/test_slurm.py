@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.workers.slurm.commands import parse_jobs
@@ -135,11 +136,11 @@ def test_a_start_that_slurm_has_replaced_knows_it(mark: str | None, replaced: bo
 
 
 def test_a_job_uses_the_cores_and_the_memory_that_slurm_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = available_bytes()
+    whole, used_mb = available_bytes(), psutil.Process().memory_info().rss >> 20
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1000")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", str(used_mb + 1000))
     assert core_count() == 1
-    assert 0 < available_bytes() < 1000 << 20 < whole
+    assert 0 < available_bytes() < 1001 << 20 < whole
     monkeypatch.delenv("SLURM_MEM_PER_NODE")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "500")
-    assert 0 <= available_bytes() < 500 << 20  # less what this process uses already
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", str(used_mb + 500))
+    assert 0 < available_bytes() < 501 << 20
