@@ -75,7 +75,7 @@ def send_streams(port: int, count: int) -> str:
             for event in state.receive_data(received):
                 if isinstance(event, h2.events.ResponseReceived):
                     return str(dict(event.headers or ())[":status"])
-                if isinstance(event, h2.events.StreamReset):
+                if isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated):
                     return "reset"
     return "held"
 

@@ -78,6 +78,7 @@ PUBLISHER = textwrap.dedent("""
     import os, sys
     from pathlib import Path
     from serin.formats.bundle import write_manifest
+    from serin.store.local import LocalPlaces
     from serin.store.store import Store
     root, moment, count = sys.argv[1], int(sys.argv[2]), 0
     def deadly(real):
@@ -89,9 +90,9 @@ PUBLISHER = textwrap.dedent("""
             return real(*arguments, **options)
         return step
     os.fsync = deadly(os.fsync)
-    for name in ("_create", "_publish", "_replace"):
-        setattr(Store, name, deadly(getattr(Store, name)))
-    Path.rename, Path.replace = deadly(Path.rename), deadly(Path.replace)
+    for name in ("create", "publish", "change"):
+        setattr(LocalPlaces, name, deadly(getattr(LocalPlaces, name)))
+    os.link, Path.rename, Path.replace = deadly(os.link), deadly(Path.rename), deadly(Path.replace)
     store = Store(root)
     version = store.reserve_version("flights")
     with store.workspace() as work:
