@@ -62,7 +62,7 @@ class Model(Result):
         ('late-parcels', 1)
         >>> model.predict(frame).columns.tolist()
         ['score']
-        >>> serin.Model.load("late-parcels", 1).version
+        >>> Model.load("late-parcels", 1).version
         1
         >>> model.explain(frame.head()).frame.columns.tolist()
         ['weight', 'distance', 'carrier', 'base', 'margin', 'score']
