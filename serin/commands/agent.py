@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -76,6 +74,7 @@ def agent(
     from serin.serving.envoy.tls import tls_pair
     from serin.stack.agent.run import run_agent
     from serin.stack.agent.settings import AgentSettings, advertised
+    from serin.stack.host.standing import stop_on_signals
 
     tls = tls_pair(tls_cert, tls_key)
     settings = AgentSettings(
@@ -92,10 +91,7 @@ def agent(
         tls_key=str(tls.key) if tls else None,
         envoy_file=_absolute(envoy),
     ).check(insecure_peers=insecure_peers)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    run_agent(environment.home(), settings, stop)
+    run_agent(environment.home(), settings, stop_on_signals())
 
 
 def _absolute(path: Path | None) -> str | None:

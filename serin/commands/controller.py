@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Annotated, Literal
 
 import typer
@@ -27,11 +25,9 @@ def controller(
     """
     from serin.api.progress import without_progress_lines
     from serin.stack.cluster.controller import run
-    from serin.stack.host.standing import log_to_stdout
+    from serin.stack.host.standing import log_to_stdout, stop_on_signals
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     with without_progress_lines():
         log_to_stdout()
         run(environment.home(), fleet, stop)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import sys
 import threading
 import time
@@ -27,10 +26,10 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
-from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.shadow.replayer import Replayer
 from serin.stack.version_settings import check_trusted, stored_schema, stored_timeouts
-from serin.stack.wiring import build_gateway, build_releases, request_log
+from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.store import Store
 
@@ -116,7 +115,7 @@ def run(home: Path, stop: threading.Event) -> None:
                 SerinError,
             ) as error:  # a decision that could not be recorded was not made: retry
                 log.warning("this tick failed: %s", error)
-            _follow(gateway)
+            follow_files(gateway)
             stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
     finally:
         controller.close()
@@ -124,20 +123,9 @@ def run(home: Path, stop: threading.Event) -> None:
     log.info("the controller has stopped")
 
 
-def _follow(gateway: Gateway) -> None:
-    """Applies keys and certificates that were changed on disk, also while Envoy was away; opens its port again."""
-    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow):
-        try:
-            follow()
-        except (OSError, SerinError) as error:
-            log.warning("cannot apply the gateway's keys and certificates: %s", error)
-
-
 def main() -> None:
     log_to_stdout()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     try:
         run(environment.home(), stop)
     except SerinError as error:

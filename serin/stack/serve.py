@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from serin.stack.console.settings import read_settings
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
 from serin.stack.host.ports import port_claims
-from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.wiring import build_gateway, start_serving
@@ -122,9 +121,7 @@ def read_options(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     options = read_options(sys.argv[1:])
     log_to_stdout()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     try:
         serve(
             environment.home(),

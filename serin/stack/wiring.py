@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from pathlib import Path
 
+from serin.errors import SerinError
 from serin.formats.serving.spool import spool_root
 from serin.formats.trust import Trust
 from serin.machine import environment
@@ -21,6 +23,8 @@ from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 CONTROLLER, WATCHER, CONSOLE, AGENT = "controller", "watcher", "console", "agent"
 
@@ -37,6 +41,16 @@ def build_gateway(home: Path) -> Gateway:
         keys=key_file(home).path,
         max_heap_bytes=environment.gateway_memory_bytes(),
     )
+
+
+def follow_files(gateway: Gateway) -> None:
+    """Applies keys and certificates that changed on disk, also while Envoy was away; opens a public port that was
+    taken."""
+    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow, gateway.peer_tls.follow):
+        try:
+            follow()
+        except (OSError, SerinError) as error:
+            logger.warning("cannot apply the gateway's keys and certificates: %s", error)
 
 
 def key_file(home: Path) -> KeyFile:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 import threading
 import time
@@ -20,30 +19,20 @@ from serin.formats.cluster.host_report import AgentReport
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.rollout.run.background import BackgroundFleet
-from serin.serving.envoy.gateway import Gateway
 from serin.stack.agent.agent import Agent
 from serin.stack.agent.evidence import EvidenceUpload
 from serin.stack.agent.host_store import HostStore
 from serin.stack.agent.link import Link
 from serin.stack.agent.settings import AgentSettings, agent_folder
 from serin.stack.controller import LOG_LIMIT_BYTES
-from serin.stack.host.standing import log_to_stdout
-from serin.stack.wiring import build_gateway, build_releases, request_log
+from serin.stack.host.standing import log_to_stdout, stop_on_signals
+from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
 from serin.store.objects import open_objects
 
 log = logging.getLogger("serin.stack.agent")  # not __name__, which is __main__ here
 
 TICK_S: Final = 1.0
 _ROTATE_EVERY_S: Final = 60.0
-
-
-def follow_files(gateway: Gateway) -> None:
-    """Applies keys and certificates that were changed on disk; opens the public port again where it was taken."""
-    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow, gateway.peer_tls.follow):
-        try:
-            follow()
-        except (OSError, SerinError) as error:
-            log.warning("cannot apply the gateway's keys and certificates: %s", error)
 
 
 def view_file(home: Path) -> Path:
@@ -109,9 +98,7 @@ def _write_view(home: Path, found: AgentReport, store_problem: str) -> None:
 
 def main() -> None:
     log_to_stdout()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     try:
         run(environment.home(), stop)
     except SerinError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from serin.machine import environment
@@ -45,3 +47,11 @@ def log_to_stdout() -> None:
     them."""
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
     logging.getLogger("serin").setLevel(logging.INFO)
+
+
+def stop_on_signals() -> threading.Event:
+    """Returns an event that SIGTERM and SIGINT set, for a process that ends its work in order."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop

@@ -39,7 +39,7 @@ def pool_template(pool: str, *, kind: str = WORKER_TYPE) -> Path:
 
 
 def make_pools(api: rest_api.Api) -> None:
-    """Creates the pools cpu and gpu on the stack's own server; on another one the workers create missing pools.
+    """Creates the pools cpu and gpu on the stack's own server, with a slot in `gpu` for each GPU of this machine.
 
     A pool that somebody has made for other infrastructure, such as Slurm, is left as it is.
     """
@@ -49,6 +49,14 @@ def make_pools(api: rest_api.Api) -> None:
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
         rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
+
+
+def make_missing_pools(api: rest_api.Api) -> None:
+    """Creates the pools cpu and gpu on a server for several hosts, without a limit: each host leases its own GPUs."""
+    for pool in POOLS:
+        if rest_api.pool_type(api, pool) is None:
+            template = json.loads(pool_template(pool).read_text())
+            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=None)
 
 
 def worker_for(stack: Stack, pool: str) -> Process | None:
@@ -77,8 +85,7 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
         if slurm and own:
             logger.warning(_LOOPBACK, url)
         if file is None:
-            if own:
-                make_pools(stack_api(stack))
+            (make_pools if own else make_missing_pools)(stack_api(stack))
             return apply_deployments(stack, settings, again=True)
     elif url is None:
         raise NotUp(home=home)
@@ -86,7 +93,9 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
         settings = prefect_environment(home, url, own=False)
         shown = environment.prefect_credentials()
         login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
-        _use_slurm(rest_api.Api(url, login, key), slurm)
+        api = rest_api.Api(url, login, key)
+        _use_slurm(api, slurm)
+        make_missing_pools(api)
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     _apply(_FILE if file is None else file.absolute(), settings, log)

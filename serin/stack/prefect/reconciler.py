@@ -7,14 +7,13 @@ waits for a Prefect server that does not answer.
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from serin.errors import SerinError, StackError
 from serin.machine import environment
-from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.prefect.reconcile import build_reconciler
 
@@ -43,9 +42,7 @@ def run(stack: Stack, stop: threading.Event) -> None:
 
 def main() -> None:
     log_to_stdout()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     home: Path = environment.home()
     stack = read_stack(home)
     if stack is None:

@@ -7,14 +7,13 @@ on it.
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from pathlib import Path
 
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
-from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.capture_duty import CaptureDuty
 from serin.stack.watch.drift_duty import DriftDuty
@@ -62,9 +61,7 @@ def run(home: Path, stop: threading.Event) -> None:
 
 def main() -> None:
     log_to_stdout()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     run(environment.home(), stop)
 
 
