@@ -16,15 +16,17 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serin.errors import ExportFailed
+from serin.export import plugin_provider
 from serin.formats.wire import Array
 
-Device = Literal["cpu", "cuda", "tensorrt"]
+Device = Literal["cpu", "cuda", "tensorrt", "tensorrt_rtx"]
 
 _ERROR = 3  # ONNX Runtime's log levels: 0 verbose .. 4 fatal
 _PROVIDERS: Mapping[Device, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
+    "tensorrt_rtx": plugin_provider.PROVIDER,
 }
 RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
     getattr(ort_errors, name)
@@ -58,6 +60,8 @@ def open_session(
         settings.intra_op_num_threads = threads
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     wanted = _PROVIDERS[device]
+    if device == "tensorrt_rtx":
+        return _open_with_plugin(source, settings, options)
     if wanted not in ort.get_available_providers():
         raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")
     providers: list[Any] = [(wanted, dict(options or {}))]
@@ -74,8 +78,22 @@ def open_session(
     return session
 
 
+def _open_with_plugin(
+    source: str | bytes, settings: ort.SessionOptions, options: Mapping[str, Any] | None
+) -> ort.InferenceSession:
+    refusal = plugin_provider.add_provider(settings, options)
+    if refusal:
+        raise ExportFailed(what="the graph", reason=refusal)
+    try:
+        return ort.InferenceSession(source, settings)
+    except RUNTIME_ERRORS as error:
+        raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
+
+
 def has_device(device: Device) -> bool:
     """Returns whether this ONNX Runtime has a provider for the device; it may still fail to start."""
+    if device == "tensorrt_rtx":
+        return not plugin_provider.provider_refusal()
     return _PROVIDERS[device] in ort.get_available_providers()
 
 

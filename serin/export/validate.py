@@ -156,14 +156,19 @@ def _with_best_variant(
     report: GateReport,
 ) -> Proven:
     export = ground.spec.export
-    variants = list(build_variants(export.variants, network, _calibration(ground.folder), ground.device))
+    max_rows = ground.spec.serving.max_batch_rows
+    variants = list(
+        build_variants(
+            export.variants, network, _calibration(ground.folder), ground.device, max_rows=max_rows
+        )
+    )
     context = VariantContext(
         spec=export,
         schema=schema,
         features=features,
         golden=golden,
         rows=_judged_rows(ground, len(variants) > 1),
-        max_rows=ground.spec.serving.max_batch_rows,
+        max_rows=max_rows,
         split=ground.split,
     )
     chosen, judged = judge_variants(context, variants)

@@ -179,6 +179,16 @@ class Nvml:
             return {}
         return {each.pid: each.bytes for each in found[: count.value] if each.bytes != _NOT_TOLD}
 
+    def compute_capability(self, device: str) -> str | None:
+        """The compute capability, such as "9.0"; None when the driver does not tell it."""
+        handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle)) != 0:
+            return None
+        ask = self._library.nvmlDeviceGetCudaComputeCapability
+        if ask(handle, ctypes.byref(major), ctypes.byref(minor)) != 0:
+            return None
+        return f"{major.value}.{minor.value}"
+
     def joules(self, device: str) -> float | None:
         """Energy since the driver was loaded."""
         millijoules = ctypes.c_ulonglong()

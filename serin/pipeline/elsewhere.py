@@ -25,7 +25,8 @@ def etl_deployment(spec: PipelineSpec, needs: Needs) -> str:
 
 def export_deployment(spec: PipelineSpec, needs: Needs) -> str:
     """The deployment of the export: on a host with GPUs for what is built or measured on one."""
-    on_gpu = spec.has_data and (spec.export.target != "cpu" or "tensorrt" in spec.export.variants)
+    engines = {"tensorrt", "tensorrt_rtx"} & set(spec.export.variants)
+    on_gpu = spec.has_data and (spec.export.target != "cpu" or bool(engines))
     return _GPU if not needs.gpus and on_gpu and gpus_elsewhere() else needs.deployment
 
 

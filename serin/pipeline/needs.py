@@ -71,6 +71,8 @@ def export_needs(spec: PipelineSpec) -> Needs:
         why = f"export.target: {spec.export.target}"
     elif "tensorrt" in spec.export.variants and has_device("tensorrt"):
         why = "the variant tensorrt"
+    elif "tensorrt_rtx" in spec.export.variants and has_device("tensorrt_rtx"):
+        why = "the variant tensorrt_rtx"
     else:
         return Needs(gpus=0, why="nothing is measured on a GPU")
     most = max(device.memory_bytes for device in devices)

@@ -43,14 +43,16 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "train": ("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
     "export": (
         "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost", "tensorrt",
-        "safetensors",
+        "tensorrt-rtx", "onnxruntime-ep-nv-tensorrt-rtx", "safetensors",
     ),
 }  # fmt: skip
 _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "cudf": ("cudf-cu12", "cudf-cu13"),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
     "onnxruntime": ("onnxruntime-gpu",),
+    "onnxruntime-ep-nv-tensorrt-rtx": ("onnxruntime-ep-nv-tensorrt-rtx-cu13",),
     "tensorrt": ("tensorrt-cu12", "tensorrt-cu13"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu13-bindings",),
     "xgboost": ("xgboost-cpu",),
 }
 """Distributions that bring the library under another name."""

@@ -33,7 +33,10 @@ PURE_MAY_IMPORT = {
     "serin.formats.drift", "serin.monitoring.drift",
     "serin.evidence", "serin.rollout.decide",
 }  # fmt: skip
-GPU_ONLY = {"cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt"}  # for GPUs, absent here
+GPU_ONLY = {  # for GPUs, absent here
+    "cudf", "cupy", "cupyx", "dask_cuda", "onnxruntime_ep_nv_tensorrt_rtx", "pynvml", "rmm", "tensorrt",
+    "tensorrt_rtx_bindings", "tensorrt_rtx_libs",
+}  # fmt: skip
 
 
 def test_a_triton_model_imports_only_what_triton_s_environment_holds() -> None:

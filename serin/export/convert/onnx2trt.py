@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from serin.errors import ExportFailed
+from serin.export.convert.typed_engine import build_engine
 from serin.export.session import has_device
 from serin.machine.hardware import inventory
 
 PROFILE_ROWS = (1, 8, 64)
 _WORKSPACE_BYTES = 1 << 30
+_WHAT = "the network as a TensorRT engine"
 
 
 def missing_tensorrt() -> str:
@@ -65,13 +65,12 @@ def engine_key(gpu: str, driver: str, network: onnx.ModelProto) -> str:
 
 def provider_options(columns: dict[str, int], max_rows: int) -> dict[str, Any]:
     """Returns options that make ONNX Runtime's TensorRT provider build like `build_plan`. `columns`: input name ->
-    width."""
+    width. Without `trt_fp16_enable` the provider builds strongly typed engines: precision comes from the graph."""
 
     def shapes(rows: int) -> str:
         return ",".join(f"{name}:{rows}x{width}" for name, width in columns.items())
 
     return {
-        "trt_fp16_enable": True,
         "trt_timing_cache_enable": True,
         "trt_profile_min_shapes": shapes(1),
         "trt_profile_opt_shapes": shapes(64),
@@ -79,42 +78,18 @@ def provider_options(columns: dict[str, int], max_rows: int) -> dict[str, Any]:
     }
 
 
-def build_plan(network: onnx.ModelProto, *, max_rows: int, timing_cache: Path, fp16: bool = True) -> bytes:
-    """Returns a serialised engine with one profile for each of 1, 8, 64 and `max_rows` rows."""
+def build_plan(network: onnx.ModelProto, *, max_rows: int, timing_cache: Path) -> bytes:
+    """Returns a serialised, strongly typed engine with one profile for each of 1, 8, 64 and `max_rows` rows."""
     import tensorrt
 
-    logger = tensorrt.Logger(tensorrt.Logger.ERROR)
-    builder = tensorrt.Builder(logger)
-    definition = builder.create_network(0)
-    parser = tensorrt.OnnxParser(definition, logger)
-    if not parser.parse(network.SerializeToString()):
-        reasons = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
-        raise ExportFailed(what="the network as a TensorRT engine", reason=reasons)
-    config = builder.create_builder_config()
-    config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
-    if fp16:
-        config.set_flag(tensorrt.BuilderFlag.FP16)
-    known = timing_cache.read_bytes() if timing_cache.is_file() else b""
-    timings = config.create_timing_cache(known)
-    config.set_timing_cache(timings, ignore_mismatch=False)
-    for profile in _profiles(builder, definition, (*PROFILE_ROWS, max_rows)):
-        config.add_optimization_profile(profile)
-    plan = builder.build_serialized_network(definition, config)
-    if plan is None:
-        raise ExportFailed(what="the network as a TensorRT engine", reason="TensorRT built none; see its log")
-    timing_cache.write_bytes(bytes(config.get_timing_cache().serialize()))
-    return bytes(plan)
+    def configure(config: Any) -> None:
+        config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
+        known = timing_cache.read_bytes() if timing_cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+        configs.append(config)
 
-
-def _profiles(builder: Any, definition: Any, sizes: Sequence[int]) -> list[Any]:
-    """Adds one profile per size, from the size before it: an engine is fastest at the shape it was tuned for."""
-    profiles, least = [], 1
-    for rows in sorted(set(sizes)):
-        profile = builder.create_optimization_profile()
-        for index in range(definition.num_inputs):
-            tensor = definition.get_input(index)
-            width = tensor.shape[1]
-            profile.set_shape(tensor.name, (least, width), (rows, width), (rows, width))
-        profiles.append(profile)
-        least = rows
-    return profiles
+    configs: list[Any] = []
+    sizes = (*PROFILE_ROWS, max_rows)
+    engine = build_engine(tensorrt, network, sizes=sizes, what=_WHAT, configure=configure)
+    timing_cache.write_bytes(bytes(configs[0].get_timing_cache().serialize()))
+    return engine.plan

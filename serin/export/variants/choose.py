@@ -40,6 +40,7 @@ _SLOW = 5.0  # times fp32: such a variant is measured on few rows only
 _SLOW_SIZES = (1, 8)
 _METRIC_SECONDS = 3.0
 _METRIC_BATCH_ROWS = 4096
+_NOT_SERVED = "experimental: measured, not served"
 _SEGMENT_ROWS = 200  # a segment with fewer is not judged
 
 
@@ -78,9 +79,14 @@ def judge_variants(
         logger.info(
             f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}"
         )
-    chosen = _choose(judged, base.variant.name)
+    served = {name: one for name, one in judged.items() if not _experimental(entries, name)}
+    chosen = _choose(served, base.variant.name)
     judged[chosen] = replace(judged[chosen], status="chosen")
     return entries[chosen], tuple(judged[variant.name] for variant in variants)
+
+
+def _experimental(entries: Mapping[str, Runnable], name: str) -> bool:
+    return name in entries and entries[name].variant.experimental
 
 
 def _measure_latency(
@@ -96,13 +102,14 @@ def _measure_latency(
             reason = f"it does not run here: {str(error).splitlines()[0]}"
             judged[name] = VariantResult(name=name, status="unavailable", reason=reason)
     timed: dict[str, dict[int, float]] = {name: {} for name in runnable}
+    base = next(iter(runnable))
     for rows in sorted({*context.spec.batch_mix, 1, 64}):
         feed = _feed(context.golden, rows)
         runs = {name: partial(entry.runs.run, context.outputs, feed) for name, entry in runnable.items()}
         found = race(runs)
         for name, taken in found.items():
             timed[name][rows] = round(taken, 1)
-            if taken > HOPELESS * min(found.values()):
+            if taken > HOPELESS * min(found.values()) and name != base:  # which the others are compared with
                 del runnable[name]  # larger batches would take minutes without new information
     return timed
 
@@ -147,7 +154,7 @@ def _judge(
             raise Refused(f"it is much too slow here: {taken}")
     except Refused as refusal:
         return replace(found, status="rejected", reason=str(refusal), node=refusal.node)
-    return found
+    return replace(found, reason=_NOT_SERVED) if entry.variant.experimental else found
 
 
 def _check_scores(context: VariantContext, base: Runnable, entry: Runnable, sizes: Sequence[int]) -> float:

@@ -13,6 +13,7 @@ from serin.export.convert.fuse import core_of, fuse
 from serin.export.convert.onnx2trt import provider_options
 from serin.export.gate.golden import GoldenRows
 from serin.export.gate.quality import METRICS
+from serin.export.plugin_provider import profile_options
 from serin.export.session import Device, FrontAndCore, Runs, open_session
 from serin.export.variants.build import Variant
 from serin.formats.schema import Schema
@@ -71,8 +72,11 @@ def open_runnable(context: VariantContext, variant: Variant) -> Runnable:
             context.features.num: context.golden.num.shape[1],
             context.features.cat: context.golden.cat.shape[1],
         }
-        engine = variant.device == "tensorrt"
-        options = provider_options(widths, context.max_rows) if engine else None
+        options: Mapping[str, Any] | None = None
+        if variant.device == "tensorrt":
+            options = provider_options(widths, context.max_rows)
+        elif variant.device == "tensorrt_rtx":
+            options = profile_options(widths, context.max_rows)
         runs = front_and_core(context.features, core, variant.device, options)
     else:
         runs = open_session(model, threads=1)

@@ -32,7 +32,7 @@ _WORKSPACE_BYTES = 1 << 30
 class Settings:
     """The common settings of every model of a release. `gpus`: ids as the process sees them; none: the CPU.
 
-    `gpu_bytes`: what ONNX Runtime may use on each. `fp16`: TensorRT may round to it, as it did before the gate.
+    `gpu_bytes`: what ONNX Runtime may use on each.
     """
 
     release: Release
@@ -40,7 +40,6 @@ class Settings:
     threads: int = 1
     gpus: tuple[int, ...] = ()
     gpu_bytes: int | None = None
-    fp16: bool = False
     engines: Path | None = None  # where TensorRT stores engines built at the first start
     golden: Golden | None = None
     recording: Recording | None = None  # by the model that clients call, if its backend can
@@ -180,7 +179,7 @@ def _add_accelerator(config: Any, inputs: Sequence[InputColumn], settings: Setti
     if settings.serving.accelerator == "tensorrt":
         most = settings.serving.max_batch_rows
         options = {
-            "precision_mode": "FP16" if settings.fp16 else "FP32",
+            "precision_mode": "FP32",  # no permission to round: precision comes from the graph
             "max_workspace_size_bytes": str(_WORKSPACE_BYTES),
         }
         if all(column.dtype != "BYTES" for column in inputs):  # else TensorRT's part begins behind them

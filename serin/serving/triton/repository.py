@@ -14,7 +14,6 @@ from tritonclient.grpc import model_config_pb2
 from serin.errors import BackendRefused, BundleBroken
 from serin.formats.bundle import (
     GOLDEN,
-    PLAN,
     REPOSITORY,
     Manifest,
     read_golden,
@@ -147,7 +146,6 @@ def _settings(
         threads=serving.threads or read_runtime(source).threads,
         gpus=gpus if choice.place == "gpu" else (),
         gpu_bytes=gpu_bytes,
-        fp16=(source / PLAN).is_file(),
         engines=folder.with_name("engines"),
         golden=read_golden(source) if (source / GOLDEN).is_file() else None,
         recording=recording_of(bundle, release, read_schema(source)),

@@ -171,7 +171,7 @@ def test_onnx_runtime_s_accelerators_get_their_limits(bundle: Bundle, tmp_path: 
     name, asked = options("ensemble, TensorRT", CORE)
     assert name == "tensorrt"
     assert asked["trt_profile_max_shapes"] == f"{NUM}:128x3,{CAT}:128x1"
-    assert asked["precision_mode"] == "FP16", "an engine was judged, and it was allowed to round"
+    assert asked["precision_mode"] == "FP32", "precision comes from the graph that was judged"
     assert asked["trt_engine_cache_path"] == str(tmp_path / "engines")
     _, whole = options("onnxruntime, TensorRT", MODEL)
     assert "trt_profile_max_shapes" not in whole, "texts are not TensorRT's"
