@@ -9,6 +9,7 @@ BENCH_VENV   := .venv-bench
 BENCH_READY  := $(BENCH_VENV)/.installed
 BENCH        ?= etl
 ARGS         ?=
+COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
@@ -29,7 +30,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test coverage chaos cluster-test soak lint ruff format docs hooks release bench bench-setup system-deps clean
+.PHONY: help install demo test coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,10 @@ coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run;
 cluster-test: $(INSTALLED) $(TRITON) ## several hosts, Slurm, Kubernetes and containers on this machine (needs root; installs what it needs)
 	$(BIN)/python -m tests.cluster.parts
 	$(BIN)/python -m pytest tests/cluster $(ARGS)
+
+# Installs nothing: a GPU machine may have no network. A PYTHON that is named is used instead of .venv.
+gpu-test: ## everything that needs a GPU, in under ten minutes, as one table: make gpu-test PYTHON=python3
+	@$(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu --commit "$(COMMIT)" $(ARGS)
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,13 +27,13 @@ _LOOK_S = 0.2  # servers have work to do on the same cores
 
 
 class Stack:
-    def __init__(self, home: Path, **variables: str) -> None:
+    def __init__(self, home: Path, *, gpus: Sequence[str] | None = (), **variables: str) -> None:
+        """`gpus`: those that are pretended, none at first. None: the machine's own."""
         self.home = home
-        inventory = str(write_inventory(home, ()))  # GPUs are pretended where one is needed: none at first
-        self.environment = {
-            **os.environ, "SERIN_HOME": str(home), "SERIN_INVENTORY": inventory, **variables
-        }  # fmt: skip
-        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+        self.environment = {**os.environ, "SERIN_HOME": str(home), **variables}
+        if gpus is not None:
+            self.environment["SERIN_INVENTORY"] = str(write_inventory(home, gpus))
+            self.environment.pop("CUDA_VISIBLE_DEVICES", None)
         self.command_lines: set[bytes] = set()
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

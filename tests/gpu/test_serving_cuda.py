@@ -19,9 +19,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from serin.errors import GpuMemoryShort, TritonMissing
+from serin.errors import GpuMemoryShort
 from serin.export.build import export_model
-from serin.export.session import has_device
 from serin.formats.schema import read_schema
 from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder, spool_root
 from serin.formats.wire import Array, to_wire
@@ -29,7 +28,6 @@ from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import Client, predict
 from serin.serving.client.load import Closed, model_target, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME
-from serin.serving.triton.installation import find_triton
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.repository import serving_settings
 from serin.serving.tuning.devices import devices_for
@@ -42,6 +40,7 @@ from serin.store.artifacts import Bundle, ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway
+from tests.gpu.parts import why_no_release
 from tests.unit.export.small_dataset import Trained, flights, make_trained
 
 NETWORK = {"kind": "mlp", "hidden": [2048, 1024, 512]}
@@ -50,19 +49,7 @@ MOST_ROWS = 4096
 CLIENTS_OF_SIZE = {1: (1, 8, 32), 8: (1, 8, 32), 64: (1, 8, 32), 512: (1, 8, 32), MOST_ROWS: (1, 4)}
 
 
-def _unable() -> str:
-    if not torch.cuda.is_available():
-        return "no GPU that torch can use"
-    if not has_device("cuda"):
-        return "this ONNX Runtime has no CUDA provider"
-    try:
-        server = find_triton().describe(gpus=True)
-    except TritonMissing as error:
-        return str(error)
-    return "" if "cuda" in server.accelerators else "the ONNX Runtime of Triton's Python has no CUDA provider"
-
-
-_WHY = _unable()
+_WHY = why_no_release()
 pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
 
 

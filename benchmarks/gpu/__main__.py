@@ -1,0 +1,141 @@
+"""python -m benchmarks.gpu: everything that needs a GPU, in under ten minutes, as one table. Installs nothing.
+
+First the files of tests/gpu, several at a time; then the tests that need the GPU for themselves (`pytest.mark.alone`);
+then the benchmarks, one by one. What does not fit into the time is reported as not run. The result is kept in
+benchmarks/results/, one file per kind of GPU, and written again after each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.parts import BENCHMARKS, ROOT, Outcome, Part, Running, parts_of_tests
+from benchmarks.gpu.table import show_line, show_table
+from benchmarks.gpu.versions import read_versions
+from benchmarks.machine import machine
+
+_LOOK_S = 0.1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts only, by their names")
+    parser.add_argument("--seconds", type=float, default=570.0, help="the time for everything (default: 570)")
+    parser.add_argument(
+        "--at-once", type=int, default=4, help="files of tests that run together (default: 4)"
+    )
+    parser.add_argument("--commit", default="", help="the commit under test, where there is no git")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder for the result"
+    )
+    parser.add_argument("--logs", type=Path, help="keep the output of each part in this folder")
+    parser.add_argument(
+        "--anyway", action="store_true", help="run where there is no GPU: tests are skipped then"
+    )
+    chosen = parser.parse_args()
+    versions = read_versions()
+    if not versions["gpu"] and not chosen.anyway:
+        print("no GPU here: nothing was run", file=sys.stderr)
+        return 2
+    known = [*parts_of_tests(), *BENCHMARKS]
+    unknown = set(chosen.only or ()) - {part.name for part in known}
+    if unknown:
+        names = ", ".join(part.name for part in known)
+        print(f"no such part: {', '.join(sorted(unknown))}; there are: {names}", file=sys.stderr)
+        return 2
+    parts = [part for part in known if chosen.only is None or part.name in chosen.only]
+    facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": chosen.commit or None}
+    result = Result(
+        path=chosen.results / f"gpu-{kind_of(versions['gpu'])}.json", facts=facts, versions=versions
+    )
+    with tempfile.TemporaryDirectory(prefix="serin-gpu-test-") as scratch:
+        logs = chosen.logs or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        run_parts(parts, result, logs, at_once=chosen.at_once, deadline=time.monotonic() + chosen.seconds)
+    print(show_table(result.outcomes, {part.name: part for part in parts}, facts, versions))
+    print(f"kept in {result.path}")
+    good = ("passed", "skipped", "goal missed")  # a figure below its goal is shown, and no failure
+    return 0 if all(outcome.result in good for outcome in result.outcomes) else 1
+
+
+def kind_of(gpus: Sequence[str]) -> str:
+    """The kind of machine as part of a file's name: nvidia-h200, or 8x-nvidia-h200."""
+    if not gpus:
+        return "none"
+    name = "".join(letter if letter.isalnum() else "-" for letter in gpus[0].lower())
+    return name if len(gpus) == 1 else f"{len(gpus)}x-{name}"
+
+
+class Result:
+    """The outcomes so far, kept in a file that is whole at any time."""
+
+    def __init__(self, *, path: Path, facts: dict[str, Any], versions: dict[str, Any]) -> None:
+        self.path, self.outcomes = path, list[Outcome]()
+        self._head = {
+            "format": "serin.gpu-test",
+            "version": 1,
+            **facts,
+            "versions": versions,
+            "machine": machine(),
+        }
+        self._began = time.monotonic()
+
+    def add(self, outcome: Outcome, part: Part) -> None:
+        if not outcome.name:
+            return  # a file in which every test needs the GPU for itself
+        self.outcomes.append(outcome)
+        print(show_line(outcome, part), flush=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        document = {
+            **self._head,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "parts": [asdict(found) for found in self.outcomes],
+        }
+        written = self.path.with_suffix(".new")
+        written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        written.replace(self.path)
+
+
+def run_parts(parts: Sequence[Part], result: Result, logs: Path, *, at_once: int, deadline: float) -> None:
+    """Runs parts that may share the GPU side by side, then the others one by one, until the deadline."""
+    together = [part for part in parts if not part.alone]
+    _run(together, result, logs, at_once=at_once, deadline=deadline)
+    for part in (part for part in parts if part.alone):
+        _run([part], result, logs, at_once=1, deadline=deadline)
+
+
+def _run(parts: Sequence[Part], result: Result, logs: Path, *, at_once: int, deadline: float) -> None:
+    waiting, running = list(parts), list[Running]()
+    try:
+        while waiting or running:
+            late = time.monotonic() >= deadline
+            if late:
+                for part in waiting:
+                    result.add(
+                        Outcome(name=part.name, result="not run", seconds=0.0, detail="no time left"), part
+                    )
+                waiting.clear()
+            while waiting and len(running) < at_once:
+                running.append(Running(waiting.pop(0), logs))
+            for one in list(running):
+                outcome = one.stop() if late else one.ended()
+                if outcome is not None:
+                    running.remove(one)
+                    result.add(outcome, one.part)
+            time.sleep(_LOOK_S)
+    finally:
+        for one in running:  # interrupted
+            one.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The versions under which a result was seen: driver, CUDA, and the packages of both environments."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from serin.errors import TritonMissing
+from serin.machine.hardware import Nvml, inventory
+from serin.serving.triton.installation import find_triton
+
+PACKAGES = {
+    "torch": ("torch",),
+    "cudf": ("cudf-cu13", "cudf-cu12", "cudf"),
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "dask-cuda": ("dask-cuda",),
+    "onnxruntime": ("onnxruntime-gpu", "onnxruntime"),
+    "xgboost": ("xgboost",),
+    "prefect": ("prefect",),
+    "serin": ("serin",),
+}
+_TRITON = (
+    "import json; from importlib.metadata import version, distributions\n"
+    "names = {found.metadata['Name'] for found in distributions()}\n"
+    "wanted = [n for n in ('nvidia-pytriton', 'onnxruntime-gpu', 'onnxruntime', 'numpy') if n in names]\n"
+    "print(json.dumps({name: version(name) for name in wanted}))"
+)
+
+
+def read_versions() -> dict[str, Any]:
+    """None for what is not installed."""
+    nvml = Nvml.open()
+    found: dict[str, Any] = {
+        "gpu": [device.name for device in inventory()],
+        "driver": nvml.driver_version() if nvml else None,
+        "cuda": nvml.cuda_version() if nvml else None,
+        "python": platform.python_version(),
+    }
+    found |= {name: _first(candidates) for name, candidates in PACKAGES.items()}
+    return {**found, "triton": _triton()}
+
+
+def _first(candidates: tuple[str, ...]) -> str | None:
+    for name in candidates:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _triton() -> dict[str, str] | None:
+    """The packages of Triton's own environment, by which its server comes."""
+    try:
+        python = find_triton().python_folder / "python3"
+    except TritonMissing:
+        return None
+    done = subprocess.run([str(python), "-c", _TRITON], capture_output=True, text=True, timeout=60)
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else None
