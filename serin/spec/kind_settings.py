@@ -51,6 +51,7 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "training.embedding_updates": _NETWORKS,
     "training.seed": (*_NETWORKS, "xgboost", "script"),
     "training.processes": (*_NETWORKS, "script"),
+    "training.processes_per_gpu": _NETWORKS,
     "training.precision": _NETWORKS,
     "training.strategy": _NETWORKS,
     "training.gradient_checkpointing": _NETWORKS,

@@ -56,6 +56,9 @@ class TrainingSpec(Section):
     """The seed of all random numbers."""
     processes: int | Literal["auto"] = "auto"
     """The number of training processes, one GPU each. `auto` takes all GPUs of the machine, or one process on a CPU."""
+    processes_per_gpu: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
+    """The number of processes that share one GPU. More than one exchange everything through the host (gloo, because
+    NCCL refuses them) and are slower than one: this is for trying a training of several processes on one GPU."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """The precision of a step. `auto` measures and takes the most exact one that no other beats by 5%."""
     strategy: Literal["auto", Strategy] = "auto"

@@ -160,6 +160,9 @@ def test_gpus_are_leased_while_the_training_runs_and_free_afterwards(
 def test_as_many_gpus_as_processes_are_wanted(two_gpus: None) -> None:
     assert devices_wanted(ModelSpec(), TrainingSpec(processes=1)) == 1
     assert devices_wanted(ModelSpec(), TrainingSpec(processes="auto")) == 2
+    assert devices_wanted(ModelSpec(), TrainingSpec(processes=2, processes_per_gpu=2)) == 1
+    assert devices_wanted(ModelSpec(), TrainingSpec(processes=3, processes_per_gpu=2)) == 2
+    assert devices_wanted(ModelSpec(), TrainingSpec(processes="auto", processes_per_gpu=2)) == 2
 
 
 def test_no_gpu_is_wanted_where_there_is_none() -> None:

@@ -47,6 +47,8 @@ class Learner:
             return "only a GPU can capture a step"
         if self.world.size > 1 and self.spread.strategy != "ddp":
             return f"a step of {self.spread.strategy} communicates with other processes between its layers"
+        if self.world.size > 1 and self.world.device_ranks > 1:
+            return "processes that share a GPU exchange gradients through the host"
         return ""
 
 

@@ -13,7 +13,9 @@ from serin.spec.training import Execution, Strategy, TrainingSpec
 from serin.store.format_version import check_version
 
 # These change how a run proceeds, not its result: a run may be resumed with other values of them.
-_FREE = frozenset({"processes", "strategy", "gradient_checkpointing", "checkpoint_every_steps"})
+_FREE = frozenset(
+    {"processes", "processes_per_gpu", "strategy", "gradient_checkpointing", "checkpoint_every_steps"}
+)
 
 
 class TrainingJob(Section):
@@ -24,9 +26,14 @@ class TrainingJob(Section):
     dataset: str  # folder
     dataset_digest: str
     processes: int  # ranks on this machine
-    gpu: bool  # one GPU per rank, else all ranks on the CPU
+    gpu: bool  # one GPU per rank, or per `training.processes_per_gpu` ranks; else all ranks on the CPU
     profile: bool = False  # write a trace of a few steps
     test: bool = True  # score the test rows at the end; off for trials of a search
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of this machine that its ranks use."""
+        return gpus_for(self.processes, self.training) if self.gpu else 0
 
     def differences(self, other: TrainingJob) -> list[str]:
         """Returns the settings by which `other` would end with other weights, as 'training.seed: 0 -> 1'."""
@@ -45,6 +52,11 @@ class TrainingJob(Section):
             **{f"training.{key}": value for key, value in training.items()},
             "dataset": self.dataset_digest,
         }
+
+
+def gpus_for(processes: int, training: TrainingSpec) -> int:
+    """The number of GPUs for so many processes."""
+    return -(-processes // training.processes_per_gpu)
 
 
 class ResolvedSettings(Section):

@@ -27,7 +27,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
-from serin.training.launch.job import TrainingJob, read_job, result_folder, training_file
+from serin.training.launch.job import TrainingJob, gpus_for, read_job, result_folder, training_file
 from serin.training.launch.machines import Machines, machines_told
 from serin.training.launch.processes import run_process
 from serin.training.launch.programs import programs, pruning_program
@@ -80,14 +80,14 @@ def train(
                 hear(record)
                 tracker.hear(record)
 
-            with measure("train", _described(devices[: job.processes])) as measurement:
+            with measure("train", _described(devices[: job.gpus])) as measurement:
                 stop, look_at = stop or threading.Event(), measurement.watch.look_at
                 run = _run_together if machines.in_store else _run
                 end = run(job, folder, devices, machines, stop, heard, look_at)
                 while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
                     logger.info(end.status.reason)
                     end = run(job, folder, devices, machines, stop, heard, look_at)
-                _fill(measurement, end.status, devices)
+                _fill(measurement, end.status, job, devices)
             assert measurement.receipt is not None
             measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
             checkpoint = _outcome(folder, end)
@@ -154,11 +154,11 @@ def _job(
     test: bool = True,
     profile: bool = False,
 ) -> TrainingJob:
-    processes = training.processes if training.processes != "auto" else max(1, len(devices))
-    if devices and processes > len(devices):
-        reason = (
-            f"training.processes={processes}, one GPU each, but {len(devices)} leased: {', '.join(devices)}"
-        )
+    each = training.processes_per_gpu
+    processes = training.processes if training.processes != "auto" else max(1, len(devices) * each)
+    if devices and gpus_for(processes, training) > len(devices):
+        how = "one GPU each" if each == 1 else f"{each} on each GPU"
+        reason = f"training.processes={processes}, {how}, but {len(devices)} leased: {', '.join(devices)}"
         raise TrainingRefused(folder=folder, reason=reason)
     return TrainingJob(
         model=model,
@@ -202,7 +202,7 @@ def _run(
     status_file(folder).unlink(missing_ok=True)
     follower = Follower(folder)
     # Deliberately empty without a lease: GPUs that are not leased must not be visible.
-    settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.processes]), "PYTHONUNBUFFERED": "1"}
+    settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.gpus]), "PYTHONUNBUFFERED": "1"}
     if job.model.kind == "script":
         settings |= prepare_script(job, folder)
     exit_code, asked = 0, False
@@ -291,11 +291,17 @@ def _described(devices: tuple[str, ...]) -> list[Device]:
     return [known.get(device, Device(id=device, name="GPU", memory_bytes=0)) for device in devices]
 
 
-def _fill(measurement: Measurement, status: Status | None, devices: tuple[str, ...]) -> None:
+def _fill(
+    measurement: Measurement, status: Status | None, job: TrainingJob, devices: tuple[str, ...]
+) -> None:
     if status is not None and status.state == "done":
         measurement.rows, measurement.work_s = status.rows, status.work_s
         measurement.data_wait_share = status.data_wait_share
-        measurement.peak_bytes = dict(zip(devices, status.peak_bytes, strict=False))
+        for rank, peak in enumerate(status.peak_bytes):
+            place = rank // job.training.processes_per_gpu
+            if place < len(devices):  # the others are on other machines
+                sums = measurement.peak_bytes
+                sums[devices[place]] = sums.get(devices[place], 0) + peak
         if status.flops and status.peak_flops_per_s and status.peak_bytes_per_s:
             measurement.work = Work(
                 flops=status.flops,

@@ -17,6 +17,7 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.store.runs import run_folder
 from serin.store.stage_keys import StageKey, key_of
+from serin.training.launch.job import gpus_for
 
 _FORMAT = 1  # raise it when the same inputs must give another result
 
@@ -31,6 +32,7 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
     decides = training.model_copy(
         update={
             "processes": "auto",
+            "processes_per_gpu": 1,
             "strategy": "auto",
             "gradient_checkpointing": False,
             "checkpoint_every_steps": "auto",
@@ -84,10 +86,11 @@ def training_folder(
 
 
 def devices_wanted(model: ModelSpec, training: TrainingSpec) -> int:
-    """Returns how many GPUs to lease: one per process, all that are here for `auto`, none where there are none."""
+    """Returns how many GPUs to lease: one per process, or fewer where several share one; all that are here for `auto`,
+    none where there are none."""
     present = len(inventory())
     if not present or model.kind == "onnx":
         return 0
     if model.kind == "xgboost":
         return 1
-    return present if training.processes == "auto" else training.processes
+    return present if training.processes == "auto" else gpus_for(training.processes, training)

@@ -5,13 +5,32 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
 def full(tensor: Tensor) -> Tensor:
     """Returns the whole tensor on every rank; all ranks must call it."""
-    whole: Tensor = tensor.full_tensor() if _distributed(tensor) else tensor
-    return whole.detach()
+    if not _distributed(tensor):
+        return tensor.detach()
+    mesh, placement = tensor.device_mesh, tensor.placements[0]
+    if mesh.ndim > 1 or placement.is_partial():
+        return tensor.full_tensor().detach()
+    if not placement.is_shard():
+        return tensor.to_local().detach()
+    return _gathered(tensor.to_local().detach(), placement.dim, tensor.shape[placement.dim], mesh)
+
+
+def _gathered(mine: Tensor, dim: int, length: int, mesh: Any) -> Tensor:
+    """Joins the shards of a dimension. DTensor's own gathering crashes with gloo on a GPU: it gives gloo addresses of
+    the GPU's memory."""
+    ranks = mesh.size()
+    each = -(-length // ranks)  # the last shards may be shorter, or empty
+    padded = mine.new_zeros([each if at == dim else size for at, size in enumerate(mine.shape)])
+    padded.narrow(dim, 0, mine.shape[dim]).copy_(mine)
+    pieces = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(pieces, padded, group=mesh.get_group())
+    return torch.cat(pieces, dim=dim).narrow(dim, 0, length)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -40,7 +59,8 @@ def fill(target: Tensor, whole: Tensor) -> None:
         distribute_tensor,  # half a second of import that a run on one device can save
     )
 
-    target.copy_(distribute_tensor(whole.to(target.device), target.device_mesh, target.placements))
+    whole = whole.to(target.device)
+    target.copy_(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
 
 
 def _distributed(tensor: Any) -> TypeGuard[Any]:

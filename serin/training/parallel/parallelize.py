@@ -147,6 +147,8 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
         parallelize_module,
     )
 
+    joins = world.through_host  # DTensor's own gathering crashes with gloo on a GPU (dtensors.py)
+
     def style(cut: Cut) -> ParallelStyle:
         match cut:
             case "table":
@@ -154,11 +156,33 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
             case "outputs":
                 return ColwiseParallel()
             case "outputs_gathered":
-                return ColwiseParallel(output_layouts=Replicate())
+                return ColwiseParallel() if joins else ColwiseParallel(output_layouts=Replicate())
             case "inputs":
                 return RowwiseParallel()
 
     assert isinstance(network, Divisible)
-    plan = {name: style(cut) for name, cut in network.cuts(world.size).items()}
+    cuts = network.cuts(world.size)
+    plan = {name: style(cut) for name, cut in cuts.items()}
     parallelize_module(network, init_device_mesh(world.device.type, (world.size,)), plan)
+    for name in (name for name, cut in cuts.items() if joins and cut == "outputs_gathered"):
+        network.get_submodule(name).register_forward_hook(
+            lambda _module, _given, columns: _JoinColumns.apply(columns, world)
+        )
     return network.to(world.device)  # the parts that are not sharded; the rest is already there
+
+
+class _JoinColumns(torch.autograd.Function):
+    """Joins the columns of all ranks, of equal width. Each rank's gradient is that of its own columns, because all
+    ranks go on with the same whole."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, world: Ranks) -> Tensor:
+        ctx.place = (world.rank * mine.shape[-1], mine.shape[-1])
+        pieces = [torch.empty_like(mine) for _ in range(world.size)]
+        dist.all_gather(pieces, mine.contiguous())
+        return torch.cat(pieces, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (whole,) = gradients
+        return whole.narrow(-1, *ctx.place).contiguous(), None

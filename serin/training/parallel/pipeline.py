@@ -33,7 +33,7 @@ class Pipeline(Parallelized):
         owned = [name for number in mine for name in stages[number].owns]
         others = [name for stage in stages for name in stage.owns if name not in owned]
         _keep_only(network, tuple(owned), tuple(others), world.device)
-        self._piece = _Piece([stages[number].run for number in mine])
+        self._piece = _Piece([stages[number].run for number in mine], world)
         self.scorer = _Scorer(network, self._piece, world)
         self._schedules: dict[tuple[int, ...], _Schedule] = {}
 
@@ -88,7 +88,8 @@ class _Schedule:
 
         self._first, self._last = world.rank == 0, world.rank == world.size - 1
         self._world, self._parts = world, parts
-        stage = PipelineStage(piece, world.rank, world.size, world.device)
+        sent_from = torch.device("cpu") if world.through_host else world.device
+        stage = PipelineStage(piece, world.rank, world.size, sent_from)
         self._inner = Schedule1F1B(stage, n_microbatches=parts, loss_fn=self._loss, scale_grads=False)
         self._wanted: Callable[[Tensor, Tensor], Tensor] | None = None
 
@@ -112,11 +113,20 @@ class _Schedule:
 
 
 class _Piece(nn.Module):
-    def __init__(self, runs: Sequence[Callable[..., Tensor]]) -> None:
+    """This rank's stages. Where ranks exchange tensors through the host, what it receives comes from there, and what it
+    sends goes there: gloo cannot send a GPU's memory."""
+
+    def __init__(self, runs: Sequence[Callable[..., Tensor]], world: Ranks) -> None:
         super().__init__()
         self._runs = list(runs)  # they belong to the network; this class only calls them
+        self._device = world.device
+        self._sends_host = world.through_host and world.rank < world.size - 1
 
     def forward(self, *given: Tensor) -> Tensor:
+        value = self.compute(*(each.to(self._device) for each in given))
+        return value.cpu() if self._sends_host else value
+
+    def compute(self, *given: Tensor) -> Tensor:
         first, *others = self._runs
         value = first(*given)
         for run in others:
@@ -130,7 +140,7 @@ class _Scorer(nn.Module):
     def __init__(self, network: nn.Module, piece: _Piece, world: Ranks) -> None:
         super().__init__()
         self.network, self._world = network, world
-        self._run = piece.forward
+        self._run = piece.compute
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
         value, device = num, self._world.device

@@ -23,6 +23,7 @@ class Ranks:
     device: torch.device
     group: bool = False  # uses torch.distributed; always with several ranks
     local_size: int = 1  # ranks on this machine
+    device_ranks: int = 1  # ranks on this rank's GPU
 
     @property
     def first(self) -> bool:
@@ -33,6 +34,11 @@ class Ranks:
     def gpus(self) -> list[torch.device]:
         """Returns the GPU of this rank; none on a CPU."""
         return [self.device] if self.device.type == "cuda" else []
+
+    @property
+    def through_host(self) -> bool:
+        """Returns whether ranks exchange tensors through host memory (gloo): on a CPU, and where they share a GPU."""
+        return self.device.type == "cpu" or self.device_ranks > 1
 
     def agree(self, values: Sequence[int]) -> list[int]:
         """Returns the maximum of each value over all ranks, the same on all of them."""
@@ -114,21 +120,27 @@ class Ranks:
     def apart(self) -> Ranks:
         """Returns this rank as one that shares no rows: where several ranks hold one network, all of them see all
         rows."""
-        return Ranks(rank=0, size=1, device=self.device)
+        return Ranks(rank=0, size=1, device=self.device, device_ranks=self.device_ranks)
 
 
 @contextmanager
-def open_world(*, gpu: bool, group: bool = False) -> Iterator[Ranks]:
-    """Returns this rank among those that torchrun started; alone without torchrun, as a group of one if `group`."""
+def open_world(*, gpu: bool, group: bool = False, per_gpu: int = 1) -> Iterator[Ranks]:
+    """Returns this rank among those that torchrun started; alone without torchrun, as a group of one if `group`.
+
+    `per_gpu`: as many consecutive ranks share a GPU. NCCL refuses that ("duplicate GPU"), gloo does not.
+    """
     rank, local_rank, size, local_size = environment.torchrun_place()
-    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+    device = torch.device("cuda", local_rank // per_gpu) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
     group = group or size > 1
     if group:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+        dist.init_process_group(f"cpu:gloo,cuda:{'nccl' if per_gpu == 1 else 'gloo'}" if gpu else "gloo")
+    shared = min(per_gpu, local_size) if gpu else 1
     try:
-        yield Ranks(rank=rank, size=size, device=device, group=group, local_size=local_size)
+        yield Ranks(
+            rank=rank, size=size, device=device, group=group, local_size=local_size, device_ranks=shared
+        )
     finally:
         if group:
             dist.destroy_process_group()

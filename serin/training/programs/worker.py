@@ -37,7 +37,7 @@ from serin.training.engine.loop import Loop
 from serin.training.engine.tuning.autotune import final_choices, first_choices, products_of, read_choices
 from serin.training.engine.tuning.memory import StartAgain
 from serin.training.engine.tuning.roofline import WORTH_MEASURING_S, measure_peaks, weigh
-from serin.training.launch.job import ResolvedSettings, TrainingJob, read_job
+from serin.training.launch.job import ResolvedSettings, TrainingJob, gpus_for, read_job
 from serin.training.launch.pruned import start_of
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
@@ -68,12 +68,12 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     stop = StopFlag()
     job = read_job(folder)
-    wanted = environment.torchrun_place()[-1]
+    wanted, per_gpu = gpus_for(environment.torchrun_place()[-1], job.training), job.training.processes_per_gpu
     if job.gpu and torch.cuda.device_count() < wanted:
         reason = f"{wanted} GPU(s) wanted, torch {torch.__version__} sees {torch.cuda.device_count()}"
         write_status(folder, Status(state="refused", reason=reason))
         sys.exit(1)
-    with open_world(gpu=job.gpu) as world, _sole_writer(folder, world):
+    with open_world(gpu=job.gpu, per_gpu=per_gpu) as world, _sole_writer(folder, world):
         try:
             status = train(job, folder, world, stop)
         except Preempted as stopped:
@@ -247,12 +247,12 @@ def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> 
     if weight is None:
         return {}
     flops, moved = weight.of(steps * loop.choices.batch_rows, steps * world.size, by_row=loop.choices.by_row)
-    best = measure_peaks(world.device, precision)
+    best, devices = measure_peaks(world.device, precision), world.size / world.device_ranks
     return {
         "flops": flops,
         "moved_bytes": moved,
-        "peak_flops_per_s": best.flops_per_s * world.size,
-        "peak_bytes_per_s": best.bytes_per_s * world.size,
+        "peak_flops_per_s": best.flops_per_s * devices,
+        "peak_bytes_per_s": best.bytes_per_s * devices,
     }
 
 

@@ -89,7 +89,7 @@ def test_a_key_that_the_kind_does_not_use_is_refused_and_another_is_not(tmp_path
 def test_a_resolved_spec_loads_with_all_its_keys(tmp_path: Path, kind: str) -> None:
     spec = load_spec(small_spec(tmp_path, rows=10, model=model_of(kind)))
     whole = spec.model_dump(mode="json", by_alias=True)
-    assert set(whole["training"]) == set(TrainingSpec.model_fields)
+    assert set(whole["training"]) == set(TrainingSpec.model_fields) - {"processes_per_gpu"}  # only where it is set
     assert load_spec(whole).digest() == spec.digest()
     assert load_spec(yaml.safe_load(spec.to_yaml())) == spec
 

@@ -42,16 +42,16 @@ def run_ranks(count: int, work: Callable[..., None], *arguments: object) -> list
 
 
 def train_rank(job_json: str, folder: Path, stop_at: int | None, killed_at: int | None = None) -> None:
-    """One rank of a training on the CPU. The last rank alone asks to stop, after so many looks, or kills itself with -9
-    in the middle of a step."""
+    """One rank of a training, on the CPU or on a GPU that all share. The last rank alone asks to stop, after so many
+    looks, or kills itself with -9 in the middle of a step."""
     from serin.errors import Preempted
     from serin.training.launch.job import TrainingJob
     from serin.training.parallel.ranks import open_world
     from serin.training.programs import worker
 
     looks = iter(range(10**9 if stop_at is None else stop_at))
-    with open_world(gpu=False) as world:
-        job = TrainingJob.model_validate_json(job_json)
+    job = TrainingJob.model_validate_json(job_json)
+    with open_world(gpu=job.gpu, per_gpu=job.training.processes_per_gpu) as world:
         last = world.rank == world.size - 1
         if last and killed_at is not None:
             _die_in_step(killed_at)
@@ -91,15 +91,17 @@ def _die_in_step(number: int) -> None:
 
 
 def train_several(jobs: dict[str, str], folder: Path) -> None:
-    """One rank of several trainings on the CPU, one after the other, each in its folder."""
+    """One rank of several trainings, one after the other, each in its folder; on the CPU, or all ranks on one GPU."""
     from serin.training.launch.job import TrainingJob
     from serin.training.parallel.ranks import open_world
     from serin.training.programs import worker
 
-    with open_world(gpu=False) as world:
-        for name, job_json in jobs.items():
+    made = {name: TrainingJob.model_validate_json(job_json) for name, job_json in jobs.items()}
+    first = next(iter(made.values()))
+    with open_world(gpu=first.gpu, per_gpu=first.training.processes_per_gpu) as world:
+        for name, job in made.items():
             (folder / name).mkdir(exist_ok=True)
-            worker.train(TrainingJob.model_validate_json(job_json), folder / name, world, lambda: False)
+            worker.train(job, folder / name, world, lambda: False)
 
 
 def _rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[object, ...]) -> None:

@@ -4,9 +4,7 @@ checkpoints that any other number of ranks can take up in any other way."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,114 +12,19 @@ import torch
 from serin.errors import Preempted
 from serin.formats.weights import read_weights
 from serin.models.stages import assign_stages
-from serin.spec.model import ModelSpec
-from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.launch.job import TrainingJob
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.ranks import run_ranks, train_rank, train_several
-
-TOLERANCE = 1e-4  # of an epoch's mean loss: the same sums in another order
-STAGED = """
-import torch
-from torch import nn
-
-class Join(nn.Module):
-    def __init__(self, numeric, sizes):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(size, 4) for size in sizes)
-        self.wide = nn.Linear(numeric + 4 * len(sizes), 16)
-
-    def forward(self, num, cat):
-        parts = [table(cat[:, number]) for number, table in enumerate(self.tables)]
-        return self.wide(torch.cat([num, *parts], dim=1)).relu()
-
-class Net(nn.Module):
-    stages = ("join", "body", "head")
-
-    def __init__(self, numeric, sizes, outputs):
-        super().__init__()
-        self.join, self.body = Join(numeric, sizes), nn.Sequential(nn.Linear(16, 16), nn.ReLU())
-        self.head = nn.Linear(16, outputs)
-
-    def forward(self, num, cat):
-        return self.head(self.body(self.join(num, cat)))
-
-class Hungry(Net):
-    def forward(self, num, cat):
-        if self.training and len(num) > 25:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().forward(num, cat)
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    model: dict[str, Any] = field(default_factory=dict)
-    both: dict[str, Any] = field(default_factory=dict)  # settings of the training by one and of that by two
-    two: dict[str, Any]
-
-
-TRANSFORMER = {"kind": "ft_transformer"}
-CASES = {
-    "ddp": Case(both={"clip_norm": 1.0}, two={"strategy": "ddp", "gradient_accumulation": 2}),
-    "ddp-sparse": Case(both={"embedding_updates": "sparse"}, two={"strategy": "ddp"}),
-    "ddp-fp16": Case(both={"precision": "fp16"}, two={"strategy": "ddp"}),
-    "fsdp": Case(both={"clip_norm": 1.0}, two={"strategy": "fsdp", "gradient_accumulation": 2}),
-    "fsdp-transformer": Case(model=TRANSFORMER, two={"strategy": "fsdp", "gradient_checkpointing": True}),
-    "ddp-ensemble": Case(
-        model={"ensemble_size": 2},
-        both={"embedding_updates": "sparse"},
-        two={"strategy": "ddp", "gradient_accumulation": 2},
-    ),
-    "fsdp-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "fsdp"}),
-    "tensor-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "tensor"}),
-    "tensor": Case(both={"clip_norm": 0.5}, two={"strategy": "tensor"}),
-    "tensor-dcn": Case(model={"kind": "dcn"}, two={"strategy": "tensor", "gradient_accumulation": 2}),
-    "tensor-transformer": Case(model=TRANSFORMER, two={"strategy": "tensor"}),
-    "pipeline-transformer": Case(model=TRANSFORMER, both={"clip_norm": 0.5}, two={"strategy": "pipeline"}),
-    "pipeline-own": Case(
-        model={"module": "Net"}, two={"strategy": "pipeline", "gradient_checkpointing": True}
-    ),
-}
-
-
-def job(folder: Path, dataset: Dataset, ranks: int, model: dict[str, Any], **settings: Any) -> TrainingJob:
-    ours = {"hidden": (32,), "embedding": 8}
-    if "module" in model:
-        (folder / "net.py").write_text(STAGED)
-        ours, model = {}, {"module": f"{folder / 'net.py'}:{model['module']}"}
-    elif model.get("kind") == "ft_transformer":
-        ours |= {"blocks": 2, "heads": 2}
-    return TrainingJob(
-        model=ModelSpec(**ours, **model),
-        training=TrainingSpec(
-            **{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32", **settings}
-        ),
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=ranks,
-        gpu=False,
-    )
-
-
-def train(made: TrainingJob, folder: Path, *, stop_at: int | None = None) -> list[int]:
-    folder.mkdir(exist_ok=True)
-    return run_ranks(made.processes, train_rank, made.model_dump_json(), folder, stop_at)
-
-
-def losses(folder: Path) -> list[float]:
-    epochs = json.loads((folder / "result" / "metrics.json").read_text())["epochs"]
-    return [epoch["loss"] for epoch in epochs]
-
-
-def difference(one: Path, other: Path) -> float:
-    return max(abs(a - b) for a, b in zip(losses(one), losses(other), strict=True))
-
-
-def choices(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
-    return found
+from tests.unit.training.parallel_cases import (
+    CASES,
+    TOLERANCE,
+    TRANSFORMER,
+    choices,
+    difference,
+    job,
+    train,
+    train_all,
+)
+from tests.unit.training.ranks import run_ranks, train_several
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +35,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
-    """Every case by one process and by two, in as few processes as possible: it is their start that costs."""
+    """Every case by one process and by two."""
     folder = tmp_path_factory.mktemp("trained")
-    for ranks in (1, 2):
-        jobs = {}
-        for name, case in CASES.items():
-            settings = case.both if ranks == 1 else {**case.both, **case.two}
-            jobs[f"{name}-{ranks}"] = job(folder, dataset, ranks, case.model, **settings).model_dump_json()
-        assert run_ranks(ranks, train_several, jobs, folder) == [0] * ranks
+    train_all(folder, dataset, CASES)
     return folder
 
 

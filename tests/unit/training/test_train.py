@@ -133,11 +133,14 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         launcher.train(MODEL, TrainingSpec(), make_dataset(tmp_path / "dataset"), folder=folder)
 
 
-def test_more_processes_than_leased_gpus_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingRefused, match="one GPU each, but 1 leased: GPU-a"):
+@pytest.mark.parametrize(("processes", "each", "how"), [(2, 1, "one GPU each"), (3, 2, "2 on each GPU")])
+def test_more_processes_than_leased_gpus_are_refused(
+    tmp_path: Path, processes: int, each: int, how: str
+) -> None:
+    with pytest.raises(TrainingRefused, match=f"{how}, but 1 leased: GPU-a"):
         launcher.train(
             MODEL,
-            TrainingSpec(processes=2),
+            TrainingSpec(processes=processes, processes_per_gpu=each),
             make_dataset(tmp_path / "dataset"),
             folder=tmp_path / "run",
             devices=("GPU-a",),

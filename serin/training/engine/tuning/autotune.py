@@ -231,7 +231,7 @@ def _strategy(
     each = 4 * (2 + _OPTIMIZER_NUMBERS[training.optimizer])
     memory = psutil.virtual_memory().total // world.size
     if world.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(world.device).total_memory
+        memory = torch.cuda.get_device_properties(world.device).total_memory // world.device_ranks
     stages = stages_of(network)
     if training.strategy == "pipeline" and stages and unowned_weights(network):
         raise ValueError(

@@ -24,7 +24,7 @@ from serin.machine.network import interface_of, own_address
 from serin.machine.ports import free_ports
 from serin.store.objects import open_objects
 from serin.store.store import Store
-from serin.training.launch.job import TrainingJob
+from serin.training.launch.job import TrainingJob, gpus_for
 from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process
 from serin.training.launch.programs import torchrun_program
 from serin.training.launch.progress import Follower
@@ -173,8 +173,9 @@ class _Host:
     def _start(self, round_: Round, number: int) -> subprocess.Popen[bytes]:
         work, address = self._work, self._meeting.me.address
         ranks = round_.places[number].ranks
+        devices = work.devices[: gpus_for(ranks, work.job.training)] if work.job.gpu else ()
         settings = {
-            "CUDA_VISIBLE_DEVICES": ",".join(work.devices[:ranks]) if work.job.gpu else "",
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
             "PYTHONUNBUFFERED": "1",
         }
         interface = interface_of(address)
