@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "training.patience": 2, "training.schedule": "constant", "training.weight_decay": 0.1, "training.clip_norm": 1.0,
     "training.seed": 5, "training.gradient_accumulation": 2, "training.class_weights": "balanced",
     "training.embedding_updates": "sparse", "training.processes": 1, "training.precision": "fp32",
+    "training.processes_per_gpu": 2,
     "training.strategy": "ddp", "training.execution": "eager", "training.gradient_checkpointing": True,
     "training.checkpoint_every_steps": 3, "training.prune": {"share": 0.5},
 }  # fmt: skip
@@ -89,7 +90,9 @@ def test_a_key_that_the_kind_does_not_use_is_refused_and_another_is_not(tmp_path
 def test_a_resolved_spec_loads_with_all_its_keys(tmp_path: Path, kind: str) -> None:
     spec = load_spec(small_spec(tmp_path, rows=10, model=model_of(kind)))
     whole = spec.model_dump(mode="json", by_alias=True)
-    assert set(whole["training"]) == set(TrainingSpec.model_fields) - {"processes_per_gpu"}  # only where it is set
+    assert set(whole["training"]) == set(TrainingSpec.model_fields) - {
+        "processes_per_gpu"
+    }  # only where it is set
     assert load_spec(whole).digest() == spec.digest()
     assert load_spec(yaml.safe_load(spec.to_yaml())) == spec
 
@@ -233,6 +236,7 @@ def test_every_key_that_a_kind_is_said_to_use_is_read_by_it(
     by_all = {
         "training.prune",
         "training.processes",
+        "training.processes_per_gpu",
         *(f"model.{name}" for name in (*OWN, "golden", "ensemble_size")),
     }
     assert reads - used - by_all == set(), "a key is read that the table says is not"
