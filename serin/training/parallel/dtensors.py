@@ -15,10 +15,10 @@ def full(tensor: Tensor) -> Tensor:
         return tensor.detach()
     mesh, placement = tensor.device_mesh, tensor.placements[0]
     if mesh.ndim > 1 or placement.is_partial():
-        return tensor.full_tensor().detach()
-    if not placement.is_shard():
-        return tensor.to_local().detach()
-    return _gathered(tensor.to_local().detach(), placement.dim, tensor.shape[placement.dim], mesh)
+        whole: Tensor = tensor.full_tensor()
+        return whole.detach()
+    mine = local(tensor).detach()
+    return _gathered(mine, placement.dim, tensor.shape[placement.dim], mesh) if placement.is_shard() else mine
 
 
 def _gathered(mine: Tensor, dim: int, length: int, mesh: Any) -> Tensor:

@@ -166,7 +166,7 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
     parallelize_module(network, init_device_mesh(world.device.type, (world.size,)), plan)
     for name in (name for name, cut in cuts.items() if joins and cut == "outputs_gathered"):
         network.get_submodule(name).register_forward_hook(
-            lambda _module, _given, columns: _JoinColumns.apply(columns, world)
+            lambda _module, _given, columns: _JoinColumns.apply(columns, world)  # type: ignore[no-untyped-call]
         )
     return network.to(world.device)  # the parts that are not sharded; the rest is already there
 
