@@ -1,27 +1,36 @@
-"""`serin captures`: list recorded requests, show some of them, and delete rows."""
+"""`serin captures`: list recorded requests, show or export them. Of all hosts, where they share a store."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.output import Json, confirm, counted, human_bytes, say, show, show_json, show_table
-from serin.errors import NotFound, SpecError
+from serin.commands.forget_captures import forget_captures
+from serin.commands.output import Json, counted, human_bytes, say, show, show_json, show_table
+from serin.errors import NotFound, StoreUnreachable
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.monitoring.capture.all_hosts import AllHosts
     from serin.monitoring.capture.counters import CapturesView, ReleaseCounts
+    from serin.monitoring.capture.shared_read import SharedRecords
+
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
+Version = Annotated[int | None, typer.Option(help="Only this version. [default: all]")]
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Recorded requests.", no_args_is_help=True)
     group.command("list")(list_captures)
     group.command("show")(show_captures)
+    group.command("export")(export_captures)
     group.command("forget")(forget_captures)
     app.add_typer(group, name="captures")
 
@@ -32,19 +41,42 @@ def list_captures(
 ) -> None:
     """List the records of each model and version: hours, rows, size, share, recorded and dropped requests."""
     from serin.commands.recording import check_model, known_models
-    from serin.monitoring.capture.counters import models_captured, read_captures
+    from serin.monitoring.capture.counters import models_captured
+    from serin.stack.shared_captures import all_hosts
 
-    home = environment.home()
+    home, shared = environment.home(), _shared()
     if model is not None:
         check_model(model)
-    chosen = models_captured(home) if model is None else [model]
-    views = [view for name in chosen if (view := read_captures(home, name)) is not None]
+    known = {*models_captured(home), *(shared.models() if shared else ())}
+    views = [
+        view
+        for name in (sorted(known) if model is None else [model])
+        for view in all_hosts(home, shared, name).views()
+    ]
     if as_json:
         show_json([dataclasses.asdict(view) for view in views])
         return
-    rows = [row for view in views for row in _rows(view)]
-    columns = ("model", "version", "hours", "first", "last", "rows", "size", "share", "requests", "dropped")
-    show_table(columns, rows, empty="" if rows else _none(known_models() if model is None else [model]))
+    columns = ["model", "version", "hours", "first", "last", "rows", "size", "share", "requests", "dropped"]
+    hosts = any(view.host for view in views)
+    rows = [(*row, view.host) if hosts else row for view in views for row in _rows(view)]
+    why = "" if rows else _none(known_models() if model is None else [model])
+    show_table([*columns, "host"] if hosts else columns, rows, empty=why)
+    for view in views:
+        if view.lost_rows:
+            lost = counted(view.lost_rows, "row")
+            say(f"{view.host or 'this host'} deleted {lost} of {view.model} before they could be uploaded")
+
+
+def _shared() -> SharedRecords | None:
+    """The records that hosts share; None where they do not, and when the store does not answer."""
+    from serin.stack.shared_captures import shared_records
+
+    try:
+        found = shared_records(environment.home())
+        return found if found is not None and found.models() else None
+    except StoreUnreachable as error:
+        say(f"warning: only the records of this host are read: {error}")
+        return None
 
 
 def _none(models: list[str]) -> str:
@@ -77,26 +109,16 @@ def _rows(view: CapturesView) -> list[tuple[Any, ...]]:
 
 def show_captures(
     model: Model,
-    version: Annotated[int | None, typer.Option(help="Only this version. [default: all]")] = None,
+    version: Version = None,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="The newest rows to show.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Show the rows that were recorded last, as CSV or JSON."""
     import pyarrow.csv as pacsv
 
-    from serin.commands.recording import not_recorded
-    from serin.formats.captures import versions_captured
     from serin.formats.rows import flat
-    from serin.monitoring.capture.counters import models_captured
-    from serin.monitoring.capture.read import newest
 
-    home = environment.home()
-    if model not in models_captured(home):
-        raise not_recorded(model)
-    kept = [str(each) for each in versions_captured(home, model)]
-    if version is not None and str(version) not in kept:
-        raise NotFound(kind=f"recorded version of {model!r}:", name=str(version), known=kept)
-    table = newest(home, model, rows, version=version)
+    table = _found(model, version, _shared()).newest(rows, version=version)
     if as_json:
         show_json(table.to_pylist())
     else:
@@ -104,35 +126,43 @@ def show_captures(
         pacsv.write_csv(flat(table), sys.stdout.buffer)
 
 
-def forget_captures(
+def export_captures(
     model: Model,
-    where: Annotated[
-        str, typer.Option("--where", help="Rows to delete, as a condition, such as 'passenger_id = 17'.")
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Json = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .parquet, .csv or .jsonl.")],
+    version: Version = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived from then on, UTC."),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived before then, UTC."),
+    ] = None,
 ) -> None:
-    """Delete recorded rows and their labels for good: those of a person, for example. Waits for rows on their way."""
-    from serin.commands.recording import not_recorded
-    from serin.expressions import ExpressionError
-    from serin.monitoring.capture.counters import models_captured
-    from serin.stack.captures import forget_rows, record_all
+    """Write recorded rows to a file. Where hosts share a store, it must answer: no host is left out."""
+    from serin.formats.rows import write_rows
+    from serin.stack.shared_captures import shared_records
 
-    home = environment.home()
-    record_all(home, model)
-    if model not in models_captured(home):
+    found = _found(model, version, shared_records(environment.home()))
+    first, last = (None if each is None else each.replace(tzinfo=UTC).timestamp() for each in (since, until))
+    count = 0
+    with write_rows(out) as writer:
+        for table in found.tables(version=version, since=first, until=last):
+            writer.write_table(table)
+            count += table.num_rows
+    show(f"{counted(count, 'row')} in {out}" if count else "no rows were recorded then; no file was written")
+
+
+def _found(model: str, version: int | None, shared: SharedRecords | None) -> AllHosts:
+    """The records of a model. NotFound, or NotRecorded, when there are none."""
+    from serin.commands.recording import not_recorded
+    from serin.monitoring.capture.counters import models_captured
+    from serin.stack.shared_captures import all_hosts
+
+    found = all_hosts(environment.home(), shared, model)
+    if not found.versions and model not in models_captured(environment.home()):
         raise not_recorded(model)
-    try:
-        found = forget_rows(home, model, where, remove=yes)
-        if found.rows and not yes:
-            confirm(f"Delete {counted(found.rows, 'recorded row')} of {model} and their labels?", yes=False)
-            found = forget_rows(home, model, where, remove=True)
-    except ExpressionError as error:
-        raise SpecError(where="--where", problems=[("", str(error))]) from error
-    if as_json:
-        show_json(dataclasses.asdict(found))
-        return
-    for name in found.unread:
-        say(f"some versions do not record the column {name!r}: it counts as null there")
-    what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
-    show(f"deleted {what}, and {counted(found.labels, 'label')}")
+    if version is not None and version not in found.versions:
+        known = [str(each) for each in found.versions]
+        raise NotFound(kind=f"recorded version of {model!r}:", name=str(version), known=known)
+    return found

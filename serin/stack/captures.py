@@ -52,22 +52,27 @@ def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion
     Raises ExpressionError also for a column that is masked in every version: its rows could not be found, which must
     not look as if there were none. A column that some versions mask is in `unread`.
     """
-    masked = _masked_in(home, model, parse(where).columns)
-    if hidden := [name for name, everywhere in masked.items() if everywhere]:
-        raise ExpressionError(
-            f"{where!r}: the values of {', '.join(map(repr, hidden))} are not recorded (monitoring.capture.mask), so "
-            "no row can be found by them; use another column, _id or _client_id"
-        )
+    masked = check_not_masked(model, where, versions_captured(home, model))
     found = forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
     if remove:
         labels.count_again(model)
     return replace(found, unread=tuple(sorted({*found.unread, *masked})))
 
 
-def _masked_in(home: Path, model: str, columns: Iterable[str]) -> dict[str, bool]:
+def check_not_masked(model: str, where: str, versions: Iterable[int]) -> list[str]:
+    """Returns the columns of `where` that some of the versions mask. ExpressionError for one that all of them mask."""
+    masked = _masked_in(model, parse(where).columns, versions)
+    if hidden := [name for name, everywhere in masked.items() if everywhere]:
+        raise ExpressionError(
+            f"{where!r}: the values of {', '.join(map(repr, hidden))} are not recorded (monitoring.capture.mask), so "
+            "no row can be found by them; use another column, _id or _client_id"
+        )
+    return list(masked)
+
+
+def _masked_in(model: str, columns: Iterable[str], versions: Iterable[int]) -> dict[str, bool]:
     """Returns those of `columns` that a recorded version masks, each with whether all of them do."""
     settings = capture_settings(Store.open())
-    versions = versions_captured(home, model)
     known = [found for version in versions if (found := settings(Release(model=model, version=version)))]
     counts = {name: sum(name in found.mask for found in known) for name in columns}
     return {name: count == len(known) for name, count in counts.items() if count}

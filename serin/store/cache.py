@@ -40,7 +40,7 @@ _TRIES = 3
 
 class Cache:
     def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
-        self._root = root
+        self.root = self._root = root
         self._limit = limit_bytes
 
     def workspace_parent(self) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from serin.errors import ObjectChanged
+from serin.errors import ObjectChanged, ObjectExists
 from serin.machine.durable import sync
 from serin.store.objects import Entry, FolderObjects
 
@@ -32,6 +33,21 @@ class FolderFiles(FolderObjects):
             if found is not None and found.tag != tag:
                 raise ObjectChanged(key=key, url=self.url)
         super().remove(key)
+
+    def create_file(self, key: str, path: Path) -> None:
+        """Writes the file under a key that does not exist yet, else raises ObjectExists."""
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        try:
+            shutil.copyfile(path, scratch)
+            sync(scratch)
+            os.link(scratch, target)
+        except FileExistsError:
+            raise ObjectExists(key=key, url=self.url) from None
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync(target.parent)
 
     def upload(self, files: Mapping[str, Path]) -> None:
         for key, path in files.items():

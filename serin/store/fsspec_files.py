@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 
-from serin.errors import ObjectChanged, ObjectExists
+from serin.errors import ObjectChanged, ObjectExists, StoreNotConditional
 from serin.store.objects import Entry, Stored, checked_key
 
 
@@ -67,6 +67,9 @@ class FsspecFiles:
             raise ObjectChanged(key=key, url=self.url)
         if self._fs.exists(self._path(key)):
             self._fs.rm_file(self._path(key))
+
+    def create_file(self, key: str, path: Path) -> None:  # noqa: ARG002
+        raise StoreNotConditional(url=self.url)
 
     def upload(self, files: Mapping[str, Path]) -> None:
         for key, path in files.items():

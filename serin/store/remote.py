@@ -42,16 +42,22 @@ class Files(Protocol):
     def entries(self, prefix: str, *, after: str = "") -> list[Entry]: ...
     def names(self, prefix: str) -> list[str]: ...
     def remove(self, key: str, *, tag: str | None = None) -> None: ...
+    def create_file(self, key: str, path: Path) -> None: ...
     def upload(self, files: Mapping[str, Path]) -> None: ...
     def download(self, files: Mapping[str, Path]) -> None: ...
     def abandon_uploads(self, older_than_s: float) -> int: ...
 
 
+def copies_of(url: str, cache: Path) -> Cache:
+    """The copies on this host of what the store at `url` has, in the folder of all copies."""
+    return Cache(cache / hashlib.sha256(url.encode()).hexdigest()[:12], environment.cache_bytes())
+
+
 class RemotePlaces:
     def __init__(self, files: Files, cache: Path) -> None:
         self.files = files
-        self._folder = cache / hashlib.sha256(files.url.encode()).hexdigest()[:12]
-        self._cache = Cache(self._folder, environment.cache_bytes())
+        self._cache = copies_of(files.url, cache)
+        self._folder = self._cache.root
 
     def workspace_parent(self) -> Path:
         make_home_of(self._folder)

@@ -18,8 +18,9 @@ from s3transfer.exceptions import RetriesExceededError
 from s3transfer.futures import TransferFuture
 from s3transfer.manager import TransferConfig, TransferManager
 
+from serin.errors import ObjectExists
 from serin.store.objects import checked_key
-from serin.store.s3_client import BROKEN, MISSING, PATIENT, error_code, expired
+from serin.store.s3_client import BROKEN, LOST, MISSING, PATIENT, error_code, expired
 from serin.store.s3_objects import S3Objects
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,24 @@ class S3Files(S3Objects):
 
     def __init__(self, url: str) -> None:
         super().__init__(url, timing=PATIENT, publishes=True)
+
+    def create_file(self, key: str, path: Path) -> None:
+        """Writes the file under a key that does not exist yet, in one request; else raises ObjectExists.
+
+        Also when an earlier attempt of the same call has written it.
+        """
+        name = self._prefix + checked_key(key)
+
+        def put(s3: Any) -> None:
+            with path.open("rb") as body:
+                s3.put_object(Bucket=self._bucket, Key=name, Body=body, IfNoneMatch="*")
+
+        try:
+            self._patiently(put)
+        except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and error_code(error) in LOST:
+                raise ObjectExists(key=key, url=self.url) from error
+            raise self._error(error, writing=True) from error
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Writes the files (by key). One that was written is not sent again when others fail."""

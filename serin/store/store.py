@@ -31,11 +31,12 @@ from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Dataset
+from serin.store.cache import Cache
 from serin.store.folder_files import FolderFiles
 from serin.store.local import LocalPlaces
 from serin.store.places import Places
 from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
-from serin.store.remote import Files, RemotePlaces
+from serin.store.remote import Files, RemotePlaces, copies_of
 
 _ALIAS = re.compile(r"live|candidate|previous")
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -109,6 +110,12 @@ class Store:
     def shared_files(self) -> Files:
         """Objects and files that all hosts with this store see, beside datasets and versions."""
         return FolderFiles(self._root) if self.files is None else self.files
+
+    def copies(self) -> Cache:
+        """Copies on this host of what all hosts see in this store."""
+        make_home_of(self._cache)
+        make_private(self._cache)
+        return copies_of(self.url, self._cache)
 
     def lock(self, relative: str) -> Path:
         """The lock file of something in a local store, or on this machine."""

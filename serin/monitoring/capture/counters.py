@@ -3,7 +3,7 @@ the spool the records hold already."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,8 @@ class VersionCaptures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturesView:
-    """A model's records: totals since the beginning, and what is kept now."""
+    """A model's records: totals since the beginning, and what is kept now. `host`: None where they are not shared.
+    `lost_rows`: recorded rows that were deleted on their host before the shared store had them."""
 
     model: str
     requests: int
@@ -107,6 +108,8 @@ class CapturesView:
     damaged: int
     releases: Mapping[str, ReleaseCounts]
     versions: tuple[VersionCaptures, ...] = field(default=())
+    host: str | None = None
+    lost_rows: int = 0
 
     @property
     def bytes(self) -> int:
@@ -117,8 +120,15 @@ def read_captures(home: Path, model: str) -> CapturesView | None:
     """The view of a model's records; None when nothing was ever recorded. Looks at every file's name."""
     if not captures_folder(home, model).is_dir():
         return None
-    releases = Counters.of(read_document(home, model)).releases
     kept = [_version(home, model, version) for version in versions_captured(home, model)]
+    return captures_view(model, read_document(home, model), [each for each in kept if each is not None])
+
+
+def captures_view(
+    model: str, document: Mapping[str, Any], versions: Sequence[VersionCaptures], *, host: str | None = None
+) -> CapturesView:
+    """The view of a model's records out of counters.json and what is kept."""
+    releases = Counters.of({"releases": document.get("releases", {})}).releases
     return CapturesView(
         model=model,
         requests=sum(each.requests for each in releases.values()),
@@ -126,7 +136,9 @@ def read_captures(home: Path, model: str) -> CapturesView | None:
         dropped=sum(each.dropped for each in releases.values()),
         damaged=sum(each.damaged for each in releases.values()),
         releases=releases,
-        versions=tuple(each for each in kept if each is not None),
+        versions=tuple(versions),
+        host=host,
+        lost_rows=document.get("lost_rows", 0),
     )
 
 

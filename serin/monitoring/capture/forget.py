@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +37,15 @@ def forget(
     nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows that a file loses
     before it is rewritten, so that a repeated call finds them after a crash."""
     expression = parse(where)
-    known = _types(home, model)
-    for name in expression.columns:
-        if known and name not in known:
-            columns = ", ".join(sorted(known))
-            raise ExpressionError(f"{where!r}: the records have no column {name!r}; they have {columns}")
+    known = column_types(home, model)
+    if known:
+        check_columns(expression, known)
     rows = files = labels = 0
     unread: set[str] = set()
     for folder in _folders(home, model):
         with writing(home, model):
             for part in parts_of_hour(folder):
-                table, missing = _columns(part.path, expression, known)
-                going = matches(expression, table)
+                going, missing = going_rows(part.path, expression, known)
                 count = int(going.sum())
                 unread |= missing
                 if not count:
@@ -60,6 +57,24 @@ def forget(
                         labels += sum(act(part.version, rows_going) for act in also)
                     rewrite(folder, [part], pa.array(~going))
     return Deletion(rows=rows, files=files, labels=labels, unread=tuple(sorted(unread)))
+
+
+def check_columns(expression: Expression, known: Collection[str]) -> None:
+    """Raises ExpressionError for a column that no record has."""
+    for name in expression.columns:
+        if name not in known:
+            columns = ", ".join(sorted(known))
+            problem = f"{expression.text!r}: the records have no column {name!r}; they have {columns}"
+            raise ExpressionError(problem)
+
+
+def going_rows(
+    path: Path, expression: Expression, known: Mapping[str, pa.DataType]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], set[str]]:
+    """For each row of a file whether the expression is true, and the columns that the file lacks: they are null there,
+    with the type of `known`."""
+    table, missing = _columns(path, expression, known)
+    return matches(expression, table), missing
 
 
 def matches(expression: Expression, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -88,7 +103,9 @@ def _masked(column: pa.ChunkedArray) -> Masked:
     return Masked(np.asarray(values).astype(str) if pa.types.is_string(kind) else np.asarray(values), null)
 
 
-def _columns(path: Path, expression: Expression, known: dict[str, pa.DataType]) -> tuple[pa.Table, set[str]]:
+def _columns(
+    path: Path, expression: Expression, known: Mapping[str, pa.DataType]
+) -> tuple[pa.Table, set[str]]:
     wanted = ["_row", *expression.columns]
     with pq.ParquetFile(path) as file:
         there = set(file.schema_arrow.names)
@@ -99,7 +116,7 @@ def _columns(path: Path, expression: Expression, known: dict[str, pa.DataType]) 
     return table.replace_schema_metadata(None), missing
 
 
-def _types(home: Path, model: str) -> dict[str, pa.DataType]:
+def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
     """The columns of all records and their types in the newest part."""
     types: dict[str, pa.DataType] = {}
     for folder in _folders(home, model):

@@ -58,6 +58,11 @@ def merge_parts(
     return count
 
 
+def is_merged(parts: Sequence[Part]) -> bool:
+    """Whether `merge_parts` leaves the files of an hour that is over as they are."""
+    return all(len(run) < 2 for run in _runs(parts))
+
+
 def rewrite(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> None:
     """Replaces files that follow each other in `folder` by one, with the rows for which `keep` is true.
 

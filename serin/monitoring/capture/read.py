@@ -201,13 +201,15 @@ def _hour(
                 raise
     if not tables:
         return None
-    table = alike(tables)
-    if not whole:
-        t = pc.cast(table.column("_t"), pa.int64())
-        first, last = (_microseconds(limit) for limit in (since, until))
-        keep = pc.and_(pc.greater_equal(t, first[0]), pc.less(t, last[1]))
-        table = table.filter(keep)
+    table = alike(tables) if whole else between(alike(tables), since, until)
     return table if columns is None else table.select([n for n in columns if n in table.column_names])
+
+
+def between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
+    """The rows that arrived from `since` to before `until`."""
+    t = pc.cast(table.column("_t"), pa.int64())
+    first, last = (_microseconds(limit) for limit in (since, until))
+    return table.filter(pc.and_(pc.greater_equal(t, first[0]), pc.less(t, last[1])))
 
 
 def _microseconds(limit: float | None) -> tuple[int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,17 @@ from serin.formats.captures import (
     captures_folder,
     hour_began,
     hours_captured,
+    part_map,
+    parts_of_hour,
+    read_document,
     versions_captured,
+    write_document,
     writing,
 )
+from serin.formats.shared_captures import read_sharing
 from serin.spec.monitoring import CaptureSpec
+
+log = logging.getLogger(__name__)
 
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
 
@@ -39,10 +48,24 @@ def expire(home: Path, model: str, limits: CaptureSpec, now: float | None, *, re
             going.append(hour)
             total -= hour.bytes
     if going and remove:
-        with writing(home, model):
+        with writing(home, model) as folder:
+            _count_lost(home, model, folder, going)
             for hour in going:
                 shutil.rmtree(hour.path, ignore_errors=True)
     return sum(hour.bytes for hour in going)
+
+
+def _count_lost(home: Path, model: str, folder: Path, going: Sequence[_Hour]) -> None:
+    """Counts the rows that are deleted before the store of several hosts has them."""
+    sharing = read_sharing(home, model)
+    if sharing is None:
+        return
+    parts = [part for hour in going for part in parts_of_hour(hour.path) if part.last > sharing.last]
+    lost = sum(rows for part in parts for number, rows in part_map(part.path) if number > sharing.last)
+    if lost:
+        document = read_document(home, model)
+        write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
+        log.warning("%d rows of %s were deleted before they could be uploaded", lost, model)
 
 
 def delete_version(home: Path, model: str, version: int) -> int:

@@ -25,6 +25,7 @@ from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.watch.refusals_duty import RefusalsDuty
 from serin.stack.watch.retrain_duty import RetrainDuty
+from serin.stack.watch.share_duty import ShareDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
@@ -34,6 +35,7 @@ def duties(home: Path) -> list[Duty]:
     alerts, promises = AlertBook(home), Promises(home)
     return [
         CaptureDuty(home, alerts),
+        ShareDuty(home, alerts),
         AlertsDuty(home),
         HistoryDuty(home, promises),
         ObjectivesDuty(home, alerts, promises),

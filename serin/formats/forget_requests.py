@@ -1,0 +1,126 @@
+"""Requests to delete recorded rows on all hosts that share a store, and what each host did.
+
+captures/forget/<model>/<seq>.json              a request; numbered from 1, each written once
+captures/forgotten/<model>/<seq>/<host>.json    that a host has applied it
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
+
+from serin.errors import ObjectExists
+from serin.spec.names import valid_model_name
+from serin.store.numbered import NumberedWriter, numbers, read_many
+from serin.store.objects import Objects
+
+REQUESTS: Final = "captures/forget/"
+APPLIED: Final = "captures/forgotten/"
+_FORMATS: Final = {"ForgetRequest": "serin.forget_request", "Applied": "serin.forgotten"}
+_VERSION: Final = 1
+_TRIES: Final = 20
+
+Kind = TypeVar("Kind", "ForgetRequest", "Applied")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRequest:
+    """Deletes the rows of `model` for which `where` is true. `t`: when it was made, in seconds since 1970."""
+
+    seq: int
+    model: str
+    where: str
+    t: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What `host` deleted: `rows` in `files`, in its home and in the store together, each row once, and `labels`.
+    `by`: the host that did it, another one if `host` is gone. `problem`: why the request cannot be applied there."""
+
+    host: str
+    by: str
+    t: float
+    rows: int
+    files: int
+    labels: int = 0
+    problem: str = ""
+
+
+def write_request(objects: Objects, model: str, where: str, *, t: float, by: str) -> ForgetRequest:
+    """Durable, and seen by all hosts, once this returns."""
+    prefix = f"{REQUESTS}{valid_model_name(model)}/"
+    made: dict[int, ForgetRequest] = {}
+
+    def content(seq: int) -> bytes:
+        made[seq] = ForgetRequest(seq=seq, model=model, where=where, t=t, by=by)
+        return _dump(made[seq])
+
+    for trial in range(_TRIES):
+        try:
+            known = numbers(objects, prefix)
+            return made[NumberedWriter(objects, prefix, known[-1] if known else 0).append(content)]
+        except ObjectExists:  # another person asked at the same moment
+            if trial == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def read_requests(objects: Objects, model: str) -> list[ForgetRequest]:
+    """The requests about a model, oldest first."""
+    keys = objects.keys(f"{REQUESTS}{valid_model_name(model)}/")
+    return [_load(ForgetRequest, found.content) for found in read_many(objects, keys) if found is not None]
+
+
+def requested_models(objects: Objects) -> dict[str, set[int]]:
+    """The numbers of all requests, by model."""
+    return _by_model(objects.keys(REQUESTS), REQUESTS)
+
+
+def applied_by(objects: Objects, host: str) -> dict[str, set[int]]:
+    """The numbers of the requests that a host has applied, by model."""
+    ends = f"/{host}.json"
+    keys = [key.removesuffix(ends) for key in objects.keys(APPLIED) if key.endswith(ends)]
+    return _by_model(keys, APPLIED)
+
+
+def write_applied(objects: Objects, request: ForgetRequest, applied: Applied) -> None:
+    objects.put(f"{APPLIED}{request.model}/{request.seq:012d}/{applied.host}.json", _dump(applied))
+
+
+def read_applied(objects: Objects, model: str) -> dict[int, dict[str, Applied]]:
+    """What each host did for each request: by number, then by host."""
+    prefix = f"{APPLIED}{valid_model_name(model)}/"
+    keys = objects.keys(prefix)
+    found: dict[int, dict[str, Applied]] = defaultdict(dict)
+    for key, stored in zip(keys, read_many(objects, keys), strict=True):
+        if stored is not None:
+            applied = _load(Applied, stored.content)
+            found[int(key.removeprefix(prefix).partition("/")[0])][applied.host] = applied
+    return dict(found)
+
+
+def _by_model(keys: Iterable[str], prefix: str) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for key in keys:
+        model, _, name = key.removeprefix(prefix).partition("/")
+        if (number := name.removesuffix(".json")).isdecimal():
+            found[model].add(int(number))
+    return dict(found)
+
+
+def _dump(value: ForgetRequest | Applied) -> bytes:
+    document = {"format": _FORMATS[type(value).__name__], "version": _VERSION, **asdict(value)}
+    return json.dumps(document).encode()
+
+
+def _load(kind: type[Kind], content: bytes) -> Kind:
+    """Raises ValueError, TypeError or KeyError for anything else."""
+    document: dict[str, Any] = json.loads(content)
+    if (document.pop("format"), document.pop("version")) != (_FORMATS[kind.__name__], _VERSION):
+        raise ValueError(f"not a {_FORMATS[kind.__name__]} of version {_VERSION}")
+    return kind(**document)

@@ -1,0 +1,192 @@
+"""One round of a host that shares its records: applies requests to delete rows, uploads what is new, deletes what is
+old in the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from serin.errors import NotFound, SerinError, StoreUnreachable
+from serin.expressions import ExpressionError, parse
+from serin.formats.captures import versions_captured
+from serin.formats.forget_requests import (
+    Applied,
+    ForgetRequest,
+    applied_by,
+    read_requests,
+    requested_models,
+    write_applied,
+)
+from serin.formats.shared_captures import GONE, begin_sharing, checked_host
+from serin.machine import environment
+from serin.monitoring.capture.counters import models_captured
+from serin.monitoring.capture.forget import Deletion, column_types, forget
+from serin.monitoring.capture.recorder import Settings
+from serin.monitoring.capture.shared_forget import forget_shared
+from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.shared_retention import expire_shared
+from serin.monitoring.capture.shared_upload import Uploader, uploadable
+from serin.monitoring.capture.spool_files import complete_files, open_files
+from serin.pipeline import labels
+from serin.spec.monitoring import CaptureSpec
+from serin.stack.agent.settings import AgentSettings
+from serin.store.artifacts import Release
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_BUFFERED_S: Final = 2.5  # a backend writes what it has to the spool at least every second
+
+
+def shared_store(home: Path) -> Store | None:
+    """The store to which this home uploads its records: on S3, or any that an agent shares. None: they stay here."""
+    url = environment.shared_store_url()
+    if url is None:
+        return None
+    store = Store(url)
+    if url.startswith("s3://") or (store.local and AgentSettings.read(home) is not None):
+        return store
+    return None
+
+
+class ShareRound:
+    """`settings`: of a release. `care_s`: between two looks at what is old in the store."""
+
+    def __init__(
+        self,
+        home: Path,
+        store: Store,
+        settings: Settings,
+        *,
+        host: str | None = None,
+        care_s: float = 900.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._home, self._settings, self._clock, self._care_s = home, settings, clock, care_s
+        self._host = checked_host(host or environment.host())
+        self.records = SharedRecords.of(store, home)
+        self._uploader = Uploader(home, store.shared_files(), self._host)
+        self._seen: dict[tuple[str, int], float] = {}  # when a request was first read here
+        self._found: dict[tuple[str, int], Deletion] = {}
+        self._cared = float("-inf")
+
+    def prepare(self) -> None:
+        """Notes that all models here are to be uploaded. Needs no store."""
+        for model in models_captured(self._home):
+            begin_sharing(self._home, model)
+
+    def run(self, now: float, *, trusted: bool = True) -> dict[str, Exception]:
+        """Returns the errors by model. One that fails does not keep the others waiting, unless the store is away: then
+        StoreUnreachable is raised. `trusted`: whether the clock may decide what is old."""
+        files = self.records.files
+        asked, done = requested_models(files), applied_by(files, self._host)
+        cares = self._clock() - self._cared >= self._care_s
+        if cares:
+            files.remove(f"{GONE}{self._host}.json")
+        failed: dict[str, Exception] = {}
+        for model in sorted({*models_captured(self._home), *asked}):
+            try:
+                self._share(model, asked.get(model, set()) - done.get(model, set()), now)
+                if cares:
+                    self._care(model, now if trusted else None)
+            except StoreUnreachable:
+                raise
+            except (OSError, SerinError, pa.ArrowException, ValueError) as error:
+                failed[model] = error
+        if cares:
+            self._cared = self._clock()
+        return failed
+
+    def _share(self, model: str, pending: set[int], now: float) -> None:
+        limit = uploadable(self._home, model)  # before rows are deleted: later ones wait for the next round
+        if pending:
+            requests = [each for each in read_requests(self.records.files, model) if each.seq in pending]
+            for request in requests:
+                self._apply(request, now)
+        if model in models_captured(self._home):
+            self._uploader.upload(model, now, limit=limit)
+
+    def _apply(self, request: ForgetRequest, now: float) -> None:
+        """Deletes the rows here and in what this host wrote. The request is applied once all rows that were answered
+        before it was read are recorded; until then it is repeated."""
+        key = request.model, request.seq
+        seen = self._seen.setdefault(key, now)
+        settled = now - seen > _BUFFERED_S and not _waiting(self._home, request.model, seen + _BUFFERED_S)
+        before, problem = self._found.get(key, Deletion(rows=0, files=0)), ""
+        try:
+            found = _sum(before, self._forget(request))
+            self._found[key] = found
+        except ExpressionError as error:
+            found, problem = before, str(error)
+        self._apply_for_gone(request, now)
+        if not settled and not problem:
+            return
+        applied = Applied(
+            host=self._host, by=self._host, t=now, rows=found.rows, files=found.files, labels=found.labels,
+            problem=problem,
+        )  # fmt: skip
+        write_applied(self.records.files, request, applied)
+        log.info("%d rows of %s were deleted on request %d", found.rows, request.model, request.seq)
+        self._seen.pop(key, None)
+        self._found.pop(key, None)
+
+    def _forget(self, request: ForgetRequest) -> Deletion:
+        model, where = request.model, request.where
+        uploaded = forget_shared(self.records, model, where, [self._host])
+        if not set(parse(where).columns) <= column_types(self._home, model).keys():
+            return uploaded
+        here = forget(self._home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]))])
+        if here.rows:
+            labels.count_again(model)
+        self.records.drop_outdated(model, self.records.listing(model))
+        # What was uploaded is here as well, unless it was deleted here to make room.
+        return Deletion(
+            rows=max(here.rows, uploaded.rows), files=max(here.files, uploaded.files), labels=here.labels
+        )
+
+    def _apply_for_gone(self, request: ForgetRequest, now: float) -> None:
+        files = self.records.files
+        for key in files.keys(GONE):
+            host = key.removeprefix(GONE).removesuffix(".json")
+            if host == self._host or request.seq in applied_by(files, host).get(request.model, set()):
+                continue
+            found = forget_shared(self.records, request.model, request.where, [host])
+            applied = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
+            write_applied(files, request, applied)
+
+    def _care(self, model: str, now: float | None) -> None:
+        expire_shared(self.records, model, self._limits(model), now)
+        self.records.drop_outdated(model, self.records.listing(model))
+
+    def _limits(self, model: str) -> CaptureSpec:
+        versions = {
+            *versions_captured(self._home, model),
+            *(file.version for file in self.records.listing(model)),
+        }
+        for version in sorted(versions, reverse=True):
+            try:
+                if settings := self._settings(Release(model=model, version=version)):
+                    return settings
+            except NotFound:
+                continue
+        return CaptureSpec()
+
+
+def _sum(one: Deletion, other: Deletion) -> Deletion:
+    return Deletion(
+        rows=one.rows + other.rows, files=one.files + other.files, labels=one.labels + other.labels
+    )
+
+
+def _waiting(home: Path, model: str, before: float) -> bool:
+    """Whether the spool has requests of a model that were written before this time."""
+    complete = (entry.modified for entry in complete_files(home) if entry.release.model == model)
+    unfinished = (path for path in open_files(home) if Release.parse(path.parents[1].name).model == model)
+    return any(modified < before for modified in complete) or any(
+        path.exists() and path.stat().st_mtime < before for path in unfinished
+    )

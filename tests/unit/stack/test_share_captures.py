@@ -1,0 +1,199 @@
+"""Requests to delete rows on all hosts: what each of them does, also those that are away, or gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serin.errors import StoreUnreachable
+from serin.formats.forget_requests import read_applied, write_request
+from serin.formats.shared_captures import GONE
+from serin.monitoring.alerts.alert import Alert
+from serin.stack import share_captures
+from serin.stack.share_captures import shared_store
+from serin.stack.shared_captures import forget_states
+from serin.stack.watch.share_duty import ShareDuty
+from serin.store.store import Store
+from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost
+
+LATER = NOON + 86_400
+Host = Callable[[str], SharingHost]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "none"))
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
+    return lambda name: SharingHost(tmp_path, str(tmp_path / "store"), name)
+
+
+def ask(host: SharingHost, where: str = "passenger_id = 2") -> int:
+    return write_request(host.records.files, MODEL, where, t=NOON, by="somebody").seq
+
+
+def apply(host: SharingHost, now: float = NOON + 100) -> None:
+    """Reads the request, and applies it when nothing can be on its way any more."""
+    host.share(now)
+    host.share(now + 3)
+
+
+def test_every_host_deletes_the_rows_here_and_in_what_it_uploaded(host: Host) -> None:
+    a, b, reader = host("a"), host("b"), host("reader")
+    for each in (a, b):
+        each.record(1, 2)
+        each.record(2)
+        each.share()
+    b.record(2, 3)  # not uploaded yet
+    assert len(reader.ids()) == 6
+    assert ask(reader) == 1
+    apply(a)
+    assert [each for each in reader.ids() if each[0] == "a"] == ["a1"]
+    assert [state.waiting for state in forget_states(reader.records, MODEL)] == [("b",)]
+    apply(b)
+    assert reader.ids() == a.ids() == b.ids() == ["a1", "b1", "b3"]
+    applied = read_applied(reader.records.files, MODEL)[1]
+    assert {name: (each.rows, each.problem) for name, each in applied.items()} == {"a": (2, ""), "b": (3, "")}
+    assert forget_states(reader.records, MODEL)[0].waiting == ()
+
+
+def test_rows_that_are_recorded_after_the_request_was_read_are_deleted_as_well(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, reader = host("a"), host("reader")
+    a.record(1)
+    a.share()
+    ask(reader)
+    waiting = [True]
+    monkeypatch.setattr(share_captures, "_waiting", lambda *_: waiting[0])
+    apply(a)
+    assert read_applied(reader.records.files, MODEL) == {}  # requests are still in the spool
+    a.record(2, 3)
+    a.share(NOON + 110)
+    assert reader.ids() == ["a1", "a3"]
+    waiting[0] = False
+    a.share(NOON + 120)
+    assert read_applied(reader.records.files, MODEL)[1]["a"].rows == 1
+    a.record(2)  # of another request, long after
+    a.share(NOON + 130)
+    assert reader.ids() == ["a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_deletion_that_is_cut_short_anywhere_is_completed_later(host: Host, done: bool) -> None:
+    a, reader = host("a"), host("reader")
+    for fails in range(1, 7):
+        a.record(1, 2, t=NOON + 3600 * fails)
+        a.record(2, t=NOON + 3600 * fails)
+        a.share()
+        ask(reader)
+        with pytest.raises(KeyboardInterrupt):
+            for now in (NOON + 100, NOON + 103):
+                a.share(now, wrap=Failing.at(fails, done=done, error=KeyboardInterrupt()))
+            raise KeyboardInterrupt
+        a.restart()
+        apply(a)
+        a.merge()
+        a.share(LATER + 86_400)
+        assert reader.ids() == a.ids() == ["a1"] * fails
+        assert forget_states(reader.records, MODEL)[-1].waiting == ()
+
+
+def test_no_host_keeps_copies_of_deleted_rows(host: Host) -> None:
+    a, reader = host("a"), host("reader")
+    a.record(1, 2)
+    a.share()
+    assert reader.ids() == ["a1", "a2"]
+    ask(reader)
+    apply(a)
+    reader.share(NOON + 200, care=True)
+    copies = [path for each in (a, reader) for path in each.home.rglob("*.parquet")]
+    assert {path.name for path in copies} == {"000000000001-000000000001-1.parquet"}
+
+
+def test_another_host_deletes_the_rows_of_a_host_that_is_gone(host: Host) -> None:
+    a, b, reader = host("a"), host("b"), host("reader")
+    a.record(1, 2)
+    b.record(1, 2)
+    a.share()
+    b.share()
+    ask(reader)
+    reader.records.files.put(f"{GONE}b.json", b"{}")
+    apply(a)
+    assert reader.ids() == ["a1", "b1"]
+    applied = read_applied(reader.records.files, MODEL)[1]["b"]
+    assert (applied.by, applied.rows) == ("a", 1)
+    b.share(care=True)  # it comes back
+    assert reader.records.files.keys(GONE) == []
+
+
+def test_a_condition_that_cannot_be_computed_is_reported_once(host: Host) -> None:
+    a = host("a")
+    a.record(1)
+    a.share()
+    ask(a, "passenger_id + 1")
+    apply(a)
+    assert "is not a condition" in read_applied(a.records.files, MODEL)[1]["a"].problem
+    assert a.ids() == ["a1"]
+
+
+def test_a_host_without_the_column_has_nothing_to_delete(host: Host) -> None:
+    a = host("a")
+    a.record(1)
+    a.share()
+    ask(a, "tailnum = 'N1'")
+    apply(a)
+    applied = read_applied(a.records.files, MODEL)[1]["a"]
+    assert (applied.rows, applied.problem) == (0, "")
+
+
+class OpenAlerts:
+    def __init__(self) -> None:
+        self.open: dict[str, Alert] = {}
+
+    def fire(self, alert: Alert, now: float) -> None:
+        self.open[alert.key] = alert
+
+    def resolve(self, key: str, now: float) -> None:
+        self.open.pop(key, None)
+
+
+def test_an_alert_says_that_records_are_not_uploaded_for_long(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a, alerts = host("a"), OpenAlerts()
+    a.record(1)
+    monkeypatch.setenv("SERIN_STORE", "s3://somewhere")
+    monkeypatch.setattr(
+        "serin.stack.watch.share_duty.shared_store", lambda home: Store(str(tmp_path / "store"))
+    )
+    duty = ShareDuty(a.home, alerts)
+    away = StoreUnreachable(url="s3://somewhere", reason="away")
+    duty._note({"": away}, NOON)
+    duty._report(duty._failing, NOON + 30)
+    assert alerts.open == {}
+    duty._note({"": away}, NOON + 700)
+    duty._report(duty._failing, NOON + 700)
+    alert = alerts.open["taxis/capture/uploaded"]
+    assert (alert.since, "up to monitoring.capture.max_gb" in alert.text) == (NOON, True)
+    duty._note({}, NOON + 720)
+    duty._report(duty._failing, NOON + 720)
+    assert alerts.open == {}
+
+
+def test_records_are_uploaded_to_s3_and_to_a_folder_that_agents_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SERIN_STORE", raising=False)
+    assert shared_store(tmp_path) is None
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
+    assert shared_store(tmp_path) is None
+    (tmp_path / "agent").mkdir()
+    settings = (
+        '{"format": "serin.agent", "version": 1, "host": "a", "address": "::1", "port": 1, "advertise": "a"}'
+    )
+    (tmp_path / "agent" / "settings.json").write_text(settings)
+    assert shared_store(tmp_path) is not None
+    monkeypatch.setenv("SERIN_STORE", "memory://store")
+    assert shared_store(tmp_path) is None
