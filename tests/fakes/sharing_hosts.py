@@ -15,7 +15,7 @@ from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.spec.monitoring import CaptureSpec
-from serin.stack.share_captures import ShareRound
+from serin.stack.watch.share_round import ShareRound
 from serin.store.artifacts import Release
 from serin.store.store import Store
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 from serin.errors import SerinError
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.capture.counters import models_captured
-from serin.stack.share_captures import ShareRound, shared_store
 from serin.stack.watch.capture_duty import ClockTrust, capture_settings
+from serin.stack.watch.share_round import ShareRound, shared_store
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)

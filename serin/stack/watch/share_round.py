@@ -34,7 +34,7 @@ from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.monitoring.capture.spool_files import complete_files, open_files
 from serin.pipeline import labels
 from serin.spec.monitoring import CaptureSpec
-from serin.stack.agent.settings import AgentSettings
+from serin.stack.host.state import read_stack
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -49,9 +49,9 @@ def shared_store(home: Path) -> Store | None:
     if url is None:
         return None
     store = Store(url)
-    if url.startswith("s3://") or (store.local and AgentSettings.read(home) is not None):
-        return store
-    return None
+    stack = read_stack(home)
+    agents_share = store.local and stack is not None and stack.agent
+    return store if url.startswith("s3://") or agents_share else None
 
 
 class ShareRound:

@@ -11,10 +11,11 @@ from serin.errors import StoreUnreachable
 from serin.formats.forget_requests import read_applied, write_request
 from serin.formats.shared_captures import GONE
 from serin.monitoring.alerts.alert import Alert
-from serin.stack import share_captures
-from serin.stack.share_captures import shared_store
+from serin.stack.host.state import Stack, write_stack
 from serin.stack.shared_captures import forget_states
+from serin.stack.watch import share_round
 from serin.stack.watch.share_duty import ShareDuty
+from serin.stack.watch.share_round import shared_store
 from serin.store.store import Store
 from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost
 
@@ -66,7 +67,7 @@ def test_rows_that_are_recorded_after_the_request_was_read_are_deleted_as_well(
     a.share()
     ask(reader)
     waiting = [True]
-    monkeypatch.setattr(share_captures, "_waiting", lambda *_: waiting[0])
+    monkeypatch.setattr(share_round, "_waiting", lambda *_: waiting[0])
     apply(a)
     assert read_applied(reader.records.files, MODEL) == {}  # requests are still in the spool
     a.record(2, 3)
@@ -189,11 +190,11 @@ def test_records_are_uploaded_to_s3_and_to_a_folder_that_agents_share(
     assert shared_store(tmp_path) is None
     monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
     assert shared_store(tmp_path) is None
-    (tmp_path / "agent").mkdir()
-    settings = (
-        '{"format": "serin.agent", "version": 1, "host": "a", "address": "::1", "port": 1, "advertise": "a"}'
-    )
-    (tmp_path / "agent" / "settings.json").write_text(settings)
+    stack = Stack(
+        home=tmp_path, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url="", prefect_port=None,
+        since=0.0, agent=True,
+    )  # fmt: skip
+    write_stack(stack)
     assert shared_store(tmp_path) is not None
     monkeypatch.setenv("SERIN_STORE", "memory://store")
     assert shared_store(tmp_path) is None
