@@ -167,6 +167,7 @@ def delete_model(
     rolled out."""
     from serin.stack.captures import delete_records
     from serin.stack.delete_versions import delete_versions, versions_to_delete
+    from serin.stack.shared_captures import delete_shared_records
     from serin.store.store import Store
 
     store, home = Store.open(), environment.home()
@@ -175,7 +176,10 @@ def delete_model(
     what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
     confirm(f"Delete {what} of {model} from {store.url}, and the requests recorded of it?", yes=yes)
     going = delete_versions(store, home, model, version or None)
-    size = delete_records(home, model, going, whole=not store.versions(model))
+    whole = not store.versions(model)
+    size = delete_records(home, model, going, whole=whole) + delete_shared_records(
+        home, model, going, whole=whole
+    )
     for number in going:
         show(f"{model} version {number} is deleted")
     if size:
@@ -288,6 +292,7 @@ def gc(
     """List old versions, unused datasets, old runs, expired records and leftovers of crashes; remove them with
     --remove."""
     from serin.stack.captures import expired_records
+    from serin.stack.shared_captures import expired_shared_records
     from serin.store.remote_retention import collect_remote_garbage
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
@@ -301,6 +306,7 @@ def gc(
     collect = collect_garbage if store.local else collect_remote_garbage
     found = collect(store, home, policy, remove=remove)
     found += expired_records(home, store, remove=remove)
+    found += expired_shared_records(home, store, remove=remove)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
         return

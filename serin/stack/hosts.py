@@ -14,8 +14,10 @@ from typing import Any, Final, TypeVar
 
 from serin.errors import NotFound, StoreError
 from serin.formats.cluster.host_report import PREFIX, AgentReport, WorkerReport
+from serin.formats.shared_captures import GONE, RECORDS
 from serin.store.objects import Objects
 from serin.store.stage_results import shared_objects
+from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +82,22 @@ def read_hosts_if_reachable() -> list[HostEntry]:
 
 
 def forget_host(host: str) -> None:
-    """Removes what a host has reported. One that still runs reports again within seconds. NotFound: an unknown one."""
+    """Removes what a host has reported; the rest delete rows of its records when that is asked. One that still runs
+    reports again within seconds. NotFound: an unknown one."""
     objects = shared_objects()
-    known = {entry.host for entry in _read(objects)} if objects is not None else set()
+    known = {entry.host for entry in _read(objects)} | _recording_hosts() if objects is not None else set()
     if objects is None or host not in known:
         raise NotFound(kind="host", name=host, known=sorted(known))
+    objects.put(f"{GONE}{host}.json", b"{}")
     for prefix in (f"{PREFIX}{host}/", f"{_EVIDENCE}{host}/"):
         for key in objects.keys(prefix):
             objects.remove(key)
+
+
+def _recording_hosts() -> set[str]:
+    """The hosts that have uploaded recorded requests."""
+    files = Store.open().shared_files()
+    return {host for model in files.names(RECORDS) for host in files.names(f"{RECORDS}{model}/")}
 
 
 def _read(objects: Objects) -> list[HostEntry]:

@@ -4,7 +4,7 @@ rows."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,12 @@ from serin.machine import environment
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.forget import check_columns, matches
 from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.shared_retention import delete_shared, expire_shared
+from serin.spec.monitoring import CaptureSpec
 from serin.stack.captures import check_not_masked
+from serin.stack.watch.capture_duty import capture_settings
+from serin.store.artifacts import Release
+from serin.store.retention import Garbage
 from serin.store.store import Store
 
 _POLL_S: Final = 1.0
@@ -65,6 +70,42 @@ def ask_to_forget(records: SharedRecords, model: str, where: str) -> ForgetReque
     """Asks all hosts to delete the rows for which `where` is true. They do, also those that are away now."""
     by = f"{environment.user()} on {environment.host()}"
     return write_request(records.files, model, where, t=time.time(), by=by)
+
+
+def delete_shared_records(home: Path, model: str, versions: Sequence[int], *, whole: bool) -> int:
+    """Deletes the records of versions from the store and asks all hosts to delete theirs. Returns the bytes in the
+    store."""
+    records = shared_records(home)
+    if records is None or model not in records.models():
+        return 0
+    names = [
+        Release(model=model, version=version, baseline=baseline).name
+        for version in versions
+        for baseline in (False, True)
+    ]
+    ask_to_forget(records, model, " or ".join(f"_release = '{name}'" for name in names))
+    return delete_shared(records, model, versions, whole=whole)
+
+
+def expired_shared_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
+    """What the watchers would delete as well from the store, and all records of models that it does not have."""
+    records = shared_records(home)
+    settings, known, found = capture_settings(store), set(store.models()), []
+    for model in records.models() if records is not None else ():
+        assert records is not None, "only shared records have models"
+        listing = records.listing(model)
+        if model in known:
+            versions = sorted({file.version for file in listing}, reverse=True)
+            limits = (settings(Release(model=model, version=version)) for version in versions)
+            limit = next((each for each in limits if each is not None), CaptureSpec())
+            size = expire_shared(records, model, limit, time.time(), remove=remove)
+        elif remove:
+            size = delete_shared(records, model, [], whole=True)
+        else:
+            size = sum(file.size for file in listing)
+        if size:
+            found.append(Garbage(kind="shared records", name=model, bytes=size))
+    return found
 
 
 def forget_states(records: SharedRecords, model: str, only: int | None = None) -> list[ForgetState]:

@@ -57,8 +57,10 @@ class SharingHost:
     def store(self) -> Store:
         return Store(self.url, cache=self.home / "cache")
 
-    def record(self, *numbers: int, t: float = NOON, version: int = 1) -> None:
-        write_part(self.home, MODEL, version, rows(*numbers, t=t, host=self.name))
+    def record(self, *numbers: int, t: float = NOON, version: int = 1, release: str = "taxis-v1") -> None:
+        table = rows(*numbers, t=t, host=self.name)
+        names = pa.repeat(release, table.num_rows)
+        write_part(self.home, MODEL, version, table.append_column("_release", names))
 
     def merge(self, now: float = NOON + 86_400) -> None:
         merge_parts(self.home, MODEL, now)
@@ -67,7 +69,6 @@ class SharingHost:
         self, now: float = NOON + 60, *, wrap: Callable[[Any], Any] = lambda files: files, care: bool = False
     ) -> Mapping[str, Exception]:
         """Does a round. `wrap`: what the store is replaced by."""
-        os.environ["SERIN_HOME"] = str(self.home)  # whose labels are deleted
         if self._round is None:
             self._round = ShareRound(self.home, self.store, self.settings, host=self.name, care_s=1e9)
             self._round._cared = 0.0
@@ -76,7 +77,14 @@ class SharingHost:
         files = wrap(self.store.shared_files())
         self._round.records.files = self._round._uploader._files = files
         self._round.prepare()
-        return self._round.run(now)
+        before, os.environ["SERIN_HOME"] = (
+            os.environ["SERIN_HOME"],
+            str(self.home),
+        )  # whose labels are deleted
+        try:
+            return self._round.run(now)
+        finally:
+            os.environ["SERIN_HOME"] = before
 
     def settings(self, release: Release) -> CaptureSpec:
         return self.limits
