@@ -100,7 +100,7 @@ def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Pat
     with serving_gateway(store, bundle) as (releases, url):
         served = releases.served(release)
         assert served is not None
-        assert (served.backend, bool(served.devices)) == ("onnx_python", True)
+        assert (served.backend, bool(served.devices)) == ("onnx_native", True)
         with Client(url, bundle.model, batch_rows=7) as client:
             answers = client.predict_wire(columns, schema)
         folder = spool_folder(releases.log(release).parents[2], release.name)

@@ -1,7 +1,8 @@
 // The backend in a program of its own, compiled with sanitizers: a Triton of paper hands it requests that no Triton would
 // let pass. Every request must be answered once and given back once. See native_fuzz.py.
 //
-// usage: fuzz FOLDER ROUNDS SEED INSTANCES; FOLDER holds lib/libonnxruntime.so and 1/{model.onnx, native.txt} of the tests' bundle
+// usage: fuzz FOLDER ROUNDS SEED INSTANCES; FOLDER holds lib/libonnxruntime.so and 1/{model.onnx, native.txt} of the tests' bundle,
+// or front.onnx and core.onnx instead of model.onnx
 
 #include <cstdio>
 #include <cstdlib>
@@ -83,6 +84,7 @@ Error TRITONBACKEND_RequestParameter(TRITONBACKEND_Request* request, uint32_t in
   return *value = request->parameters[index].second.c_str(), nullptr;
 }
 Error TRITONBACKEND_ModelInstanceModel(TRITONBACKEND_ModelInstance*, TRITONBACKEND_Model** found) { return *found = &the_model, nullptr; }
+Error TRITONBACKEND_ModelInstanceDeviceId(TRITONBACKEND_ModelInstance*, int32_t* id) { return *id = 0, nullptr; }
 Error TRITONBACKEND_ModelInstanceState(TRITONBACKEND_ModelInstance* instance, void** state) { return *state = instance->state, nullptr; }
 Error TRITONBACKEND_ModelInstanceSetState(TRITONBACKEND_ModelInstance* instance, void* state) { return instance->state = state, nullptr; }
 Error TRITONBACKEND_ModelInstanceReportStatistics(

@@ -1,6 +1,8 @@
 """Requests that no Triton would let pass, for the backend of our own, under AddressSanitizer and UBSan.
 
-    python -m tests.soak.native_fuzz [--rounds 20000] [--seed 1] [--sanitizer thread] [--spool full]
+    python -m tests.soak.native_fuzz [--rounds 20000] [--seed 1] [--sanitizer thread] [--spool full] [--split]
+
+`--split`: a front and a core, whose device the host plays, in batches of at most eight rows and pieces of two.
 
 The sanitizers see reads beyond an input, leaks and overflows; the program sees requests that are answered twice or not
 at all. Needs g++ or clang++ with its sanitizers, and Triton's environment (`serin install triton`).
@@ -18,14 +20,15 @@ from pathlib import Path
 from serin.formats.serving.spool import encode_header, is_drawn, read_spool
 from serin.formats.serving.spool_blocks import LONGEST_ID_BYTES
 from serin.serving.native.compiler import machine_compiler
-from serin.serving.native.onnx_backend import NATIVE, native_settings
+from serin.serving.native.onnx_backend import NATIVE, Split, native_settings
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.recording import SPOOL_VARIABLE, Recording
 from tests.e2e.test_onnx_backend import choking_graph
-from tests.unit.serving.bundles import MODEL, SCHEMA
+from tests.unit.serving.bundles import INNER, MODEL, SCHEMA, choking_front, core
 
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 INSTANCES = 3
+SPLIT = Split(inner=INNER, max_rows=8, workers=3, piece_rows=2, provider="cpu")
 LIMITS = {"good": 1 << 28, "full": 20_000, "missing": 1 << 28}
 
 
@@ -37,6 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--spool", choices=sorted(LIMITS), default="good", help="the folder of recorded requests"
     )
+    parser.add_argument("--split", action="store_true", help="the model in two parts, as for a GPU")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="serin-fuzz-") as scratch:
         folder = Path(scratch)
@@ -44,13 +48,16 @@ def main() -> int:
             (folder / name).mkdir()
         library = (find_triton().backends / NATIVE / "libonnxruntime.so").resolve(strict=True)
         (folder / "lib" / "libonnxruntime.so").symlink_to(library)
-        (folder / "1" / "model.onnx").write_bytes(choking_graph())
+        graphs = {"front.onnx": choking_front(), "core.onnx": core(0.0).SerializeToString()}
+        for name, data in (graphs if asked.split else {"model.onnx": choking_graph()}).items():
+            (folder / "1" / name).write_bytes(data)
         (folder / "1" / "native.txt").write_bytes(
             native_settings(
                 SCHEMA,
                 threads=1,
                 max_string_bytes=100,
                 recording=_recording(LIMITS[asked.spool]).native_lines(),
+                split=SPLIT if asked.split else None,
             )
         )
         program = folder / "fuzz"

@@ -1,4 +1,5 @@
-// A Triton backend that answers a batch of requests with one run of the bundle's ONNX graph, inside Triton's process.
+// A Triton backend that answers a batch of requests with one run of the bundle's ONNX graph, inside Triton's process: on
+// the CPU, or with strings and features there and the network on a GPU.
 //
 // It says and refuses what onnx_python/1/model.py says and refuses, without a process and a copy in between: a request
 // that cannot be scored is answered with an error of its own and never fails those that share its batch.
@@ -7,6 +8,7 @@
 #include <cstdlib>
 
 #include "graph.h"
+#include "split.h"
 #include "spool_writer.h"
 
 namespace {
@@ -14,7 +16,9 @@ namespace {
 using native::BadRequest;
 using native::Graph;
 using native::Reading;
+using native::Scorer;
 using native::Settings;
+using native::SplitGraph;
 using native::Spool;
 
 constexpr char kIdHeader[] = "x-request-id";  // serin/serving/triton/process.py lets these two pass
@@ -45,8 +49,8 @@ Runtime& runtime(const std::string& folder) {
 
 // What an instance works with. `spool` belongs to the model; null: nothing is recorded.
 struct Instance {
-  Graph graph;
-  Spool* spool;
+  std::unique_ptr<Scorer> graph;
+  Spool* spool = nullptr;
   double began = 0;  // when the present batch came, seconds since 1970
 };
 
@@ -136,7 +140,7 @@ void record(Instance& instance, const Asked& asked, const std::vector<native::An
 // Scores in halves where a batch fails: the others must not pay for the one at fault.
 void score(Instance& instance, Asked** begin, Asked** end) {
   if (begin == end) return;
-  Graph& graph = instance.graph;
+  Scorer& graph = *instance.graph;
   int64_t rows = 0;
   std::vector<const Reading*> batch;
   for (Asked** each = begin; each != end; ++each) {
@@ -188,6 +192,21 @@ std::string version_folder(TRITONBACKEND_Model* model) {
   native::check(TRITONBACKEND_ModelRepository(model, &kind, &repository));
   native::check(TRITONBACKEND_ModelVersion(model, &version));
   return std::string(repository) + "/" + std::to_string(version);
+}
+
+// The whole graph on the CPU, or its front there and its core on the device.
+std::unique_ptr<Scorer> open_graph(Runtime& onnx, const std::string& folder, TRITONBACKEND_ModelInstance* instance) {
+  Settings settings = Settings::read(folder + "/native.txt");
+  if (settings.split.sizes.empty()) return std::make_unique<Graph>(onnx.api, onnx.env, folder + "/model.onnx", settings);
+  std::unique_ptr<native::Device> device;
+  if (settings.split.provider == "cuda") {
+    int32_t number = 0;
+    native::check(TRITONBACKEND_ModelInstanceDeviceId(instance, &number));
+    device = std::make_unique<native::Gpu>(number);
+  } else {
+    device = std::make_unique<native::Host>();
+  }
+  return std::make_unique<SplitGraph>(onnx.api, onnx.env, folder, settings, std::move(device));
 }
 
 TRITONSERVER_Error* failed(const std::exception& error) { return TRITONSERVER_ErrorNew(triton::kInternal, error.what()); }
@@ -245,8 +264,9 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelIns
     native::check(TRITONBACKEND_ModelState(model, &spool));
     std::string folder = version_folder(model);
     Runtime& onnx = runtime(library);
-    std::unique_ptr<Instance> made(new Instance{
-        {onnx.api, onnx.env, folder + "/model.onnx", Settings::read(folder + "/native.txt")}, static_cast<Spool*>(spool)});
+    auto made = std::make_unique<Instance>();
+    made->spool = static_cast<Spool*>(spool);
+    made->graph = open_graph(onnx, folder, instance);
     native::check(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
     made.release();
     return nullptr;
@@ -279,7 +299,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     std::vector<Asked*> sound;
     for (uint32_t index = 0; index < count; ++index) {
       all[index].request = requests[index];
-      read(all[index], own.graph.settings());
+      read(all[index], own.graph->settings());
       if (!all[index].answered) {
         sound.push_back(&all[index]);
         rows += all[index].reading.rows;

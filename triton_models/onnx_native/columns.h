@@ -60,14 +60,29 @@ struct Recording {
   std::vector<Output> outputs;
 };
 
+// A model in two parts: a front on the CPU, and a core on a device, which reads the front's outputs.
+struct Split {
+  std::string provider;            // cuda, or cpu: the host's memory plays the device's
+  size_t arena_bytes = 0;          // that ONNX Runtime may use on the device; 0: any
+  bool graphs = false;             // a CUDA graph for each size of batch
+  size_t workers = 1;              // that run the front, each on some of the rows
+  int64_t piece_rows = 256;        // and on at least so many
+  std::vector<int64_t> sizes;      // of batches, rising: a batch is filled up to the next
+  std::vector<Column> inner;       // from the front to the core
+  std::vector<Column> outer;       // the core's outputs, in the order of the settings'
+};
+
 // native.txt beside the graph, a line for each: `threads 1`, `max_string_bytes 65536`, `input KIND DIMS NAME`,
 // `output NAME`. Names are hexadecimal, because a column may have any name; sizes of a row have commas between them.
 // Where requests are recorded also `record SHARE LIMIT HEADER` (hexadecimal), for each output in order
-// `recorded ROW_BYTES WIDTH`, and `hidden NAME` for inputs whose values must not be recorded.
+// `recorded ROW_BYTES WIDTH`, and `hidden NAME` for inputs whose values must not be recorded. Where the model is in two
+// parts also `split PROVIDER ARENA_BYTES GRAPHS WORKERS PIECE_ROWS SIZES`, and `inner KIND DIMS NAME` and
+// `outer KIND DIMS NAME` as for inputs.
 struct Settings {
   int threads = 1;
   size_t most_bytes = 0;
   Recording recording;
+  Split split;  // without sizes: the model is one graph
   std::vector<Column> inputs;
   std::vector<std::string> outputs;
 
@@ -86,6 +101,12 @@ struct Settings {
         found.outputs.push_back(name(hex));
       } else if (word == "input") {
         found.inputs.push_back(column(file));
+      } else if (word == "inner") {
+        found.split.inner.push_back(column(file));
+      } else if (word == "outer") {
+        found.split.outer.push_back(column(file));
+      } else if (word == "split") {
+        read_split(file, found.split);
       } else if (word == "record") {
         file >> found.recording.share >> found.recording.limit >> hex;
         found.recording.header = name(hex);
@@ -105,6 +126,7 @@ struct Settings {
     if (found.recording.share > 0 && found.recording.outputs.size() != found.outputs.size()) {
       throw std::runtime_error(path + " does not say how outputs are recorded");
     }
+    if (!found.split.sizes.empty()) check_split(found, path);
     return found;
   }
 
@@ -113,6 +135,27 @@ struct Settings {
     std::string text;
     for (size_t at = 0; at + 1 < hex.size(); at += 2) text += char(std::stoi(hex.substr(at, 2), nullptr, 16));
     return text;
+  }
+
+  static void read_split(std::ifstream& file, Split& split) {
+    std::string sizes;
+    file >> split.provider >> split.arena_bytes >> split.graphs >> split.workers >> split.piece_rows >> sizes;
+    std::stringstream each(sizes);
+    for (std::string size; std::getline(each, size, ',');) split.sizes.push_back(std::stoll(size));
+  }
+
+  static void check_split(const Settings& found, const std::string& path) {
+    const Split& split = found.split;
+    bool rising = split.sizes.front() > 0 && std::is_sorted(split.sizes.begin(), split.sizes.end());
+    bool known = split.provider == "cuda" || split.provider == "cpu";
+    bool whole = !split.inner.empty() && split.outer.size() == found.outputs.size();
+    for (size_t place = 0; whole && place < split.outer.size(); ++place) whole = split.outer[place].name == found.outputs[place];
+    for (const auto* columns : {&split.inner, &split.outer}) {
+      for (const Column& column : *columns) whole = whole && column.bytes != 0;
+    }
+    if (!rising || !known || !whole || split.workers == 0 || split.piece_rows <= 0) {
+      throw std::runtime_error(path + " does not say how the model is split");
+    }
   }
 
   static Column column(std::ifstream& file) {

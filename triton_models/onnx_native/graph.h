@@ -1,29 +1,14 @@
 // The bundle's ONNX graph in a session of its own, and one run of it for several requests.
 #pragma once
 
-#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "columns.h"
+#include "joining.h"
 
 namespace native {
-
-// One of ONNX Runtime's values, released with its owner.
-class Value {
- public:
-  Value(const ort::Api& api, ort::Value* value) : api_(&api), value_(value) {}
-  Value(Value&& other) noexcept : api_(other.api_), value_(other.value_) { other.value_ = nullptr; }
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
-  ~Value() { api_->release(ort::Api::kReleaseValue, value_); }
-  ort::Value* get() const { return value_; }
-
- private:
-  const ort::Api* api_;
-  ort::Value* value_;
-};
 
 // An output of a whole batch.
 struct Answer {
@@ -34,40 +19,61 @@ struct Answer {
   std::vector<std::string> texts;     // as they go over the wire, a row each
 };
 
-class Graph {
+// A model that answers several requests with one run.
+class Scorer {
+ public:
+  using Use = std::function<void(const std::vector<Answer>&)>;
+  virtual ~Scorer() = default;
+  virtual const Settings& settings() const = 0;
+  // Calls `use` with the outputs, in the order of the settings, while they are there.
+  virtual void run(const std::vector<const Reading*>& batch, int64_t rows, const Use& use) = 0;
+};
+
+// `configure`: adds what the session needs beside the threads.
+inline ort::Session* open_session(const ort::Api& api, ort::Env* env, const std::string& path, int threads,
+                                  const std::function<void(ort::SessionOptions*)>& configure = [](ort::SessionOptions*) {}) {
+  using A = ort::Api;
+  ort::SessionOptions* options = nullptr;
+  api.call(A::kCreateSessionOptions, &options);
+  auto keep = api.own(A::kReleaseSessionOptions, options);
+  api.call(A::kSetIntraOpThreads, options, threads);
+  api.call(A::kSetInterOpThreads, options, 1);
+  api.call(A::kAddConfigEntry, options, "session.intra_op.allow_spinning", "0");
+  configure(options);
+  ort::Session* session = nullptr;
+  api.call(A::kCreateSession, env, path.c_str(), static_cast<const ort::SessionOptions*>(options), &session);
+  return session;
+}
+
+class Graph : public Scorer {
  public:
   Graph(const ort::Api& api, ort::Env* env, const std::string& path, const Settings& settings)
       : api_(api), settings_(settings) {
-    using A = ort::Api;
-    ort::SessionOptions* options = nullptr;
-    api_.call(A::kCreateSessionOptions, &options);
-    std::unique_ptr<ort::SessionOptions, Releaser> keep(options, Releaser{&api_, A::kReleaseSessionOptions});
-    api_.call(A::kSetIntraOpThreads, options, settings.threads);
-    api_.call(A::kSetInterOpThreads, options, 1);
-    api_.call(A::kAddConfigEntry, options, "session.intra_op.allow_spinning", "0");
-    api_.call(A::kCreateCpuMemoryInfo, 0 /* of a device */, 0 /* default */, &memory_);
-    api_.call(A::kDefaultAllocator, &allocator_);
-    api_.call(A::kCreateSession, env, path.c_str(), static_cast<const ort::SessionOptions*>(options), &session_);
+    api_.call(ort::Api::kCreateCpuMemoryInfo, 0 /* of a device */, 0 /* default */, &memory_);
+    auto keep = api_.own(ort::Api::kReleaseMemoryInfo, memory_);
+    api_.call(ort::Api::kDefaultAllocator, &allocator_);
+    session_ = open_session(api_, env, path, settings.threads);
+    keep.release();
     for (const Column& column : settings_.inputs) input_names_.push_back(column.name.c_str());
     for (const std::string& name : settings_.outputs) output_names_.push_back(name.c_str());
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
-  ~Graph() {
+  ~Graph() override {
     api_.release(ort::Api::kReleaseSession, session_);
     api_.release(ort::Api::kReleaseMemoryInfo, memory_);
   }
 
-  const Settings& settings() const { return settings_; }
+  const Settings& settings() const override { return settings_; }
 
-  // Calls `use` with the outputs, in the order of the settings, while they are there.
-  template <typename Use>
-  void run(const std::vector<const Reading*>& batch, int64_t rows, Use use) {
+  void run(const std::vector<const Reading*>& batch, int64_t rows, const Use& use) override {
+    Joined joined(batch);
     std::vector<std::vector<char>> numbers(settings_.inputs.size());
     std::vector<Value> values;
     std::vector<const ort::Value*> inputs;
     for (size_t place = 0; place < settings_.inputs.size(); ++place) {
-      values.push_back(join(batch, place, rows, numbers[place]));
+      values.push_back(
+          joined.input(api_, memory_, allocator_, settings_.inputs[place], place, 0, rows, numbers[place]));
       inputs.push_back(values.back().get());
     }
     std::vector<ort::Value*> outputs(output_names_.size(), nullptr);
@@ -81,46 +87,12 @@ class Graph {
   }
 
  private:
-  struct Releaser {
-    const ort::Api* api;
-    size_t place;
-    template <typename T>
-    void operator()(T* object) const {
-      api->release(place, object);
-    }
-  };
-
-  Value join(const std::vector<const Reading*>& batch, size_t place, int64_t rows, std::vector<char>& numbers) {
-    const Column& column = settings_.inputs[place];
-    std::vector<int64_t> shape{rows};
-    shape.insert(shape.end(), column.dims.begin(), column.dims.end());
-    ort::Value* made = nullptr;
-    if (column.bytes != 0) {
-      numbers.reserve(size_t(rows) * column.width * column.bytes + 1);  // never without an address
-      for (const Reading* each : batch) numbers.insert(numbers.end(), each->data[place].begin(), each->data[place].end());
-      api_.call(ort::Api::kCreateTensorOver, static_cast<const ort::MemoryInfo*>(memory_), static_cast<void*>(numbers.data()),
-                numbers.size(), static_cast<const int64_t*>(shape.data()), shape.size(), int(column.element), &made);
-      return Value(api_, made);
-    }
-    api_.call(ort::Api::kCreateTensor, allocator_, static_cast<const int64_t*>(shape.data()), shape.size(), int(column.element), &made);
-    Value value(api_, made);
-    size_t index = 0;
-    for (const Reading* each : batch) {
-      for (std::string_view text : each->texts[place]) {
-        char* buffer = nullptr;
-        api_.call(ort::Api::kStringBuffer, made, index++, text.size(), &buffer);
-        std::memcpy(buffer, text.data(), text.size());
-      }
-    }
-    return value;
-  }
-
   Answer read(const Value& output, int64_t rows) {
     using A = ort::Api;
     Answer answer;
     ort::TypeAndShape* info = nullptr;
     api_.call(A::kTypeAndShape, static_cast<const ort::Value*>(output.get()), &info);
-    std::unique_ptr<ort::TypeAndShape, Releaser> keep(info, Releaser{&api_, A::kReleaseTypeAndShape});
+    auto keep = api_.own(A::kReleaseTypeAndShape, info);
     const ort::TypeAndShape* seen = info;
     int element = 0;
     size_t dims = 0, count = 0;

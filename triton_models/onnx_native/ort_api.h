@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +21,9 @@ struct Value;
 struct TypeAndShape;
 struct MemoryInfo;
 struct Allocator;
+struct RunOptions;
+struct IoBinding;
+struct CudaOptions;
 
 enum Element { kFloat = 1, kUInt8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kString = 8, kBool = 9, kDouble = 11 };
 
@@ -27,7 +32,10 @@ constexpr uint32_t kVersion = 17;  // of the interface, not of the library: newe
 class Api {
  public:
   explicit Api(const std::string& library) {
-    void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    // Providers are looked for beside the library: in the folder of the file itself, not of a link to it.
+    char* file = realpath(library.c_str(), nullptr);
+    void* handle = dlopen(file == nullptr ? library.c_str() : file, RTLD_NOW | RTLD_LOCAL);
+    std::free(file);
     if (handle == nullptr) throw std::runtime_error(std::string("ONNX Runtime cannot be loaded: ") + dlerror());
     struct Base {
       void* const* (*table)(uint32_t version);
@@ -53,6 +61,21 @@ class Api {
     if (object != nullptr) reinterpret_cast<void (*)(T*)>(table_[place])(object);
   }
 
+  // For std::unique_ptr.
+  struct Releaser {
+    const Api* api;
+    size_t place;
+    template <typename T>
+    void operator()(T* object) const {
+      api->release(place, object);
+    }
+  };
+
+  template <typename T>
+  std::unique_ptr<T, Releaser> own(size_t place, T* object) const {
+    return {object, Releaser{this, place}};
+  }
+
   enum Place : size_t {
     kErrorMessage = 2,
     kCreateEnv = 3,
@@ -61,6 +84,7 @@ class Api {
     kCreateSessionOptions = 10,
     kSetIntraOpThreads = 24,
     kSetInterOpThreads = 25,
+    kCreateRunOptions = 39,
     kCreateTensor = 48,
     kCreateTensorOver = 49,
     kTensorData = 51,
@@ -71,16 +95,29 @@ class Api {
     kDims = 62,
     kElementCount = 64,
     kTypeAndShape = 65,
+    kCreateMemoryInfo = 68,
     kCreateCpuMemoryInfo = 69,
     kDefaultAllocator = 78,
     kReleaseStatus = 93,
     kReleaseMemoryInfo = 94,
     kReleaseSession = 95,
     kReleaseValue = 96,
+    kReleaseRunOptions = 97,
     kReleaseTypeAndShape = 99,
     kReleaseSessionOptions = 100,
     kAddConfigEntry = 130,
+    kRunWithBinding = 133,
+    kCreateIoBinding = 134,
+    kReleaseIoBinding = 135,
+    kBindInput = 136,
+    kBindOutput = 137,
+    kAddRunConfigEntry = 165,
+    kAppendCuda = 204,
+    kCreateCudaOptions = 205,
+    kUpdateCudaOptions = 206,
+    kReleaseCudaOptions = 208,
     kStringBuffer = 252,
+    kSetCudaOption = 263,
   };
 
  private:

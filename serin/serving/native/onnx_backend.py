@@ -1,7 +1,7 @@
 """Builds Serin's ONNX backend for Triton from the sources in triton_models/onnx_native, and writes its settings.
 
-It runs a bundle's graph inside Triton's process; without it, a Python process beside Triton does the same and costs
-more. It uses the library of the ONNX Runtime in Triton's environment.
+It runs a bundle's graph inside Triton's process, on the CPU or with its core on a GPU; without it, a Python process
+beside Triton does the same and costs more. It uses the library of the ONNX Runtime in Triton's environment.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from serin.errors import TritonInstallFailed
-from serin.formats.schema import Schema
+from serin.formats.schema import DType, OutputTensor, Schema
 from serin.machine import environment
 from serin.serving.native.compiler import Compiler, build_mark, compile_library
 
@@ -23,6 +25,63 @@ LIBRARY = f"libtriton_{NATIVE}.so"
 
 _RUNTIME = "libonnxruntime.so"
 _FLAGS = ("-pthread",)
+_KINDS: dict[DType, str] = {"FP32": "float", "INT64": "int", "INT8": "bool"}
+_FINE_FROM = 64  # rows: below, the next power of two costs a GPU nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A model whose front runs on the CPU and whose core on a device. `inner`: the tensors between them.
+
+    `workers`: threads that run the front, each on a part of a batch's rows. `arena_bytes`: what ONNX Runtime may use on
+    the device.
+    """
+
+    inner: tuple[OutputTensor, ...]
+    max_rows: int
+    workers: int
+    piece_rows: int = 256
+    arena_bytes: int | None = None
+    provider: Literal["cuda", "cpu"] = "cuda"
+    graphs: bool = True
+
+    def lines(self, outputs: Sequence[OutputTensor]) -> list[str]:
+        sizes = ",".join(map(str, batch_sizes(self.max_rows)))
+        words = (
+            self.provider,
+            self.arena_bytes or 0,
+            int(self.graphs),
+            self.workers,
+            self.piece_rows,
+            sizes,
+        )
+        tensors = [("inner", tensor) for tensor in self.inner] + [("outer", tensor) for tensor in outputs]
+        return [
+            f"split {' '.join(map(str, words))}",
+            *(
+                f"{word} {_KINDS[tensor.dtype]} {','.join(map(str, tensor.dims))} {tensor.name.encode().hex()}"
+                for word, tensor in tensors
+            ),
+        ]
+
+
+def batch_sizes(max_rows: int) -> list[int]:
+    """Returns the sizes of batches that a core is prepared for: a batch is filled up to the next one.
+
+    Powers of two, and from 64 rows also one in the middle between two: no batch grows by more than a half then.
+    """
+    sizes, size = [], 1
+    while size < max_rows:
+        sizes.append(size)
+        if size >= _FINE_FROM and size * 3 // 2 < max_rows:
+            sizes.append(size * 3 // 2)
+        size *= 2
+    return [*sizes, max_rows]
+
+
+def unsupported_output(outputs: Sequence[OutputTensor]) -> str | None:
+    """Returns the name of an output that a core on a device cannot have: strings stay on the CPU."""
+    return next((output.name for output in outputs if output.dtype not in _KINDS), None)
 
 
 def is_built(backends: Path) -> bool:
@@ -31,6 +90,11 @@ def is_built(backends: Path) -> bool:
     marks = folder / "sources"
     made = marks.is_file() and marks.read_text() == _mark()
     return made and (folder / LIBRARY).is_file() and (folder / _RUNTIME).is_file()
+
+
+def runtime_library(backends: Path) -> Path:
+    """Returns the ONNX Runtime that it uses: its providers are in the same folder."""
+    return (backends / NATIVE / _RUNTIME).resolve()
 
 
 def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
@@ -59,16 +123,22 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
 
 
 def native_settings(
-    schema: Schema, *, threads: int, max_string_bytes: int, recording: Sequence[str] = ()
+    schema: Schema,
+    *,
+    threads: int,
+    max_string_bytes: int,
+    recording: Sequence[str] = (),
+    split: Split | None = None,
 ) -> bytes:
     """Returns the file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is
-    allowed. `recording`: the lines that say which requests are recorded."""
+    allowed. `recording`: the lines that say which requests are recorded. `split`: for a model in two parts."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))
         lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
     lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
-    return "\n".join([*lines, *recording, ""]).encode()
+    parts = split.lines(schema.outputs) if split else ()
+    return "\n".join([*lines, *parts, *recording, ""]).encode()
 
 
 def _mark() -> str:

@@ -21,7 +21,7 @@ Runner = Literal["python", "onnxruntime", "tensorrt", "fil"]  # a backend of Tri
 Place = Literal["cpu", "gpu"]
 
 PLAN_PROFILE_ROWS = (1, 8, 64)  # an engine has a profile for each, and one for the largest batch
-_IN_TWO: tuple[Backend, ...] = ("tensorrt_plan", "ensemble", "onnx_python", "onnxruntime")
+_IN_TWO: tuple[Backend, ...] = ("tensorrt_plan", "onnx_native", "ensemble", "onnx_python", "onnxruntime")
 _WHOLE: tuple[Backend, ...] = ("onnxruntime", "onnx_native", "onnx_python")
 RECORDING: tuple[Backend, ...] = ("onnx_native", "onnx_python")  # they see a request's columns and its scores
 
@@ -33,10 +33,14 @@ NOT_RECORDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What a Triton has: its backends, and the accelerators of the ONNX Runtime in the Python of its models."""
+    """What a Triton has: its backends, and the accelerators of the ONNX Runtime in the Python of its models.
+
+    `no_cuda`: why Serin's own backend cannot use a GPU; empty: it can, or there is none.
+    """
 
     backends: frozenset[str] = frozenset({"python"})
     accelerators: frozenset[str] = frozenset()  # of cuda, tensorrt
+    no_cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Contents:
     answers: int = 1  # columns of the first output
     plan_rows: int | None = None
     empty: str | None = None
+    strings_out: str | None = None  # an output of strings, if there is one
 
     @property
     def for_gpu(self) -> bool:
@@ -100,9 +105,9 @@ def _choose(contents: Contents, server: Server, serving: ServingSpec, gpus: int,
                 continue  # two models of the Python backend are slower than one that does both parts
             why_not = _obstacle(contents, server, serving, backend, "gpu")
             if not why_not:
-                return _choice(
-                    server, backend, "gpu", f"the first that fits this server and {contents.model}"
-                )
+                slower = f"; not {'; '.join(tried)}" if backend == "onnx_python" and tried else ""
+                reason = f"the first that fits this server and {contents.model}{slower}"
+                return _choice(server, backend, "gpu", reason)
             tried.append(f"{backend}: {why_not}")
         if serving.device == "gpu":
             raise BackendRefused(
@@ -191,7 +196,7 @@ def _obstacle(
         return f"the tensor {contents.empty!r} between front and core has no columns"
     match backend:
         case "onnx_native":
-            return _native_obstacle(server, place)
+            return _native_obstacle(contents, server, serving, place)
         case "onnx_python":
             return _python_obstacle(server, serving, place)
         case "onnxruntime":
@@ -204,10 +209,20 @@ def _obstacle(
             return _fil_obstacle(contents, server)
 
 
-def _native_obstacle(server: Server, place: Place) -> str:
-    if place == "gpu":
-        return "it runs on the CPU alone"
-    return "" if NATIVE in server.backends else _no_backend(NATIVE, server)
+def _native_obstacle(contents: Contents, server: Server, serving: ServingSpec, place: Place) -> str:
+    if NATIVE not in server.backends:
+        return _no_backend(NATIVE, server)
+    if place == "cpu":
+        return ""
+    if missing := [name for name in (FRONT, CORE) if name not in contents.files]:
+        return f"on a GPU it needs {' and '.join(missing)} (export it with export.target: gpu)"
+    if serving.accelerator != "cuda":
+        return f"on a GPU it uses cuda alone, not {serving.accelerator}"
+    if contents.strings_out:
+        return f"its output {contents.strings_out!r} holds strings, which a GPU does not"
+    if "cuda" not in server.accelerators:
+        return "the ONNX Runtime of this Triton has no provider for cuda"
+    return server.no_cuda
 
 
 def _python_obstacle(server: Server, serving: ServingSpec, place: Place) -> str:

@@ -24,6 +24,7 @@ from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_gu
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
 from serin.serving.triton.backends import Server
+from serin.serving.triton.cuda_libraries import cuda_folders, why_no_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,16 @@ class TritonInstall:
         if not onnx_backend.is_built(self.backends):
             backends -= {NATIVE}  # built from other sources than the present ones
         accelerators = _accelerators(self.python_folder) if gpus and "python" in backends else frozenset()
-        return Server(backends=backends, accelerators=accelerators)
+        no_cuda = ""
+        if NATIVE in backends and "cuda" in accelerators:
+            runtime = onnx_backend.runtime_library(self.backends)
+            no_cuda = why_no_cuda(self.python_folder, runtime, self.library_path(gpu=True))
+        return Server(backends=backends, accelerators=accelerators, no_cuda=no_cuda)
+
+    def library_path(self, *, gpu: bool) -> list[str]:
+        """Returns where its processes look for libraries: Triton's own, and on a GPU CUDA's after them."""
+        found = [str(path) for path in self.libraries]
+        return [*found, *cuda_folders(self.python_folder.parent)] if gpu else found
 
 
 def default_folder() -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -87,7 +86,7 @@ def triton_process(
     variables = environment.child_environment(
         **guard,
         PATH=f"{install.python_folder}:{environment.search_path()}",
-        LD_LIBRARY_PATH=":".join(_libraries(install, devices)) or None,
+        LD_LIBRARY_PATH=":".join(install.library_path(gpu=bool(devices))) or None,
         CUDA_VISIBLE_DEVICES=",".join(devices),
         **{SPOOL_VARIABLE: str(spool) if spool else None},
         PYTHONPATH=None,
@@ -151,20 +150,3 @@ def reclaim_shared_memory(place: TritonPorts, folder: Path = Path("/dev/shm")) -
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)
-
-
-def _libraries(install: TritonInstall, devices: Sequence[str]) -> list[str]:
-    """Returns the library path of a release.
-
-    On a GPU it includes, after Triton's own, CUDA's libraries: from packages beside its ONNX Runtime or beside this
-    process's, and from LD_LIBRARY_PATH.
-    """
-    found = [str(path) for path in install.libraries]
-    if not devices:
-        return found
-    folders = [install.python_folder.parent, Path(sys.prefix)]
-    packages = [
-        path for folder in folders for path in folder.glob("lib/python3.*/site-packages/nvidia/*/lib")
-    ]
-    inherited = environment.child_environment().get("LD_LIBRARY_PATH", "")
-    return [*found, *map(str, packages), *(path for path in inherited.split(":") if path)]

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from serin.errors import BundleBroken
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, Manifest
 from serin.formats.schema import NULL_OF_KIND, DType, InputColumn, Kind, OutputTensor, Schema
-from serin.serving.native.onnx_backend import SETTINGS, native_settings
+from serin.machine.hardware import core_count
+from serin.serving.native.onnx_backend import SETTINGS, Split, native_settings, unsupported_output
 from serin.serving.triton.backends import Choice, Contents, Runner
 from serin.serving.triton.model_config import (
     RECORDING_CODE,
@@ -30,6 +31,7 @@ from serin.serving.triton.recording import FORMAT_CODE
 from serin.spec.serving import ServingSpec
 
 _ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "INT64"}
+_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def contents_of(folder: Path, manifest: Manifest, schema: Schema, serving: Servi
         answers=schema.outputs[0].dims[-1],
         plan_rows=serving.max_batch_rows if PLAN in files else None,
         empty=empty,
+        strings_out=unsupported_output(schema.outputs),
     )
 
 
@@ -65,14 +68,7 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     if choice.backend == "onnxruntime":
         return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
     if choice.backend == "onnx_native":
-        asked = native_settings(
-            schema,
-            threads=settings.threads,
-            max_string_bytes=settings.serving.max_string_bytes,
-            recording=settings.recording.native_lines() if settings.recording else (),
-        )
-        files: dict[str, Path | bytes] = {MODEL: folder / MODEL, SETTINGS: asked}
-        return [Part(name=model, config=native_config(schema, settings), files=files)]
+        return [_native(folder, schema, choice, settings)]
     if choice.backend == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
@@ -100,6 +96,27 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         _part(front_name, choice.front, front_schema, settings.of_front(), folder / FRONT),
         _part(core_name, choice.core, core_schema, settings.of_core(), folder / core_file),
     ]
+
+
+def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) -> Part:
+    split = None
+    if choice.place == "gpu":
+        split = Split(
+            inner=_inner(folder),
+            max_rows=settings.serving.max_batch_rows,
+            workers=settings.serving.threads or max(1, min(_MOST_WORKERS, core_count() // 2)),
+            arena_bytes=settings.gpu_bytes,
+        )
+    asked = native_settings(
+        schema,
+        threads=settings.threads,
+        max_string_bytes=settings.serving.max_string_bytes,
+        recording=settings.recording.native_lines() if settings.recording else (),
+        split=split,
+    )
+    graphs = (FRONT, CORE) if split else (MODEL,)
+    files: dict[str, Path | bytes] = {**{name: folder / name for name in graphs}, SETTINGS: asked}
+    return Part(name=settings.release.model, config=native_config(schema, settings), files=files)
 
 
 def _with_trees(

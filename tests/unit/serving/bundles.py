@@ -110,6 +110,10 @@ _TYPES = {
 _KEYS = ["AA", "UA", "DL", "Zürich 雪"]
 _CAST = {"distance": "far", "night": "dark"}
 NUM, CAT = "features/num", "features/cat"
+INNER = (
+    OutputTensor(name=NUM, dtype="FP32", dims=(3,)),
+    OutputTensor(name=CAT, dtype="INT64", dims=(1,)),
+)
 
 
 def graph(bias: float) -> onnx.ModelProto:
@@ -132,6 +136,27 @@ def front() -> onnx.ModelProto:
         helper.make_node("Concat", ["filled", "far", "dark"], [NUM], axis=1),
     ]
     return _model(nodes, _TYPES, {NUM: (TensorProto.FLOAT, 3), CAT: (TensorProto.INT64, 1)}, {"zero": 0})
+
+
+def choking_front() -> bytes:
+    """The front with a table that has distances from -3 to 3: it fails on others."""
+    model = front()
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.array(3, np.int64), "three"),
+            numpy_helper.from_array(np.arange(-3, 4, dtype=np.float32), "table"),
+        ]
+    )
+    last = model.graph.node.pop()
+    last.input[1] = "found"
+    model.graph.node.extend(
+        [
+            helper.make_node("Add", ["distance", "three"], ["place"]),
+            helper.make_node("Gather", ["table", "place"], ["found"]),
+            last,
+        ]
+    )
+    return bytes(model.SerializeToString())
 
 
 def core(bias: float) -> onnx.ModelProto:

@@ -11,10 +11,18 @@ from serin.spec.serving import ServingSpec
 
 WHEEL = Server()
 WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}), accelerators=frozenset({"cuda"}))
+NO_CUDA = Server(
+    backends=WITH_NATIVE.backends,
+    accelerators=WITH_NATIVE.accelerators,
+    no_cuda="CUDA's libraries cannot be loaded",
+)
 WHEEL_CUDA = Server(accelerators=frozenset({"cuda"}))
 CONTAINER = Server(
     backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}),
     accelerators=frozenset({"cuda", "tensorrt"}),
+)
+BOTH = Server(
+    backends=CONTAINER.backends | WITH_NATIVE.backends, accelerators=frozenset({"cuda", "tensorrt"})
 )
 NO_FRONT = Server(backends=frozenset({"tensorrt", "fil"}))
 NETWORK = Contents(model="delays version 3", files=frozenset({MODEL}), task="binary")
@@ -25,6 +33,9 @@ WITH_PLAN = Contents(
 TREE = Contents(model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="binary")
 NARROW = Contents(
     model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary", empty="features/cat"
+)
+STRINGS = Contents(
+    model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary", strings_out="label"
 )
 CLASSES = Contents(
     model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="multiclass", answers=3
@@ -38,7 +49,16 @@ CLASSES = Contents(
         (NETWORK, WITH_NATIVE, {}, 0, "onnx_native", "cpu"),
         (NETWORK, WITH_NATIVE, {"backend": "onnx_python"}, 0, "onnx_python", "cpu"),
         (NETWORK, WITH_NATIVE, {"device": "gpu"}, 1, "onnx_python", "gpu"),
-        (FOR_GPU, WITH_NATIVE, {"backend": "onnx_native"}, 1, "onnx_native", "cpu"),
+        (FOR_GPU, WITH_NATIVE, {}, 1, "onnx_native", "gpu"),
+        (FOR_GPU, WITH_NATIVE, {"backend": "onnx_native"}, 1, "onnx_native", "gpu"),
+        (NETWORK, WITH_NATIVE, {"backend": "onnx_native"}, 1, "onnx_native", "cpu"),
+        (FOR_GPU, WITH_NATIVE, {"device": "cpu"}, 1, "onnx_native", "cpu"),
+        (FOR_GPU, WITH_NATIVE, {"backend": "onnx_python"}, 1, "onnx_python", "gpu"),
+        (FOR_GPU, BOTH, {}, 1, "onnx_native", "gpu"),
+        (FOR_GPU, BOTH, {"accelerator": "tensorrt"}, 1, "ensemble", "gpu"),
+        (FOR_GPU, NO_CUDA, {}, 1, "onnx_python", "gpu"),
+        (STRINGS, WITH_NATIVE, {}, 1, "onnx_python", "gpu"),
+        (NARROW, WITH_NATIVE, {}, 1, "onnx_native", "gpu"),
         (TREE, WITH_NATIVE, {}, 1, "onnx_native", "cpu"),
         (NETWORK, CONTAINER, {}, 0, "onnxruntime", "cpu"),
         (NETWORK, CONTAINER, {}, 4, "onnxruntime", "cpu"),  # exported for the CPU
@@ -71,6 +91,22 @@ def test_the_first_shape_that_can_is_taken(
     assert (choice.backend, choice.place) == (backend, place), choice.reason
     assert choice.reason
     assert (choice.front is None) == (backend in ("onnx_native", "onnx_python", "onnxruntime"))
+
+
+@pytest.mark.parametrize(
+    ("contents", "server", "why"),
+    [
+        (FOR_GPU, NO_CUDA, "onnx_native: CUDA's libraries cannot be loaded"),
+        (FOR_GPU, WHEEL_CUDA, "onnx_native: the server has no serin_onnx backend; it has python"),
+        (STRINGS, WITH_NATIVE, "onnx_native: its output 'label' holds strings"),
+    ],
+)
+def test_a_gpu_release_in_the_python_backend_says_why_it_is_not_in_serin_s_own(
+    contents: Contents, server: Server, why: str
+) -> None:
+    choice = choose_backend(contents, server, ServingSpec(), 1)
+    assert (choice.backend, choice.place) == ("onnx_python", "gpu")
+    assert why in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -110,7 +146,7 @@ def test_where_requests_are_recorded_a_backend_that_can_is_preferred_and_another
             WITH_NATIVE,
             {"backend": "onnx_native", "device": "gpu"},
             1,
-            "it runs on the CPU alone",
+            "on a GPU it needs front.onnx and core.onnx",
         ),
         (
             NETWORK,

@@ -41,6 +41,51 @@ def test_its_settings_have_every_column_by_kind_sizes_and_name() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (3, [1, 2, 3]),
+        (64, [1, 2, 4, 8, 16, 32, 64]),
+        (65, [1, 2, 4, 8, 16, 32, 64, 65]),
+        (200, [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 200]),
+    ],
+)
+def test_batches_of_a_core_have_few_sizes_the_largest_among_them(most: int, sizes: list[int]) -> None:
+    assert onnx_backend.batch_sizes(most) == sizes
+
+
+def test_no_batch_of_a_core_grows_by_much() -> None:
+    sizes = onnx_backend.batch_sizes(4096)
+    assert sizes == sorted(set(sizes))
+    for rows in range(1, 4097):
+        size = next(size for size in sizes if size >= rows)
+        assert size < 2 * rows
+        assert size <= 1.5 * rows + 1 or rows < 64
+
+
+def test_the_settings_of_a_split_model_have_its_sizes_and_the_tensors_of_both_sides() -> None:
+    schema = Schema(
+        task="binary",
+        inputs=(InputColumn(name="n", dtype="FP32", kind="float", null=NULL_OF_KIND["float"]),),
+        outputs=(OutputTensor(name="score", dtype="FP32", dims=(1,)),),
+    )
+    inner = (OutputTensor(name=NAME, dtype="INT64", dims=(6,)),)
+    split = onnx_backend.Split(inner=inner, max_rows=3, workers=4, arena_bytes=99)
+    lines = onnx_backend.native_settings(schema, threads=1, max_string_bytes=9, split=split).decode()
+    assert lines.splitlines()[-3:] == [
+        "split cuda 99 1 4 256 1,2,3",
+        f"inner int 6 {_hex(NAME)}",
+        f"outer float 1 {_hex('score')}",
+    ]
+
+
+def test_a_core_has_no_outputs_of_strings() -> None:
+    word = OutputTensor(name="word", dtype="BYTES", dims=(1,))
+    assert onnx_backend.unsupported_output([word]) == "word"
+    assert onnx_backend.unsupported_output([OutputTensor(name="score", dtype="FP32", dims=(1,))]) is None
+
+
 def test_its_settings_say_what_is_recorded_only_where_something_is() -> None:
     outputs = (
         OutputTensor(name="score", dtype="FP32", dims=(2, 3)),
