@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import anyio
 import httpx
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -52,17 +54,17 @@ class Listening(_Worker):
         self._listens = False
         self._reports = Reports(self._work_pool_name)
 
+    @abstractmethod
     def runs_here(self) -> Collection[UUID]:
         """Returns the runs that this worker follows now."""
-        raise NotImplementedError
 
     def runs_on_this_host(self) -> Collection[UUID]:
         """Returns the runs that end when this host is lost."""
         return self.runs_here()
 
+    @abstractmethod
     async def cancel(self, run: UUID) -> None:
         """Ends a run that is being cancelled, if it is here."""
-        raise NotImplementedError
 
     async def end(self, run: UUID) -> None:
         """Ends a run that was given up elsewhere, if it is here."""
@@ -72,7 +74,8 @@ class Listening(_Worker):
         for task in self._tasks:
             task.cancel()
         if self._reports.wanted:
-            await asyncio.to_thread(self._reports.leave)
+            with anyio.CancelScope(shield=True):
+                await asyncio.to_thread(self._reports.leave)
         await super().teardown(*exc_info)
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from enum import StrEnum
 from typing import Annotated
 
@@ -39,6 +40,7 @@ def worker(
 
     command, variables, folder = worker_command(environment.home(), pool.value, limit=limit)
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background commands ignore it; Prefect needs it
     os.execve(command[0], command, variables)
 
 

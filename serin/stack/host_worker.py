@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,6 +59,7 @@ class Reports:
         self._pool, self._beat = pool, 0
         self._objects: Objects | None = shared_objects()
         self._host = environment.host()
+        self._gone, self._writing = False, threading.Lock()
 
     @property
     def wanted(self) -> bool:
@@ -77,14 +79,20 @@ class Reports:
             gpus=tuple(use.to_json() for use in read_gpu_use(environment.home())),
             runs=tuple(runs),
         )
-        try:
-            self._objects.put(worker_key(self._host, self._pool), report.dump())
-        except (StoreError, OSError) as error:
-            logger.warning("no report of this worker: %s", error)
+        with self._writing:
+            if self._gone:
+                return
+            try:
+                self._objects.put(worker_key(self._host, self._pool), report.dump())
+            except (StoreError, OSError) as error:
+                logger.warning("no report of this worker: %s", error)
 
     def leave(self) -> None:
-        """A worker that is stopped is not silent: it is gone."""
-        if self._objects is not None:
+        """A worker that is stopped is not silent: it is gone. A report that another thread writes comes before."""
+        if self._objects is None:
+            return
+        with self._writing:
+            self._gone = True
             try:
                 self._objects.remove(worker_key(self._host, self._pool))
             except (StoreError, OSError) as error:

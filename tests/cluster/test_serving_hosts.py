@@ -168,11 +168,17 @@ def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewh
         scene.until(lambda: far.answered > so_far + 50)
     assert far.errors == []
     assert stack_processes(member.home) == []
+    started = time.time()
     member.start()
-    scene.until(lambda: scene.ready(releases[0], "b"), what="b is back")
+    scene.until(lambda: _reported_since(scene, started) and scene.ready(releases[0], "b"), what="b is back")
     assert member.serin("down").stdout.endswith("down\n")
     assert member.process.wait(60) == 0
     member.process = None
+
+
+def _reported_since(scene: Cluster, t: float) -> bool:
+    found = scene.report("b")
+    return found is not None and found.t > t
 
 
 def _said(member: Member, *words: str) -> bool:

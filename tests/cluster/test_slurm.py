@@ -102,10 +102,14 @@ def test_a_pipeline_runs_as_jobs_on_two_nodes(scene: Scene, tmp_path: Path) -> N
     scene.wait_for(run, "COMPLETED", within_s=1500)
     inside = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}}
     stages = call(scene.api, "POST", "/flow_runs/filter", inside)
+    wait_until(
+        lambda: {job["JobState"] for job in scene.cluster.jobs()} == {"COMPLETED"},
+        "the jobs end after their runs",
+        lambda: scene.cluster.command("squeue", "-t", "all"),
+    )
     jobs = {job["JobName"]: job for job in scene.cluster.jobs()}
     nodes = [jobs[stage["id"]]["NodeList"] for stage in sorted(stages, key=lambda stage: stage["start_time"])]
     assert nodes == [NODES[0], NODES[1], NODES[0]]  # etl, train, export
-    assert {jobs[stage["id"]]["JobState"] for stage in stages} == {"COMPLETED"}
     assert [job.get("TresPerNode") for job in jobs.values()].count("gres:gpu:1") == 1
     login = scene.variables["PREFECT_API_AUTH_STRING"].partition(":")[2]
     shown = scene.cluster.command("scontrol", "show", "job", "-dd")

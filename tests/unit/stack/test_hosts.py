@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from serin.cli import app
+from serin.commands.hosts import Pool
+from serin.commands.hosts import worker as worker_command_line
 from serin.errors import NotFound, SpecError
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport, WorkerReport, agent_key, worker_key
 from serin.pipeline import silence
@@ -145,3 +149,29 @@ def test_a_worker_needs_a_server_and_a_store(shared: FolderObjects, monkeypatch:
     monkeypatch.delenv("SERIN_STORE")
     with pytest.raises(SpecError, match=r"(?s)PREFECT_API_URL.*SERIN_STORE"):
         worker_command(Path.cwd(), "gpu", limit=None)
+
+
+def test_a_worker_that_a_shell_starts_in_the_background_can_be_stopped(
+    shared: FolderObjects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    del shared
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example:4200/api")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(os, "execve", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does without job control
+    try:
+        worker_command_line(Pool.CPU)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIG_DFL]
+
+
+def test_a_late_report_does_not_bring_back_a_worker_that_has_left(shared: FolderObjects) -> None:
+    reports = Reports("cpu")
+    reports.report([])
+    assert [entry.host for entry in read_hosts()] == ["here"]
+    reports.leave()
+    reports.report([])
+    assert read_hosts() == []
+    assert shared.keys("") == []
