@@ -2,7 +2,8 @@
 ONNX Runtime in this process.
 
 All servers are up at the same time and are called in turn, directly over HTTP, in a closed loop. The load comes from
-several processes, so that it is not the load generator that is measured. Figures are medians over the rounds.
+several processes, so that it is not the load generator that is measured. Figures are medians over the rounds; variants
+that are asked for with `--also` take part in the first round alone.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _measure(
         found = {name: Figures() for name in names}
         limits: dict[int, list[float]] = {1: [], asked.clients: []}
         for turn in range(asked.rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for name in _of_turn(names, turn):
                 bench.lap(servers[name], found[name], size, asked.clients)
             for callers, laps in limits.items():
                 laps.append(limit.rows_per_s(feeds, callers=callers, seconds=asked.seconds))
@@ -151,9 +152,9 @@ def _measure(
         document[str(size)] = {name: each.median("rows_per_s") for name, each in found.items()} | medians
         _print_size(size, asked.clients, found, medians, limit.parts_us(feeds[0]))
     alone = {name: Figures() for name in servers}
-    for _ in range(asked.rounds):
-        for name, figures in alone.items():
-            bench.lap(servers[name], figures, 1, 1)
+    for turn in range(asked.rounds):
+        for name in _of_turn(list(alone), turn):
+            bench.lap(servers[name], alone[name], 1, 1)
     document["p50_ms"] = {name: figures.median("p50_ms") for name, figures in alone.items()}
     print("\n1 row, 1 client: p50, p99 ms")
     for name, figures in alone.items():
@@ -161,6 +162,13 @@ def _measure(
             f"  {name:<22}{figures.median('p50_ms'):8.3f}{figures.median('p99_ms'):8.3f}   {figures.per_batch()}"
         )
     return document
+
+
+def _of_turn(names: list[str], turn: int) -> list[str]:
+    """Returns the servers of a round, in another order each time."""
+    taking_part = [name for name in names if name in (AFTER, BEFORE, CPU)] if turn else names
+    start = turn % len(taking_part)
+    return taking_part[start:] + taking_part[:start]
 
 
 def _print_size(
