@@ -225,8 +225,11 @@ class Store:
     def aliases(self, model: str) -> dict[str, int]:
         return _aliases(self._places.read(f"models/{valid_model_name(model)}/aliases.json"))
 
-    def set_alias(self, model: str, alias: str, version: int | None) -> None:
-        """Moves an alias in one step; None removes it."""
+    def set_alias(
+        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+    ) -> None:
+        """Moves an alias in one step; None removes it. `check` may raise; it is called between reading the aliases and
+        writing them, which fails and begins again if they were changed in the meantime."""
         if not _ALIAS.fullmatch(alias):
             raise NameInvalid(kind="alias", name=alias, rule="one of live, candidate, previous")
         if version is not None and version not in self.versions(model):
@@ -234,6 +237,8 @@ class Store:
 
         def moved(content: bytes | None) -> bytes:
             aliases = _aliases(content)
+            if check is not None:
+                check()
             if version is None:
                 aliases.pop(alias, None)
             else:

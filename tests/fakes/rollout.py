@@ -237,7 +237,11 @@ class FakeVersions:
     def aliases(self, model: str) -> dict[str, int]:
         return dict(self.names.get(model, {}))
 
-    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+    def set_alias(
+        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+    ) -> None:
+        if check is not None:
+            check()
         aliases = self.names.setdefault(model, {})
         if version is None:
             aliases.pop(alias, None)

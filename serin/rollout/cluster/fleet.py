@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from serin.errors import RequestsDiffer
 from serin.formats.schema import Schema, difference
@@ -56,10 +57,18 @@ class ClusterFleet:
                 raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
 
 
-class ClusterVersions:
-    """The store's versions and aliases; an alias is moved only while this controller leads."""
+class SharedVersions(Versions, Protocol):
+    def set_alias(
+        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+    ) -> None:
+        """`check` is called after the aliases are read, and what it allows is written only if nobody changed them."""
 
-    def __init__(self, versions: Versions, leadership: Leadership, term: int) -> None:
+
+class ClusterVersions:
+    """The store's versions and aliases. An alias is moved only while this controller leads: if it is frozen in the
+    middle, what another leader wrote stays."""
+
+    def __init__(self, versions: SharedVersions, leadership: Leadership, term: int) -> None:
         self._versions, self._leadership, self._term = versions, leadership, term
 
     def versions(self, model: str) -> Sequence[int]:
@@ -69,5 +78,4 @@ class ClusterVersions:
         return self._versions.aliases(model)
 
     def set_alias(self, model: str, alias: str, version: int | None) -> None:
-        self._leadership.check(self._term)
-        self._versions.set_alias(model, alias, version)
+        self._versions.set_alias(model, alias, version, check=lambda: self._leadership.check(self._term))

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from serin.errors import BundleBroken, NotFound, ObjectExists, StoreNotWritable, StoreUnreachable
+from serin.errors import (
+    BundleBroken,
+    LeadershipLost,
+    NotFound,
+    ObjectExists,
+    StoreNotWritable,
+    StoreUnreachable,
+)
 from serin.machine.ports import free_ports
 from serin.store import cache as cache_module
 from serin.store.s3_client import Timing
@@ -120,6 +127,25 @@ def test_aliases_that_move_at_the_same_time_are_all_kept(store: Store, tmp_path:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(move, hosts, ["live", "candidate", "previous"], [3, 2, 1]))
     assert store.aliases("m") == {"live": 3, "candidate": 2, "previous": 1}
+
+
+def test_a_leader_that_was_frozen_before_its_write_does_not_undo_the_next_one_s(
+    store: Store, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        publish_version(store)
+    store.set_alias("m", "live", 1)
+    leads = [True]
+
+    def frozen_after_the_check() -> None:
+        if not leads[0]:
+            raise LeadershipLost(leader="another")
+        leads[0] = False
+        on_another_host(store, tmp_path).set_alias("m", "live", 3)
+
+    with pytest.raises(LeadershipLost):
+        store.set_alias("m", "live", 2, check=frozen_after_the_check)
+    assert store.aliases("m") == {"live": 3}
 
 
 def test_a_retried_reservation_takes_no_number_of_another_writer(store: Store) -> None:
