@@ -59,6 +59,7 @@ def list_models(as_json: Json = False) -> None:
 
 def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
     """Show one version: its origin, request columns and metrics. [default: the newest]"""
+    from serin.commands.version_costs import cost_lines, costs_json
     from serin.formats.answers import answer_meaning
     from serin.formats.bundle import read_manifest
     from serin.formats.importance import read_importance
@@ -76,6 +77,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
                 "schema": dataclasses.asdict(schema),
                 "importance": None if importance is None else dataclasses.asdict(importance),
                 "path": bundle.path,
+                "costs": costs_json(bundle, manifest.lineage),
             }
         )
         return
@@ -104,6 +106,8 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
             show(f"    {each.column:<20} {each.loss:+.4f}  ({each.low:+.4f} to {each.high:+.4f})")
         if len(importance.columns) > _SHOWN_COLUMNS:
             show(f"    and {len(importance.columns) - _SHOWN_COLUMNS} more, which matter less (card.md)")
+    for line in cost_lines(bundle, manifest.lineage):
+        show(line)
 
 
 def _form(column: InputColumn) -> str:

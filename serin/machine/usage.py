@@ -44,13 +44,30 @@ class Watch(Protocol):
         """What the run cost; `peak_bytes` by device where the run knows it itself."""
 
 
-class GpuWatch:
-    """Samples the driver from a thread; does nothing where there is none."""
+class GpuDriver(Protocol):
+    """What is asked of NVML (machine/hardware.py)."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def busy_share(self, device: str) -> float | None: ...
+
+    def free_bytes(self, device: str) -> int | None: ...
+
+    def process_bytes(self, device: str) -> dict[int, int]: ...
+
+    def joules(self, device: str) -> float | None: ...
+
+
+class GpuWatch:
+    """Samples the driver from a thread; does nothing where there is none.
+
+    Memory is that of this process and its children. Where the driver names no processes, as in some containers, it is
+    the growth of the memory in use since the start."""
+
+    def __init__(self, devices: Sequence[Device], driver: GpuDriver | None = None) -> None:
         self._devices = tuple(devices)
-        self._nvml = Nvml.open() if devices else None
+        self._nvml: GpuDriver | None = driver or (Nvml.open() if devices else None)
         self._busy: dict[str, list[float]] = {device.id: [] for device in devices}
+        self._peak: dict[str, int] = {}
+        self._free_before: dict[str, int | None] = {}
         self._joules_before: dict[str, float | None] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="gpu-watch", daemon=True)
@@ -58,6 +75,7 @@ class GpuWatch:
     def start(self) -> None:
         if self._nvml:
             self._joules_before = {device.id: self._nvml.joules(device.id) for device in self._devices}
+            self._free_before = {device.id: self._nvml.free_bytes(device.id) for device in self._devices}
             self._thread.start()
 
     def look_at(self, pid: int) -> None:
@@ -73,7 +91,7 @@ class GpuWatch:
                 name=device.name,
                 booked_s=seconds,
                 busy_share=_mean(self._busy[device.id]),
-                peak_bytes=peak_bytes.get(device.id),
+                peak_bytes=peak_bytes.get(device.id) or self._peak.get(device.id),
                 joules=self._joules_since(device.id),
             )
             for device in self._devices
@@ -82,10 +100,20 @@ class GpuWatch:
     def _sample(self) -> None:
         assert self._nvml is not None
         while not self._ended.wait(_GPU_SAMPLE_S):
+            mine = process_tree(os.getpid())
             for device, shares in self._busy.items():
                 share = self._nvml.busy_share(device)
                 if share is not None:
                     shares.append(share)
+                self._peak[device] = max(self._peak.get(device, 0), self._held(device, mine))
+
+    def _held(self, device: str, mine: Sequence[int]) -> int:
+        assert self._nvml is not None
+        by_process = self._nvml.process_bytes(device)
+        if by_process:
+            return sum(by_process.get(pid, 0) for pid in mine)
+        before, now = self._free_before.get(device), self._nvml.free_bytes(device)
+        return 0 if before is None or now is None else max(0, before - now)
 
     def _joules_since(self, device: str) -> float | None:
         before = self._joules_before.get(device)
@@ -142,6 +170,14 @@ class CpuWatch:
                     seen[process.pid, process.create_time()] = times.user + times.system
                     resident += process.memory_info().rss
         self._peak = max(self._peak, resident)
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its children, as far as they still run."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
 
 
 def cpu_name() -> str:

@@ -16,6 +16,7 @@ from serin.store.artifacts import NO_DATASET, Dataset
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
+from serin.store.version_cost import keep_receipt
 
 
 def build_dataset(
@@ -54,6 +55,7 @@ def build_dataset(
                 data, features, etl, store=Store.open(), name=name, fresh=call.attempt is not None
             )
             measurement.rows = sum(dataset.rows.values())
+        keep_receipt(call.home, "etl", dataset.digest, measurement.receipt)
         remember(call.home, name, parts)
         if call.attempt is not None:
             keep_result(call.home, "etl", call.attempt, dataset)

@@ -21,6 +21,7 @@ from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.stage_keys import StageKey, key_of, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
+from serin.store.version_cost import keep_receipt
 from serin.training.launch.run_dir import edition_of, own_code
 
 _FORMAT = 1  # raise it when the same inputs must give another result
@@ -66,6 +67,7 @@ def export_model(
         with call.work(export_needs(spec), key) as measurement:
             claim = None if attempt is None else hashlib.sha256(f"{key} {attempt}".encode()).hexdigest()
             bundle = _export(call, spec, checkpoint, dataset, key, approved_by, reason, claim)
+        keep_receipt(call.home, "export", f"{bundle.model}-v{bundle.version}", measurement.receipt)
         keep_result(call.home, "export", key, bundle)
         keep_result(call.home, "export", parts.digest, bundle)  # found by a call that is not fresh
         remember(call.home, spec.name, parts)

@@ -21,6 +21,7 @@ from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import read_receipt
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
+from serin.store.version_cost import keep_receipt
 from serin.training.launch import launcher
 from serin.training.launch.run_dir import refuse_changed_code, training_folder, training_key, training_parts
 
@@ -67,9 +68,19 @@ def train_model(
             process_lines(lambda: _logs(folder), label=rank_line),
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
-            checkpoint = launcher.train(
-                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
-            )
+            try:
+                checkpoint = launcher.train(
+                    model,
+                    training,
+                    dataset,
+                    folder=folder,
+                    devices=held.ids,
+                    machines=machines,
+                    stop=call.stop,
+                )
+            finally:  # an attempt that failed or was stopped was paid for
+                paid = read_receipt(folder / "receipt.json")
+                keep_receipt(call.home, "train", folder.name, paid, resumed=True)
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)

@@ -19,7 +19,8 @@ class EtlSpec(Section):
     `dask-cuda` (several GPUs) or the address of a Dask scheduler (`tcp://host:port`). `auto` chooses by the size of the
     tables, the free memory and the GPUs of this machine."""
     workers: int | Literal["auto"] = "auto"
-    """The number of worker processes or threads. `auto` takes one per core, or one per GPU."""
+    """The number of worker processes or threads. `auto` takes one per core, or one per GPU; with `dask-cuda`, more
+    workers than GPUs share them."""
 
     @field_validator("engine")
     @classmethod

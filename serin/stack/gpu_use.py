@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from serin.errors import SupervisorGone
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml, inventory
 from serin.machine.leases import Holder, holders, offered_bytes
 from serin.machine.process import ProcessHost
+from serin.machine.usage import process_tree
 from serin.serving.triton.release_record import reserved_bytes
 from serin.stack.host.supervisor import Supervisor
 
@@ -99,8 +98,4 @@ def _pid(host: ProcessHost, release: str) -> int | None:
 def _with_children(pid: int, by_process: dict[int, int]) -> int:
     """Returns the memory of a process and its children, because Triton's Python backend runs models in child
     processes."""
-    try:
-        tree = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        tree = [pid]
-    return sum(by_process.get(each, 0) for each in tree)
+    return sum(by_process.get(each, 0) for each in process_tree(pid))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,6 +63,41 @@ class Receipt:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def added(receipts: Sequence[Receipt]) -> Receipt:
+    """The receipt of several attempts at the same work: time, energy and money together, the rest of the last one."""
+    ids = dict.fromkeys(cost.id for each in receipts for cost in each.device)
+    return replace(
+        receipts[-1],
+        started=receipts[0].started,
+        seconds=sum(each.seconds for each in receipts),
+        device=tuple(
+            _together([cost for each in receipts for cost in each.device if cost.id == device])
+            for device in ids
+        ),
+        joules=known_sum(each.joules for each in receipts),
+        cost=known_sum(each.cost for each in receipts),
+    )
+
+
+def _together(costs: Sequence[DeviceCost]) -> DeviceCost:
+    """One device in several attempts."""
+    busy = [(cost.busy_share, cost.booked_s) for cost in costs if cost.busy_share is not None]
+    seconds = sum(booked for _, booked in busy)
+    return replace(
+        costs[-1],
+        booked_s=sum(cost.booked_s for cost in costs),
+        busy_share=sum(share * booked for share, booked in busy) / seconds if seconds else None,
+        peak_bytes=max((cost.peak_bytes for cost in costs if cost.peak_bytes is not None), default=None),
+        joules=known_sum(cost.joules for cost in costs),
+    )
+
+
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """The sum of the values that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def read_receipt(path: Path) -> Receipt | None:
@@ -121,7 +156,6 @@ def _receipt(
         product_share=shares[0] if shares else None,
         memory_share=shares[1] if shares else None,
     )
-    joules = [cost.joules for cost in device if cost.joules is not None]
     price = environment.price_per_hour()
     return Receipt(
         stage=stage,
@@ -132,7 +166,7 @@ def _receipt(
         rows_per_s=None if measured.rows is None else measured.rows / work_s,
         data_wait_share=measured.data_wait_share,
         mfu=None if shares is None else shares[0],
-        joules=sum(joules) if joules else None,
+        joules=known_sum(cost.joules for cost in device),
         cost=None if price is None else price * sum(cost.booked_s for cost in device) / 3600,
         bound=bound,
         advice=advice,

@@ -1,13 +1,18 @@
 """The ETL on a real GPU: the host's bits, from one process and from a cluster. Skipped without one."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from serin.etl.engines.dask_engine import DaskEngine
 from serin.etl.engines.device import usable_gpus
+from serin.machine.hardware import inventory
 from serin.spec.etl import EtlSpec
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.logs import heard
+from tests.signals import hit
 from tests.unit.etl.flights import digest
 
 pytest.importorskip("cupy", reason="cupy is not installed")
@@ -47,4 +52,32 @@ def test_a_cluster_of_gpus_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     said: list[str] = []
     with heard(said.append):
         assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu", 4_500) == expected
+    assert not any("no cluster" in line for line in said), said
+
+
+@pytest.mark.timeout(400)
+def test_two_workers_on_one_gpu_give_the_bits_of_the_host_although_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It proves that work moves to the other worker, not a speed-up."""
+    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed")
+    spec = write_awkward_tables(tmp_path / "tables", 20_000)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    real, killed = DaskEngine.reduce, list[int]()
+
+    def reduce(engine: DaskEngine, *arguments: Any) -> Any:
+        if not killed:
+            pids = sorted(engine._client.run(os.getpid).values())
+            assert len(pids) == 2
+            killed.append(pids[0])
+            hit(pids[0])
+        return real(engine, *arguments)
+
+    monkeypatch.setattr(DaskEngine, "reduce", reduce)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inventory()[0].id)
+    said: list[str] = []
+    with heard(said.append):
+        found = digest(spec, EtlSpec(engine="dask-cuda", workers=2), tmp_path / "gpu", 1_500)
+    assert found == expected
+    assert killed, "no worker was killed"
     assert not any("no cluster" in line for line in said), said

@@ -79,7 +79,8 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     whole = {stage: receipt for stage, receipt in receipts.items() if receipt is not None}
     assert whole.keys() == set(STAGES), "a stage left no receipt"
     version = stages["export"]["version"][1]
-    assert stack.ask("rollout", "status", NAME)["live"] == version
+    (status,) = stack.ask("rollout", "status", NAME)
+    assert status["live"] == version
     began = min(receipt.started for receipt in whole.values())
     own = LeaseLog(samples=[sample for sample in log.samples if sample.before >= began - 15])
     return Placed(version=version, receipts=whole, leases=check_leases(own, NAME, whole))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from serin.machine.hardware import Device
+from serin.machine.usage import GpuWatch
 from serin.store.receipt import Work, judge, measure
 
 
@@ -140,3 +143,37 @@ def test_the_roofline_tells_small_operations_from_memory_and_products(
     assert stage.receipt.mfu == pytest.approx(flops / 100)
     assert stage.receipt.bound == bound
     assert advice in stage.receipt.advice
+
+
+class _Driver:
+    """A GPU on which processes hold memory; `named`: the driver tells which."""
+
+    def __init__(self, *, named: bool) -> None:
+        self._named, self._free = named, 1000
+
+    def busy_share(self, device: str) -> float | None:
+        return 0.25
+
+    def free_bytes(self, device: str) -> int | None:
+        self._free -= 100
+        return self._free
+
+    def process_bytes(self, device: str) -> dict[int, int]:
+        return {os.getpid(): 70, 1: 10_000} if self._named else {}
+
+    def joules(self, device: str) -> float | None:
+        return 5.0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_peak_of_a_gpu_s_memory_is_that_of_the_run_s_processes(named: bool) -> None:
+    watch = GpuWatch([Device(id="GPU-a", name="Stand-in", memory_bytes=1000)], _Driver(named=named))
+    watch.start()
+    deadline = time.monotonic() + 60
+    while not watch._peak and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (cost,) = watch.stop(1.0, {})
+    assert cost.peak_bytes is not None
+    assert cost.peak_bytes == 70 if named else cost.peak_bytes >= 100
+    (told,) = watch.stop(1.0, {"GPU-a": 7})
+    assert told.peak_bytes == 7, "what the run knows itself goes first"

@@ -1,4 +1,4 @@
-"""A Dask cluster with one worker per GPU, in a separate process: the ETL continues if it fails.
+"""A Dask cluster with one worker per GPU, or several, in a separate process: the ETL continues if it fails.
 
 python -m serin.etl.engines.cuda_cluster WORKERS FOLDER     runs until its standard input ends
 """
@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from serin.errors import ClusterNotUp
 from serin.etl.engines.device import QUICK_COMPILER
@@ -86,7 +88,7 @@ def main(workers: int, folder: Path) -> None:
 
     with (
         dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": str(folder)}),
-        LocalCUDACluster(
+        sharing(LocalCUDACluster)(
             n_workers=workers,
             threads_per_worker=_THREADS,
             rmm_async=True,  # takes what is used, no more
@@ -101,6 +103,24 @@ def main(workers: int, folder: Path) -> None:
         written.write_text(cluster.scheduler_address, encoding="utf-8")
         written.rename(folder / _ADDRESS)
         sys.stdin.buffer.read()  # until the parent closes it or dies
+
+
+def sharing(base: Any) -> Any:
+    """dask-cuda's cluster with any number of workers, in turns on the GPUs. Its own names a worker by its GPU, so that
+    each GPU can have only one."""
+
+    class SharingCluster(base):  # type: ignore[misc]
+        def new_worker_spec(self) -> dict[str, Any]:
+            devices = self.cuda_visible_devices
+            number = next(number for number in count() if f"worker-{number}" not in self.worker_spec)
+            self.cuda_visible_devices = [devices[number % len(devices)]]
+            try:
+                ((_, spec),) = super().new_worker_spec().items()
+            finally:
+                self.cuda_visible_devices = devices
+            return {f"worker-{number}": spec}
+
+    return SharingCluster
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_byte
             raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")
         keep = roomy and needed_bytes < gpus.memory_bytes // 3
         if wanted > 1 or kind == "dask-cuda":
-            return Choice(kind="dask-cuda", workers=wanted, keep=keep, why=why, needed_bytes=needed_bytes)
+            workers = wanted if etl.workers == "auto" else etl.workers
+            return Choice(kind="dask-cuda", workers=workers, keep=keep, why=why, needed_bytes=needed_bytes)
         workers = min(_GPU_THREADS, cores) if etl.workers == "auto" else etl.workers
         return Choice(kind="cuda", workers=workers, keep=keep, why=why)
     return Choice(kind=kind, workers=cores, keep=roomy, why=why, needed_bytes=needed_bytes)

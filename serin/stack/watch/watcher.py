@@ -16,6 +16,7 @@ from serin.monitoring.alerts.book import AlertBook
 from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.capture_duty import CaptureDuty
+from serin.stack.watch.cost_duty import CostDuty
 from serin.stack.watch.drift_duty import DriftDuty
 from serin.stack.watch.duty import Duty, Rounds
 from serin.stack.watch.history_duty import HistoryDuty
@@ -43,6 +44,7 @@ def duties(home: Path) -> list[Duty]:
         QualityDuty(home, alerts),
         RefusalsDuty(home, alerts),
         RetrainDuty(home),
+        CostDuty(home),
     ]
 
 
