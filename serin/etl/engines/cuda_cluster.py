@@ -110,6 +110,8 @@ def sharing(base: Any) -> Any:
     each GPU can have only one."""
 
     class SharingCluster(base):  # type: ignore[misc]
+        cuda_visible_devices: list[Any]
+
         def new_worker_spec(self) -> dict[str, Any]:
             devices = self.cuda_visible_devices
             number = next(number for number in count() if f"worker-{number}" not in self.worker_spec)
