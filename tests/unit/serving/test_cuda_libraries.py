@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.serving.triton.cuda_libraries import cuda_folders, why_no_cuda
+from serin.serving.triton.cuda_libraries import cuda_folders, needed_libraries, why_no_cuda
 
 PYTHON = Path(sys.executable).parent
 
@@ -35,6 +35,14 @@ def test_a_runtime_without_the_provider_says_so(tmp_path: Path) -> None:
     assert "install onnxruntime-gpu" in why
 
 
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(60)])
+def test_a_provider_that_is_no_library_says_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "libonnxruntime_providers_shared.so").touch()
+    (tmp_path / "libonnxruntime_providers_cuda.so").write_bytes(content)
+    why = why_no_cuda(PYTHON, tmp_path / "libonnxruntime.so.1", [])
+    assert why.startswith("libonnxruntime_providers_cuda.so cannot be read")
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_provider_whose_libraries_are_missing_names_the_first_and_loads_when_it_is_found(
     tmp_path: Path,
@@ -43,11 +51,13 @@ def test_a_provider_whose_libraries_are_missing_names_the_first_and_loads_when_i
     cuda.mkdir()
     source = tmp_path / "empty.c"
     source.write_text("int nothing;\n")
-    build = ["cc", "-shared", "-fPIC", str(source), "-o"]
+    build = ["cc", "-shared", "-fPIC", "-DPROVIDER=0", str(source), "-o"]
     subprocess.run([*build, str(cuda / "libcudart_of_a_test.so")], check=True)
     subprocess.run([*build, str(tmp_path / "libonnxruntime_providers_shared.so")], check=True)
     needs = [f"-L{cuda}", "-Wl,--no-as-needed", "-lcudart_of_a_test"]
-    subprocess.run([*build, str(tmp_path / "libonnxruntime_providers_cuda.so"), *needs], check=True)
+    provider = [word.replace("PROVIDER=0", "PROVIDER=1") for word in build]
+    subprocess.run([*provider, str(tmp_path / "libonnxruntime_providers_cuda.so"), *needs], check=True)
+    assert needed_libraries(tmp_path / "libonnxruntime_providers_cuda.so")[0] == "libcudart_of_a_test.so"
     runtime = tmp_path / "libonnxruntime.so.1"
     assert "libcudart_of_a_test.so: cannot open" in why_no_cuda(PYTHON, runtime, [])
     assert why_no_cuda(PYTHON, runtime, [str(cuda)]) == ""
