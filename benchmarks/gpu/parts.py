@@ -77,6 +77,16 @@ BENCHMARKS = (
         alone=True,
         goals={"limit": Goal(least=0.8), "cudf": Goal(least=0.7)},
     ),
+    Part(
+        name="serving.gpu",
+        command=("-m", "benchmarks.serving.gpu", "--rounds", "2", "--seconds", "0.5"),
+        alone=True,
+        goals={
+            **{f"limit_{rows}": Goal(least=0.7) for rows in (64, 512, 4096)},
+            **{f"before_{rows}": Goal(least=5.0) for rows in (512, 4096)},
+            "one_row_ms": Goal(most=0.3),
+        },
+    ),
 )
 
 

@@ -162,6 +162,7 @@ def test_requests_that_share_a_batch_get_the_scores_that_they_have_alone(both: B
         np.testing.assert_allclose(other, one, atol=TOLERANCE)
 
 
+@pytest.mark.alone
 def test_memory_is_returned_after_each_of_20_loads(both: Both, tmp_path: Path) -> None:
     nvml = Nvml.open()
     assert nvml is not None

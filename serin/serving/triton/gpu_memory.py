@@ -26,6 +26,7 @@ CONTEXT_BYTES = 700 * MB  # CUDA's context and the handles of its libraries, for
 _LEAST_BYTES = 256 * MB  # for weights, activations and temporary memory of libraries
 _SPARE = 2.0  # an arena always has some fragmentation
 _WORKSPACE_BYTES = 1024 * MB  # TensorRT
+_GRAPHS_BYTES = 128 * MB  # CUDA graphs and inputs and outputs in fixed places, outside of ONNX Runtime's part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,11 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     if choice.backend == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES
     processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server itself is the first
-    total = processes * CONTEXT_BYTES + serving.instances * arena
+    beside = _GRAPHS_BYTES if choice.backend == "onnx_native" else 0
+    total = processes * CONTEXT_BYTES + serving.instances * (arena + beside)
     if serving.gpu_memory_mb is not None:
         total = serving.gpu_memory_mb * MB
-        arena = max(64 * MB, (total - processes * CONTEXT_BYTES) // serving.instances)
+        arena = max(64 * MB, (total - processes * CONTEXT_BYTES) // serving.instances - beside)
     return Need(total_bytes=total, arena_bytes=arena)
 
 

@@ -252,3 +252,8 @@ def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Pat
     assert three.total_bytes == 4 * CONTEXT_BYTES + 3 * 256 * MB
     named = estimate_need(tmp_path, choice, ServingSpec(gpu_memory_mb=2000))
     assert (named.total_bytes, named.arena_bytes) == (2000 * MB, 2000 * MB - 2 * CONTEXT_BYTES)
+    native = Choice(backend="onnx_native", place="gpu", reason="")
+    two = estimate_need(tmp_path, native, ServingSpec(instances=2))
+    assert two.total_bytes == CONTEXT_BYTES + 2 * (256 + 128) * MB, "one process, whatever its instances"
+    named = estimate_need(tmp_path, native, ServingSpec(gpu_memory_mb=2000))
+    assert named.arena_bytes == 2000 * MB - CONTEXT_BYTES - 128 * MB
