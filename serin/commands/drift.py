@@ -109,13 +109,13 @@ def _why_not(model: str) -> str:
     from serin.commands.recording import why_not_recorded
     from serin.formats.drift import read_drift as read_statistics
     from serin.monitoring.capture.counters import models_captured
-    from serin.rollout.run.status import model_status
     from serin.spec.load import load_stored_spec
+    from serin.stack.watch.served import served_models
     from serin.store.store import Store
 
-    status = model_status(environment.home(), model)
+    status = next((each for each in served_models(environment.home()) if each.name == model), None)
     if status is None or status.live is None:
-        return "no version of it is served"
+        return "no version of it is served here"
     bundle = Path(Store.open().bundle(model, status.live).path)
     if not (bundle / "spec.yaml").is_file():
         return f"version {status.live} was imported without a spec"

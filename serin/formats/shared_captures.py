@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import NameInvalid
-from serin.formats.captures import captures_folder, file_name
+from serin.formats.captures import captures_folder, file_name, read_document
 from serin.machine.durable import write_whole
 from serin.spec.names import valid_model_name
 from serin.store.objects import Entry
@@ -28,6 +28,7 @@ from serin.store.objects import Entry
 RECORDS: Final = "captures/records/"
 GONE: Final = "captures/gone/"
 STATE: Final = "shared.json"
+BORN: Final = "born"  # in counters.json of copies of all hosts' records: what they began with
 COUNTERS: Final = "counters.json"
 FORMAT, VERSION = "serin.shared_captures", 1
 
@@ -157,6 +158,22 @@ def after_restore(home: Path, model: str, sharing: Sharing) -> Sharing:
     renamed = replace(sharing, writer=secrets.token_hex(6), open=(), restored=True)
     write_sharing(home, model, renamed)
     return renamed
+
+
+def combined_home(home: Path) -> Path:
+    """Where copies of all hosts' records are, in the form of a home (monitoring/capture/combined.py)."""
+    return home / "cache" / "all-hosts"
+
+
+def records_source(records: Path, model: str) -> int:
+    """Identifies the records in a home: another number means other numbers of parts. 0: recorded there."""
+    return int(read_document(records, model).get(BORN, 0))
+
+
+def records_home(home: Path, model: str) -> Path:
+    """The home whose records of a model are followed: copies of all hosts' where they are made, else its own."""
+    combined = combined_home(home)
+    return combined if captures_folder(combined, model).is_dir() else home
 
 
 def dump_counters(document: Mapping[str, Any], last: int) -> bytes:

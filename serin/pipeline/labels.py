@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
 from serin.formats.schema import read_schema
+from serin.formats.shared_captures import records_home
 from serin.machine import environment
 from serin.monitoring.quality import forget as quality_forget
 from serin.monitoring.quality.key_index import KeyIndex
@@ -69,8 +70,9 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
     matched = ambiguous = unclear = beyond = 0
     if added.file is not None:
         labels = added.file.read()
-        versions, index = watched_versions(Store.open(), model), KeyIndex(home, model)
-        *_, found = search(home, model, added.file, labels, versions, index)
+        records = records_home(home, model)
+        versions, index = watched_versions(Store.open(), model), KeyIndex(records, model)
+        *_, found = search(records, model, added.file, labels, versions, index)
         matched, ambiguous, unclear = len(found.labels), len(found.ambiguous), len(found.unclear)
         beyond = len(found.beyond)
     stored = 0 if added.file is None else added.stored

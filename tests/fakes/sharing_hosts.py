@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from serin.formats.captures import METADATA, write_part
+from serin.formats.shared_captures import combined_home
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.merge import merge_parts
+from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.spec.monitoring import CaptureSpec
 from serin.stack.watch.share_round import ShareRound
@@ -43,6 +45,7 @@ class SharingHost:
     url: str
     name: str
     limits: CaptureSpec = field(default_factory=lambda: CaptureSpec(share=1.0, days=1e5))
+    combines: bool = False
     _round: ShareRound | None = None
 
     @property
@@ -70,7 +73,14 @@ class SharingHost:
     ) -> Mapping[str, Exception]:
         """Does a round. `wrap`: what the store is replaced by."""
         if self._round is None:
-            self._round = ShareRound(self.home, self.store, self.settings, host=self.name, care_s=1e9)
+            self._round = ShareRound(
+                self.home,
+                self.store,
+                self.settings,
+                host=self.name,
+                combines=lambda _: self.combines,
+                care_s=1e9,
+            )
             self._round._cared = 0.0
         if care:
             self._round._cared = float("-inf")
@@ -98,6 +108,11 @@ class SharingHost:
     def ids(self) -> list[str]:
         """What this host reads of all hosts, one id for each row."""
         return ids(self.all_hosts().tables())
+
+
+def combined_ids(host: SharingHost) -> list[str]:
+    """The ids in the copies of all hosts' records on a host."""
+    return ids([captured(combined_home(host.home), MODEL)])
 
 
 def ids(tables: Iterable[pa.Table]) -> list[str]:

@@ -72,7 +72,7 @@ class Uploader:
         sharing = self._sharing(model)
         writer, rows = writer_of(model, self._host, sharing), 0
         try:
-            found = _up_to(limit, parts(self._home, model, after=str(sharing.last)), sharing.last)
+            found = up_to(limit, parts(self._home, model, after=str(sharing.last)), sharing.last)
             if found:
                 rows = self._add(writer, found, sharing.last)
                 hours = {f"{part.version}/{part.hour}" for part in found}
@@ -180,7 +180,7 @@ class Uploader:
             self._told[writer.model] = content
 
 
-def _up_to(limit: int, found: list[Part], seen: int) -> list[Part]:
+def up_to(limit: int, found: list[Part], seen: int) -> list[Part]:
     """The parts up to a number of which every earlier row is among them, too: a merged file may hold numbers before and
     after the limit."""
     chosen = [part for part in found if part.last <= limit]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import WatchStateBroken
-from serin.formats.captures import Part
+from serin.formats.captures import Part, captures_folder, published, read_document
 from serin.formats.drift import DriftStatistics
+from serin.formats.shared_captures import records_source
 from serin.machine.durable import write_whole
 from serin.monitoring.capture.read import part_tables, parts
 from serin.monitoring.drift.release_watch import ReleaseWatch
@@ -37,10 +38,13 @@ class Watched:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelWatch:
     """`last`: the sequence of the last part that was counted. `live`: the version whose alarms are reported. `told`:
-    the keys of the alerts that were fired."""
+    the keys of the alerts that were fired. `records`: the home with the records; None: `home`. `source`: identifies
+    them."""
 
     home: Path
     model: str
+    records: Path | None = None
+    source: int = 0
     last: str | None = None
     live: int | None = None
     told: tuple[str, ...] = ()
@@ -56,6 +60,7 @@ class ModelWatch:
             return made
         try:
             made.last, made.live, made.told = document["last"], document["live"], tuple(document["told"])
+            made.source = document.get("source", 0)
             for name, entry in document["releases"].items():
                 found = watched(int(name), Path(entry["bundle"]))
                 if found is not None:
@@ -81,10 +86,19 @@ class ModelWatch:
         self.live = live
         return before != (set(self.releases), live)
 
+    def use(self, records: Path) -> None:
+        """Follows the records in another home. What it has is not counted if others were counted before: it may be the
+        same rows."""
+        source = records_source(records, self.model)
+        if source != self.source and self.last is not None:
+            newest = published(captures_folder(records, self.model), read_document(records, self.model))
+            self.last = f"{newest:012d}"
+        self.records, self.source = records, source
+
     def follow(self, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Counts new parts, for about two seconds at most; returns how many. The rest is counted the next time."""
         began, counted = clock(), 0
-        for part in parts(self.home, self.model, after=self.last):
+        for part in parts(self.records or self.home, self.model, after=self.last):
             if not self._count(part):
                 break  # merged since it was listed: the next look finds its rows elsewhere
             self.last = part.sequence
@@ -113,6 +127,7 @@ class ModelWatch:
             "format": FORMAT,
             "version": VERSION,
             "last": self.last,
+            "source": self.source,
             "live": self.live,
             "told": self.told,
             "releases": releases,

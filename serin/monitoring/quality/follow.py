@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin.formats.captures import Part
+from serin.formats.shared_captures import records_source
 from serin.machine.durable import write_whole
 from serin.machine.locks import locked
 from serin.machine.private import make_private
@@ -83,12 +84,16 @@ class Hooks:
 class Follower:
     """One model. `advance` does one step of its work; `changed` says whether labels or records were added since."""
 
-    def __init__(self, home: Path, model: str, versions: Versions, hooks: Hooks) -> None:
+    def __init__(
+        self, home: Path, model: str, versions: Versions, hooks: Hooks, records: Path | None = None
+    ) -> None:
+        """`records`: the home with the records; None: `home`, which has the labels."""
         self._home, self._model, self._versions, self._hooks = home, model, versions, hooks
+        self.records = records or home
         self._folder = quality_folder(home, model)
         self.joined = JoinedRows(self._folder)
         self.state = read_state(self._folder)
-        self._index = KeyIndex(home, model)
+        self._index = KeyIndex(self.records, model)
         self._work: Iterator[None] | None = None
 
     def advance(self) -> bool:
@@ -99,6 +104,11 @@ class Follower:
             if forgotten != self.state.forgotten:
                 self._work = None
                 self.state.count_again(forgotten)
+            source = records_source(self.records, self._model)
+            if source != self.state.source:
+                self._work = None
+                self.state.count_again(forgotten)
+                self.state.source = source
             return self._advance()
 
     def _advance(self) -> bool:
@@ -142,7 +152,7 @@ class Follower:
         """Joins files of labels with the same kind of key, in one search."""
         file, found = files[-1], Found()
         labels = newest(pa.concat_tables([each.read() for each in files]))
-        for found in search(self._home, self._model, file, labels, self._versions, self._index):  # noqa: B007
+        for found in search(self.records, self._model, file, labels, self._versions, self._index):  # noqa: B007
             yield
         self._add(found)
         self.state.count(found)
@@ -158,7 +168,7 @@ class Follower:
     def _new_records(self) -> Iterator[None]:
         tables: dict[int, list[pa.Table]] = {}
         rows, last = 0, self.state.part
-        for part in parts(self._home, self._model, after=self.state.part):
+        for part in parts(self.records, self._model, after=self.state.part):
             table = self._read(part) if self._versions(part.version) is not None else None
             if table is None and self._versions(part.version) is not None:
                 break  # merged just now: the next look finds its rows

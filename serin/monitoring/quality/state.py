@@ -24,9 +24,11 @@ T = TypeVar("T")
 class QualityState:
     """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
     (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
-    `forgotten`: the last deletion on request that the counts take into account."""
+    `forgotten`: the last deletion on request that the counts take into account. `source`: identifies the records whose
+    parts are counted."""
 
     part: str | None = None
+    source: int = 0
     labels: str = ""
     received: int = 0
     ambiguous: int = 0

@@ -1,4 +1,5 @@
 """The duty that watches live traffic for drift: counts recorded rows, and reports columns that have left their range.
+Where an agent serves, it counts the rows of all hosts.
 
 Only the live version's alarms are reported. A version that is being rolled out is counted beside it, so that nothing
 starts from zero when it is promoted.
@@ -14,11 +15,12 @@ from serin.formats.captures import captures_folder
 from serin.formats.drift import read_drift
 from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
+from serin.formats.shared_captures import records_home
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.drift.alerts import drift_alert
 from serin.monitoring.drift.model_watch import ModelWatch, Watched
-from serin.rollout.run.status import ModelStatus, status
 from serin.spec.load import load_stored_spec
+from serin.stack.watch.served import Served, has_agent, served_models
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -36,7 +38,7 @@ class DriftDuty:
     def tick(self, now: float) -> None:
         """Looks at each model. One that fails does not keep the others from being watched; its error is raised then."""
         failed: Exception | None = None
-        for model in status(self._home):
+        for model in served_models(self._home):
             try:
                 self._look(model, now)
             except (SerinError, OSError, ValueError, sqlite3.Error) as error:
@@ -48,15 +50,20 @@ class DriftDuty:
     def close(self) -> None:
         pass
 
-    def _look(self, model: ModelStatus, now: float) -> None:
-        serving = {each.version for each in model.releases if each.arm != "baseline"}
-        wanted = {version: found for version in serving if (found := self._version(model.name, version))}
+    def _look(self, model: Served, now: float) -> None:
+        wanted = {
+            version: found for version in model.versions if (found := self._version(model.name, version))
+        }
         watch = self._watches.get(model.name)
+        records = records_home(self._home, model.name)
+        if records == self._home and has_agent(self._home):
+            return  # the records of all hosts are not here yet
         if watch is None:
-            if not wanted and not captures_folder(self._home, model.name).is_dir():
+            if not wanted and not captures_folder(records, model.name).is_dir():
                 return
             watch = ModelWatch.load(self._home, model.name, lambda number, _: wanted.get(number))
             self._watches[model.name] = watch
+        watch.use(records)
         if not wanted and not watch.releases and not watch.told:
             return
         changed = watch.watch(wanted, model.live)

@@ -17,7 +17,9 @@ from typing import Final
 import pyarrow as pa
 
 from serin.errors import SerinError
+from serin.formats.captures import captures_folder
 from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
+from serin.formats.shared_captures import combined_home, records_home
 from serin.monitoring.alerts.alert import Alerts
 from serin.monitoring.quality.alerts import alert_key, quality_alert
 from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
@@ -88,11 +90,17 @@ class QualityDuty:
         pass
 
     def _names(self) -> list[str]:
-        folders = [folder for name in ("captures", "labels") if (folder := self._home / name).is_dir()]
+        places = [
+            captures_folder(combined_home(self._home)),
+            *(self._home / each for each in ("captures", "labels")),
+        ]
+        folders = [folder for folder in places if folder.is_dir()]
         return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()})
 
     def _look(self, name: str, now: float, end: float) -> None:
-        model = self._models.get(name) or self._models.setdefault(name, self._open(name))
+        model = self._models.get(name)
+        if model is None or model.follower.records != records_home(self._home, name):
+            model = self._models[name] = self._open(name)
         model.versions.look_again()
         more = model.follower.advance()
         while more and self._clock() < end:
@@ -118,7 +126,8 @@ class QualityDuty:
                 _take(state, watched.version, known.watch, rows, watched)
 
         hooks = Hooks(recorded=count_recorded, labelled=labelled)
-        return _Model(name, Follower(self._home, name, versions.watched, hooks), versions)
+        records = records_home(self._home, name)
+        return _Model(name, Follower(self._home, name, versions.watched, hooks, records), versions)
 
     def _judge(self, model: _Model, now: float) -> None:
         """Judges blocks that are complete, tells the controller, and reports on the live version. Alerts are fired

@@ -4,6 +4,7 @@ else of the watcher waits for it."""
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,10 +14,12 @@ from typing import Final
 import pyarrow as pa
 
 from serin.errors import SerinError
+from serin.formats.shared_captures import combined_home
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.capture.counters import models_captured
 from serin.stack.watch.capture_duty import ClockTrust, capture_settings
-from serin.stack.watch.share_round import ShareRound, shared_store
+from serin.stack.watch.served import has_agent
+from serin.stack.watch.share_round import ShareRound, followed, shared_store
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -42,8 +45,12 @@ class ShareDuty:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home, self._alerts, self._clock = home, alerts, clock
-        self._make = make or (lambda store: ShareRound(home, store, capture_settings(store)))
+        self._make = make or (
+            lambda store: ShareRound(home, store, capture_settings(store), combines=followed(home, store))
+        )
         self._store = shared_store(home)
+        if not has_agent(home):  # any more
+            shutil.rmtree(combined_home(home), ignore_errors=True)
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._failing: dict[str, tuple[float, Exception]] = {}  # since when, and why

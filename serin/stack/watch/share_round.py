@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,34 +14,61 @@ import pyarrow as pa
 
 from serin.errors import NotFound, SerinError, StoreUnreachable
 from serin.expressions import ExpressionError, parse
-from serin.formats.captures import versions_captured
+from serin.formats.captures import captures_folder, versions_captured
 from serin.formats.forget_requests import (
     Applied,
     ForgetRequest,
     applied_by,
+    read_applied,
     read_requests,
     requested_models,
     write_applied,
 )
-from serin.formats.shared_captures import GONE, begin_sharing, checked_host
+from serin.formats.shared_captures import GONE, RECORDS, begin_sharing, checked_host, combined_home
 from serin.machine import environment
+from serin.monitoring.capture.combined import combine
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, column_types, forget
+from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.recorder import Settings
+from serin.monitoring.capture.retention import expire
 from serin.monitoring.capture.shared_forget import forget_shared
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.monitoring.capture.shared_retention import expire_shared
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.monitoring.capture.spool_files import complete_files, open_files
 from serin.pipeline import labels
+from serin.spec.load import read_mapping
 from serin.spec.monitoring import CaptureSpec
-from serin.stack.host.state import read_stack
+from serin.stack.watch.served import has_agent, served_models
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
 
+_RECENT_S: Final = 3 * 3600.0
 _BUFFERED_S: Final = 2.5  # a backend writes what it has to the spool at least every second
+
+
+def followed(home: Path, store: Store) -> Callable[[str], bool]:
+    """Says of which models the records of all hosts are needed here: those with labels, and those whose newest served
+    version has a drift or a quality section. Only where an agent serves."""
+    known: dict[tuple[str, int], bool] = {}
+
+    def needed(model: str) -> bool:
+        if (home / "labels" / model).is_dir():
+            return True
+        versions = [served.live for served in served_models(home) if served.name == model]
+        version = versions[0] if versions else store.aliases(model).get("live")
+        if version is None:
+            return False
+        if (model, version) not in known:
+            spec = Path(store.bundle(model, version).path) / "spec.yaml"
+            monitoring = (read_mapping(spec).get("monitoring") or {}) if spec.exists() else {}
+            known[model, version] = bool(monitoring.get("drift") or monitoring.get("quality"))
+        return known[model, version]
+
+    return needed if has_agent(home) else lambda _: False
 
 
 def shared_store(home: Path) -> Store | None:
@@ -49,13 +77,12 @@ def shared_store(home: Path) -> Store | None:
     if url is None:
         return None
     store = Store(url)
-    stack = read_stack(home)
-    agents_share = store.local and stack is not None and stack.agent
-    return store if url.startswith("s3://") or agents_share else None
+    return store if url.startswith("s3://") or (store.local and has_agent(home)) else None
 
 
 class ShareRound:
-    """`settings`: of a release. `care_s`: between two looks at what is old in the store."""
+    """`settings`: of a release. `combines`: of which models the records of all hosts are copied to this one. `care_s`:
+    between two looks at what is old in the store."""
 
     def __init__(
         self,
@@ -64,10 +91,12 @@ class ShareRound:
         settings: Settings,
         *,
         host: str | None = None,
+        combines: Callable[[str], bool] = lambda _: False,
         care_s: float = 900.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home, self._settings, self._clock, self._care_s = home, settings, clock, care_s
+        self._combines = combines
         self._host = checked_host(host or environment.host())
         self.records = SharedRecords.of(store, home)
         self._uploader = Uploader(home, store.shared_files(), self._host)
@@ -89,9 +118,13 @@ class ShareRound:
         if cares:
             files.remove(f"{GONE}{self._host}.json")
         failed: dict[str, Exception] = {}
-        for model in sorted({*models_captured(self._home), *asked}):
+        for model in sorted({*models_captured(self._home), *asked, *self.records.models()}):
             try:
                 self._share(model, asked.get(model, set()) - done.get(model, set()), now)
+                if asked.get(model):
+                    self._apply_for_gone(model, now)
+                if self._combines(model):
+                    self._combine(model, now)
                 if cares:
                     self._care(model, now if trusted else None)
             except StoreUnreachable:
@@ -123,7 +156,6 @@ class ShareRound:
             self._found[key] = found
         except ExpressionError as error:
             found, problem = before, str(error)
-        self._apply_for_gone(request, now)
         if not settled and not problem:
             return
         applied = Applied(
@@ -138,30 +170,54 @@ class ShareRound:
     def _forget(self, request: ForgetRequest) -> Deletion:
         model, where = request.model, request.where
         uploaded = forget_shared(self.records, model, where, [self._host])
-        if not set(parse(where).columns) <= column_types(self._home, model).keys():
-            return uploaded
-        here = forget(self._home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]))])
-        if here.rows:
+        here = self._forget_in(self._home, model, where)
+        copies = self._forget_in(combined_home(self._home), model, where)
+        if here.rows or copies.rows:
             labels.count_again(model)
         self.records.drop_outdated(model, self.records.listing(model))
         # What was uploaded is here as well, unless it was deleted here to make room.
         return Deletion(
-            rows=max(here.rows, uploaded.rows), files=max(here.files, uploaded.files), labels=here.labels
+            rows=max(here.rows, uploaded.rows),
+            files=max(here.files, uploaded.files),
+            labels=here.labels + copies.labels,
         )
 
-    def _apply_for_gone(self, request: ForgetRequest, now: float) -> None:
+    def _forget_in(self, home: Path, model: str, where: str) -> Deletion:
+        if not set(parse(where).columns) <= column_types(home, model).keys():
+            return Deletion(rows=0, files=0)
+        return forget(home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]))])
+
+    def _apply_for_gone(self, model: str, now: float) -> None:
         files = self.records.files
-        for key in files.keys(GONE):
-            host = key.removeprefix(GONE).removesuffix(".json")
-            if host == self._host or request.seq in applied_by(files, host).get(request.model, set()):
-                continue
-            found = forget_shared(self.records, request.model, request.where, [host])
-            applied = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
-            write_applied(files, request, applied)
+        gone = {key.removeprefix(GONE).removesuffix(".json") for key in files.keys(GONE)} - {self._host}
+        for host in sorted(gone):
+            done = applied_by(files, host).get(model, set())
+            for request in read_requests(files, model):
+                if request.seq not in done:
+                    found = forget_shared(self.records, model, request.where, [host])
+                    applied = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
+                    write_applied(files, request, applied)
+
+    def _combine(self, model: str, now: float) -> None:
+        """Copies new rows of all hosts; those that their host has not deleted yet, though it was asked to, are left
+        out."""
+        requests, applied = read_requests(self.records.files, model), read_applied(self.records.files, model)
+        hosts = self.records.files.names(f"{RECORDS}{model}/") if requests else []
+        hidden = {
+            host: [each.where for each in requests if host not in applied.get(each.seq, {})] for host in hosts
+        }
+        with suppress(FileNotFoundError):  # a file was replaced just now: the next round finds its rows
+            combine(self._home, self.records, model, hidden)
+        merge_parts(combined_home(self._home), model, now, since=now - _RECENT_S)
 
     def _care(self, model: str, now: float | None) -> None:
-        expire_shared(self.records, model, self._limits(model), now)
+        limits, combined = self._limits(model), combined_home(self._home)
+        expire_shared(self.records, model, limits, now)
         self.records.drop_outdated(model, self.records.listing(model))
+        if captures_folder(combined, model).is_dir():
+            expire(combined, model, limits, now)
+            tidy(combined, model)
+            merge_parts(combined, model, time.time())
 
     def _limits(self, model: str) -> CaptureSpec:
         versions = {

@@ -120,8 +120,10 @@ def test_another_host_deletes_the_rows_of_a_host_that_is_gone(host: Host) -> Non
     a.share()
     b.share()
     ask(reader)
-    reader.records.files.put(f"{GONE}b.json", b"{}")
     apply(a)
+    assert reader.ids() == ["a1", "b1", "b2"]
+    reader.records.files.put(f"{GONE}b.json", b"{}")
+    a.share(NOON + 200)
     assert reader.ids() == ["a1", "b1"]
     applied = read_applied(reader.records.files, MODEL)[1]["b"]
     assert (applied.by, applied.rows) == ("a", 1)

@@ -11,9 +11,9 @@ from serin.monitoring.capture.counters import models_captured, read_captures
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.quality.view import read_quality
-from serin.rollout.run.status import status
 from serin.spec.section import shortest
 from serin.stack.watch.metrics.families import gauge
+from serin.stack.watch.served import served_models
 
 
 def captures(home: Path) -> Iterator[Metric]:
@@ -95,4 +95,4 @@ def objectives(home: Path) -> Iterator[Metric]:
 
 
 def _models(home: Path) -> list[str]:
-    return [model.name for model in status(home)]
+    return [model.name for model in served_models(home)]
