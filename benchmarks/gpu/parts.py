@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "not run"]
 _ALONE = "pytest.mark.alone"
 _FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
+_LONGEST = ("test_serving_cuda", "test_shared_gpu", "test_training", "test_whole_chain")  # begin first
 _NO_TESTS = 5  # pytest's exit code when nothing was collected
 
 
@@ -93,7 +94,7 @@ BENCHMARKS = (
 def parts_of_tests(folder: Path = ROOT / "tests" / "gpu") -> list[Part]:
     """Each file of tests twice where it has tests that need the GPU for themselves: with and without those."""
     found = []
-    for file in sorted(folder.glob("test_*.py")):
+    for file in sorted(folder.glob("test_*.py"), key=lambda path: (path.stem not in _LONGEST, path.stem)):
         name = file.stem.removeprefix("test_")
         command = ("-m", "pytest", str(file), "-q", "-rs", "--durations=5")
         found.append(Part(name=name, command=(*command, "-m", "not alone"), tests=True))

@@ -83,29 +83,33 @@ class GpuWatch:
 
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
         self._ended.set()
-        if self._thread.is_alive():
+        if self._thread.ident is not None:
             self._thread.join()
+            self._look()  # work that took less than a sample is seen, too
         return tuple(
             DeviceCost(
                 id=device.id,
                 name=device.name,
                 booked_s=seconds,
                 busy_share=_mean(self._busy[device.id]),
-                peak_bytes=peak_bytes.get(device.id) or self._peak.get(device.id),
+                peak_bytes=peak_bytes.get(device.id) or self._peak.get(device.id) or None,
                 joules=self._joules_since(device.id),
             )
             for device in self._devices
         )
 
     def _sample(self) -> None:
-        assert self._nvml is not None
         while not self._ended.wait(_GPU_SAMPLE_S):
-            mine = process_tree(os.getpid())
-            for device, shares in self._busy.items():
-                share = self._nvml.busy_share(device)
-                if share is not None:
-                    shares.append(share)
-                self._peak[device] = max(self._peak.get(device, 0), self._held(device, mine))
+            self._look()
+
+    def _look(self) -> None:
+        assert self._nvml is not None
+        mine = process_tree(os.getpid())
+        for device, shares in self._busy.items():
+            share = self._nvml.busy_share(device)
+            if share is not None:
+                shares.append(share)
+            self._peak[device] = max(self._peak.get(device, 0), self._held(device, mine))
 
     def _held(self, device: str, mine: Sequence[int]) -> int:
         assert self._nvml is not None

@@ -25,6 +25,10 @@ pytestmark = pytest.mark.skipif(not inventory() or not torch.cuda.is_available()
 def booked(receipt: Receipt | None) -> set[str]:
     assert receipt is not None
     print(receipt)
+    for cost in receipt.device:
+        assert cost.busy_share is not None
+        assert cost.peak_bytes is not None
+        assert cost.peak_bytes > 0
     return {cost.id for cost in receipt.device}
 
 

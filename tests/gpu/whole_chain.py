@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
 from serin.machine.hardware import inventory
 from serin.serving.client.load import LoadResult, Open, model_target, run_load
-from serin.stack.host.state import running_stack
+from serin.stack.host.state import read_stack, running_stack
 from serin.store.receipt import Receipt, read_receipt
 from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
@@ -69,8 +70,11 @@ def run_chain(stack: Stack, folder: Path, *, gpu: bool) -> ChainResult:
 
 def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     """Runs a spec by `serin run --placed` to its end; the version is live then."""
+    asked_at = time.time()
     run = stack.begin(spec, "--placed")
-    until(lambda: stack.state(run) in ENDED, "the pipeline ends", seconds=LONGEST_S, alive=stack.is_well)
+    until(
+        lambda: stack.state(run) in ENDED, "the pipeline ends", seconds=LONGEST_S, alive=lambda: _is_up(stack)
+    )
     found = stack.call("GET", f"/flow_runs/{run}")
     assert found["state_type"] == "COMPLETED", stack.serin("runs", "logs", found["name"])
     stages = {stage["stage"]: stage for stage in stack.ask("runs", "show", found["name"])["stages"]}
@@ -81,9 +85,13 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     version = stages["export"]["version"][1]
     (status,) = stack.ask("rollout", "status", NAME)
     assert status["live"] == version
-    began = min(receipt.started for receipt in whole.values())
-    own = LeaseLog(samples=[sample for sample in log.samples if sample.before >= began - 15])
+    own = LeaseLog(samples=[sample for sample in log.samples if sample.before >= asked_at])
     return Placed(version=version, receipts=whole, leases=check_leases(own, NAME, whole))
+
+
+def _is_up(stack: Stack) -> bool:
+    up = read_stack(stack.home)
+    return up is not None and up.is_alive
 
 
 def _gpus(stack: Stack) -> dict[str, Any]:
