@@ -24,6 +24,7 @@ BENCHMARKS = {
     "scale": "benchmarks.scale.benchmark",
     "serving": "benchmarks.serving.benchmark",
     "training": "benchmarks.training.benchmark",
+    "trees": "benchmarks.trees.benchmark",
     "watch": "benchmarks.watch.benchmark",
 }
 

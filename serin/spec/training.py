@@ -55,7 +55,8 @@ class TrainingSpec(Section):
     seed: int = 0
     """The seed of all random numbers."""
     processes: int | Literal["auto"] = "auto"
-    """The number of training processes, one GPU each. `auto` takes all GPUs of the machine, or one process on a CPU."""
+    """The number of training processes, one GPU each. `auto` takes all GPUs of the machine (trees: one), or one process
+    on a CPU."""
     processes_per_gpu: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
     """The number of processes that share one GPU. More than one exchange everything through the host (gloo, because
     NCCL refuses them) and are slower than one: this is for trying a training of several processes on one GPU."""

@@ -38,7 +38,10 @@ class TrainingJob(Section):
     def differences(self, other: TrainingJob) -> list[str]:
         """Returns the settings by which `other` would end with other weights, as 'training.seed: 0 -> 1'."""
         mine, theirs = self._identity(), other._identity()
-        return [f"{key}: {mine[key]} -> {theirs[key]}" for key in mine if mine[key] != theirs[key]]
+        keys = dict.fromkeys((*mine, *theirs))
+        return [
+            f"{key}: {mine.get(key)} -> {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)
+        ]
 
     @property
     def digest(self) -> str:
@@ -47,7 +50,9 @@ class TrainingJob(Section):
 
     def _identity(self) -> dict[str, Any]:
         training = self.training.model_dump(exclude=set(_FREE))
+        trees = self.model.kind == "xgboost" and self.processes > 1  # bins depend on how rows are shared out
         return {
+            **({"processes": self.processes} if trees else {}),
             **{f"model.{key}": value for key, value in self.model.model_dump().items()},
             **{f"training.{key}": value for key, value in training.items()},
             "dataset": self.dataset_digest,

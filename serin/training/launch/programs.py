@@ -22,7 +22,7 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
     take_over = _module("foreign.take_over", place, parent)
     match job.model.kind:
         case "xgboost":
-            if job.processes > 1:
+            if job.processes > 1 and not job.gpu:
                 reason = "XGBoost uses all cores in one process; remove training.processes, or set it to 1"
                 raise TrainingRefused(folder=folder, reason=reason)
             return [_module("programs.trees", place, parent)]

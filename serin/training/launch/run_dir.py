@@ -91,6 +91,6 @@ def devices_wanted(model: ModelSpec, training: TrainingSpec) -> int:
     present = len(inventory())
     if not present or model.kind == "onnx":
         return 0
-    if model.kind == "xgboost":
-        return 1
+    if model.kind == "xgboost" and training.processes == "auto":
+        return 1  # histograms of several GPUs are added up in each round: only for tables that one GPU cannot hold
     return present if training.processes == "auto" else gpus_for(training.processes, training)

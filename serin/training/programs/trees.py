@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,12 +22,12 @@ import numpy as np
 
 from serin.errors import Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
-from serin.formats.shards import Array, read_split
+from serin.formats.shards import read_split
 from serin.formats.trained import TREES, write_trained
 from serin.machine.hardware import core_count
 from serin.machine.parent_death import die_with_parent
-from serin.models.trees import column_types, joined, load_xgboost, margins, read_booster, scores
-from serin.training.data.class_weights import class_weights
+from serin.models.trees import load_xgboost, read_booster, scores
+from serin.training.data.tree_matrix import ALL, Share, margins_on, quantile_matrix, sizes_of
 from serin.training.launch.job import TrainingJob, read_job
 from serin.training.launch.progress import tell
 from serin.training.launch.run_lock import only_one
@@ -71,22 +72,15 @@ def main() -> None:
 def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Status:
     """Runs one attempt to the end. Raises Preempted."""
     xgboost = load_xgboost()
-    data = read_dataset(job.dataset)
-    checkpoints, began = TreeCheckpoints(folder), time.monotonic()
-    grown = checkpoints.newest(lambda text: tell(folder, "note", text=text)) or Grown()
+    data, began = read_dataset(job.dataset), time.monotonic()
     try:
-        run = _Run(job, data, folder, xgboost)
-        run.tell_start(grown)
-        first = grown.rounds
-        while grown.rounds < job.model.rounds and not run.has_enough(grown):
-            grown = run.grow(grown, stop_asked)
-            if stop_asked():
-                if not run.samples or grown.rounds % STRETCH_ROUNDS == 0:
-                    checkpoints.save(grown)
-                raise Preempted(step=checkpoints.newest_round(), folder=folder)
-            checkpoints.save(grown)
-            tell(folder, "checkpoint", step=grown.rounds)
-        run.finish(grown)
+        if job.processes > 1:
+            from serin.training.programs.tree_workers import grow_on_workers
+
+            grown, first = grow_on_workers(folder, job.processes, stop_asked)
+        else:
+            grown, first = grow_trees(job, folder, stop_asked)
+        finish(job, data, folder, grown)
     except xgboost.core.XGBoostError as error:
         reason = f"XGBoost: {_first_line(str(error))}"
         return Status(state="refused", reason=reason)
@@ -94,12 +88,54 @@ def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Sta
     return Status(state="done", step=grown.rounds, rows=rows, work_s=time.monotonic() - began)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """This process among those that grow the same trees. `agree`: whether any of them says so; all of them ask."""
+
+    share: Share = ALL
+    device: str | None = None  # None: as the job says
+    agree: Callable[[bool], bool] = bool
+
+    @property
+    def leads(self) -> bool:
+        return self.share.index == 0
+
+
+ALONE = Team()
+
+
+def grow_trees(
+    job: TrainingJob, folder: Path, stop_asked: Callable[[], bool], team: Team = ALONE
+) -> tuple[Grown, int]:
+    """Returns the trees, and the round from which this attempt began. Raises Preempted."""
+    checkpoints = TreeCheckpoints(folder)
+    grown = checkpoints.newest(lambda text: tell(folder, "note", text=text)) or Grown()
+    run, first = _Run(job, read_dataset(job.dataset), folder, team), grown.rounds
+
+    def stop() -> bool:
+        return team.agree(stop_asked())
+
+    run.tell_start(grown)
+    while grown.rounds < job.model.rounds and not run.has_enough(grown):
+        grown = run.grow(grown, stop)
+        stopped = stop()
+        if team.leads and not (stopped and run.samples and grown.rounds % STRETCH_ROUNDS):
+            checkpoints.save(grown)
+            if not stopped:
+                tell(folder, "checkpoint", step=grown.rounds)
+        if stopped:
+            team.agree(False)  # they wait for the one that saves
+            raise Preempted(step=checkpoints.newest_round(), folder=folder)
+    return grown, first
+
+
 class _Run:
     """The tables and the settings of one training."""
 
-    def __init__(self, job: TrainingJob, data: DatasetDescription, folder: Path, xgboost: Any) -> None:
-        self._job, self._data, self._folder, self._xgboost = job, data, folder, xgboost
-        self.settings = tree_settings(job, data)
+    def __init__(self, job: TrainingJob, data: DatasetDescription, folder: Path, team: Team) -> None:
+        self._job, self._data, self._folder, self._team = job, data, folder, team
+        self._xgboost = load_xgboost()
+        self.settings = tree_settings(job, data, device=team.device, workers=team.share.count)
         self.samples = any(self.settings.get(name, 1) != 1 for name in _SAMPLING)
         self._train = self._matrix("train", None)
         self._valid = self._matrix("valid", self._train) if data.rows.get("valid") else None
@@ -109,9 +145,12 @@ class _Run:
         self._booster: Any = None
 
     def tell_start(self, grown: Grown) -> None:
+        if not self._team.leads:
+            return
+        many = f" by {self._team.share.count} workers" if self._team.share.count > 1 else ""
         at = f", resumed after round {grown.rounds:,}" if grown.rounds else ""
         text = (
-            f"XGBoost on {self.settings['device']}: {self._data.rows['train']:,} rows, at most "
+            f"XGBoost on {self.settings['device']}{many}: {self._data.rows['train']:,} rows, at most "
             f"{self._job.model.rounds:,} rounds{at}"
         )
         tell(self._folder, "note", text=text, pid=os.getpid(), round=grown.rounds)
@@ -148,38 +187,16 @@ class _Run:
         )
         return self._booster
 
-    def finish(self, grown: Grown) -> None:
-        """Measures the trees up to the best round like every other model."""
-        booster = read_booster(grown.trees)[: grown.best_round]
-        metrics: dict[str, float] = {}
-        for split in ("valid", "test") if self._job.test else ("valid",):
-            if self._data.rows.get(split):
-                found = _judge(booster, self._job, self._data, split)
-                metrics |= {f"{split}_{name}": value for name, value in found.items()}
-        shape = {
-            "numeric": len(self._data.numeric),
-            "sizes": sizes_of(self._data),
-            "outputs": self._data.outputs,
-        }
-        record = {
-            "model": self._job.model.model_dump(),
-            "shape": shape,
-            "task": self._data.task,
-            "file": TREES,
-        }
-        trees = bytes(booster.save_raw("ubj"))
-        publish_result(
-            self._folder,
-            fill=lambda scratch: write_trained(scratch, trees, record),
-            job=self._job,
-            step=grown.best_round,
-            steps=grown.rounds,
-            choices={**self.settings, "xgboost": self._xgboost.__version__},
-            metrics=metrics,
-        )
-
     def _matrix(self, split: str, like: Any) -> Any:
-        return quantiles(self._xgboost, self._job, self._data, split, like, self.settings)
+        return quantile_matrix(
+            self._job,
+            self._data,
+            split,
+            like=like,
+            device=self.settings["device"],
+            bins=self.settings.get("max_bin", 256),
+            share=self._team.share,
+        )
 
     def _measure(self, booster: Any, rounds: int) -> float | None:
         if self._valid is None:
@@ -191,14 +208,16 @@ class _Run:
 
     def _tell_round(self, rounds: int, value: float | None) -> None:
         now = time.monotonic()
-        if now - self._told < _TOLD_EVERY_S:
+        if now - self._told < _TOLD_EVERY_S or not self._team.leads:
             return
         self._told = now
         found = "" if value is None else f": valid {self.settings['eval_metric']} {value:.4f}"
         tell(self._folder, "note", text=f"round {rounds:,}/{self._job.model.rounds:,}{found}", round=rounds)
 
 
-def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
+def tree_settings(
+    job: TrainingJob, data: DatasetDescription, *, device: str | None = None, workers: int = 1
+) -> dict[str, Any]:
     """Returns all settings for XGBoost except the seed of an interval."""
     settings = {
         **_DEFAULTS,
@@ -206,51 +225,43 @@ def tree_settings(job: TrainingJob, data: DatasetDescription) -> dict[str, Any]:
         "objective": _OBJECTIVE[data.task],
         "eval_metric": "logloss" if data.task == "binary" and data.targets else _METRIC[data.task],
         "tree_method": "hist",
-        "device": "cuda" if job.gpu else "cpu",
-        "nthread": _threads(data),
+        "device": device or ("cuda" if job.gpu else "cpu"),
+        "nthread": max(1, _threads(data) // workers),
         "seed": job.training.seed,
         "verbosity": 1,
     }
     return {**settings, "num_class": data.outputs} if data.task == "multiclass" else settings
 
 
-def quantiles(
-    xgboost: Any, job: TrainingJob, data: DatasetDescription, split: str, like: Any, settings: dict[str, Any]
-) -> Any:
-    """Returns a split in XGBoost's compact form, read a part at a time: never as one float32 array."""
-    arrays = read_split(job.dataset, split)
-    classes = 2 if data.task == "binary" else len(data.classes or ())
-    weights = (
-        None
-        if data.task == "regression" or split != "train"
-        else class_weights(job.training.class_weights, arrays.target, classes)
+def finish(job: TrainingJob, data: DatasetDescription, folder: Path, grown: Grown) -> None:
+    """Measures the trees up to the best round like every other model, and publishes them."""
+    booster, settings = read_booster(grown.trees)[: grown.best_round], tree_settings(job, data)
+    metrics: dict[str, float] = {}
+    trees = bytes(booster.save_raw("ubj"))
+    for split in ("valid", "test") if job.test else ("valid",):
+        if data.rows.get(split):
+            found = _judge(booster, job, data, split, settings["device"])
+            metrics |= {f"{split}_{name}": value for name, value in found.items()}
+    shape = {"numeric": len(data.numeric), "sizes": sizes_of(data), "outputs": data.outputs}
+    record = {"model": job.model.model_dump(), "shape": shape, "task": data.task, "file": TREES}
+    publish_result(
+        folder,
+        fill=lambda scratch: write_trained(scratch, trees, record),
+        job=job,
+        step=grown.best_round,
+        steps=grown.rounds,
+        choices={**settings, "xgboost": load_xgboost().__version__},
+        metrics=metrics,
     )
-    types = column_types(len(data.numeric), sizes_of(data))
-
-    class Parts(xgboost.DataIter):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts: Iterator[tuple[Array, Array, Array]] = iter(())
-
-        def reset(self) -> None:
-            self.parts = zip(arrays.num, arrays.cat, arrays.target, strict=True)
-
-        def next(self, input_data: Callable[..., Any]) -> bool:
-            part = next(self.parts, None)
-            if part is None:
-                return False
-            num, cat, target = part
-            each = None if weights is None else np.asarray(weights, np.float32)[np.asarray(target, np.int64)]
-            input_data(data=joined(num, cat), label=np.asarray(target), weight=each, feature_types=types)
-            return True
-
-    bins = settings.get("max_bin", 256)
-    return xgboost.QuantileDMatrix(Parts(), ref=like, max_bin=bins, enable_categorical=True)
 
 
-def _judge(booster: Any, job: TrainingJob, data: DatasetDescription, split: str) -> dict[str, float]:
+def _judge(
+    booster: Any, job: TrainingJob, data: DatasetDescription, split: str, device: str
+) -> dict[str, float]:
     arrays, sizes = read_split(job.dataset, split), sizes_of(data)
-    margin = [margins(booster, num, cat, sizes) for num, cat in zip(arrays.num, arrays.cat, strict=True)]
+    margin = [
+        margins_on(device, booster, num, cat, sizes) for num, cat in zip(arrays.num, arrays.cat, strict=True)
+    ]
     found = scores(np.concatenate(margin), data.task)
     return judge_scores(np.concatenate(arrays.target), found, data.task, data.targets)
 
@@ -259,10 +270,6 @@ def _threads(data: DatasetDescription) -> int:
     """Returns the threads; the trees do not depend on them, and a small table is faster with few."""
     cells = data.rows["train"] * (len(data.numeric) + len(data.categorical))
     return core_count() if cells >= _CELLS_WORTH_THREADS else 1
-
-
-def sizes_of(data: DatasetDescription) -> list[int]:
-    return [column.size for column in data.categorical]
 
 
 def _first_line(text: str) -> str:

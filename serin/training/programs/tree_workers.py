@@ -1,0 +1,116 @@
+"""Grows trees on several GPUs: Dask starts one worker for each, and XGBoost adds up their histograms.
+
+A worker has an equal stretch of the rows and runs the same rounds as a single process (`trees.grow_trees`). All of
+them have the same trees after every round; the first one reports and saves. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+import numpy as np
+
+from serin.errors import Preempted
+from serin.machine.hardware import inventory
+from serin.machine.parent_death import die_with_parent
+from serin.models.trees import load_xgboost
+from serin.training.data.tree_matrix import Share
+from serin.training.launch.job import read_job
+from serin.training.programs.trees import Team, grow_trees
+from serin.training.results.tree_checkpoints import Grown
+
+_LOOKED_AFTER_S = 0.2
+_MEET_S = 300
+_STOP = "stop-asked"
+_DASK = {"distributed.scheduler.allowed-failures": 0}  # a lost worker ends the others' round: all begin again
+
+_Client: Any = distributed.Client
+_LocalCluster: Any = distributed.LocalCluster
+_dask: Any = dask
+
+
+def grow_on_workers(folder: Path, count: int, stop_asked: Callable[[], bool]) -> tuple[Grown, int]:
+    """Returns the trees, and the round from which this attempt began. Raises the error of the first worker that
+    fails."""
+    stop = folder / _STOP
+    stop.unlink(missing_ok=True)
+    from xgboost.tracker import RabitTracker
+
+    with (
+        tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as scratch,
+        _dask.config.set(_DASK | {"temporary-directory": scratch}),
+        _LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+            security=True,  # certificates in memory: a scheduler runs the code of anyone who may talk to it
+        ) as cluster,
+        _Client(cluster, set_as_default=False) as client,
+    ):
+        tracker = RabitTracker(n_workers=count, host_ip="127.0.0.1", sortby="task", timeout=_MEET_S)
+        tracker.start()
+        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        ranks = [
+            client.submit(
+                grow_share,
+                str(folder),
+                rank,
+                count,
+                tracker.worker_args(),
+                workers=[workers[rank]],
+                pure=False,
+            )
+            for rank in range(count)
+        ]
+        ended = threading.Event()
+        for rank in ranks:
+            rank.add_done_callback(lambda _: ended.set())
+        while not all(rank.done() for rank in ranks):
+            ended.wait(_LOOKED_AFTER_S)
+            ended.clear()
+            for rank in ranks:
+                if rank.done():
+                    rank.result()  # raises
+            if stop_asked():
+                stop.touch()
+        found: tuple[Grown, int] | Preempted = ranks[0].result()
+    stop.unlink(missing_ok=True)
+    if isinstance(found, Preempted):
+        raise found
+    return found
+
+
+def grow_share(folder: str, rank: int, count: int, meeting: dict[str, Any]) -> tuple[Grown, int] | Preempted:
+    """Runs on a worker: meets the others and grows the same trees from its own rows."""
+    die_with_parent(os.getppid())
+    load_xgboost()
+    from xgboost import collective
+
+    def agree(flag: bool) -> bool:
+        return bool(collective.allreduce(np.array([flag], np.int32), collective.Op.MAX)[0])
+
+    job, gpus = read_job(Path(folder)), max(1, len(inventory()))
+    team = Team(
+        share=Share(index=rank, count=count),
+        device=f"cuda:{rank % gpus}" if job.gpu else "cpu",
+        agree=agree,
+    )
+    stop = Path(folder) / _STOP
+    collective.init(**meeting, dmlc_task_id=f"{rank:06d}")
+    try:
+        found: tuple[Grown, int] | Preempted = grow_trees(job, Path(folder), stop.exists, team)
+    except Preempted as stopped:  # all of them together
+        found = stopped
+    collective.finalize()  # not after an error: it would wait for the others
+    return found

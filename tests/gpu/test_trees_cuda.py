@@ -1,0 +1,126 @@
+"""XGBoost on a real GPU: fed from the shards as cupy arrays, against the same training on the CPU.
+Skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serin.export.convert.trees2onnx import parse_trees, trees2onnx
+from serin.export.session import open_session
+from serin.formats.shards import read_split
+from serin.formats.trained import read_trained
+from serin.machine.hardware import inventory
+from serin.models.shape import TableShape
+from serin.models.trees import margins, read_booster
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
+from serin.store.artifacts import Dataset
+from serin.training.data.tree_matrix import features_on, margins_on
+from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.launcher import train
+from serin.training.programs import trees
+from tests.fakes.datasets import SIZES, make_dataset
+
+xgboost: Any = pytest.importorskip("xgboost")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
+    pytest.mark.skipif(not xgboost.build_info()["USE_CUDA"], reason="this XGBoost was built without CUDA"),
+]
+CUPY = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="cupy is not installed")
+MODEL = ModelSpec(kind="xgboost", rounds=40, options={"max_depth": 4})
+ROWS = {"train": 400_000, "valid": 40_000, "test": 40_000}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return make_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows=ROWS)
+
+
+def job_for(folder: Path, dataset: Dataset, *, gpu: bool, processes: int = 1) -> TrainingJob:
+    job = TrainingJob(
+        model=MODEL, training=TrainingSpec(), dataset=dataset.path, dataset_digest=dataset.digest,
+        processes=processes, gpu=gpu,
+    )  # fmt: skip
+    folder.mkdir()
+    training_file(folder).write_text(job.model_dump_json())
+    return job
+
+
+def metrics_of(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "result" / "metrics.json").read_text())["metrics"]
+    return found
+
+
+@CUPY
+def test_features_are_joined_on_the_gpu(dataset: Dataset) -> None:
+    import cupy
+
+    part = read_split(dataset.path, "valid").whole()
+    found = features_on("cuda")(part.num, part.cat)
+    assert isinstance(found, cupy.ndarray)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(cupy.asnumpy(found), features_on("cpu")(part.num, part.cat))
+
+
+def test_trees_of_the_gpu_are_as_good_as_those_of_the_cpu(dataset: Dataset, tmp_path: Path) -> None:
+    found, seconds = {}, {}
+    for name, gpu in (("warm-up", True), ("cpu", False), ("gpu", True)):
+        job = job_for(tmp_path / name, dataset, gpu=gpu)
+        began = time.perf_counter()
+        status = trees.train(job, tmp_path / name, lambda: False)
+        seconds[name] = time.perf_counter() - began
+        assert status.state == "done", status.reason
+        found[name] = metrics_of(tmp_path / name)
+    print(f"XGBoost, {ROWS['train']:,} rows, {MODEL.rounds} rounds:", seconds, found)
+    assert found["gpu"]["test_auc"] == pytest.approx(found["cpu"]["test_auc"], abs=0.003)
+
+
+def test_the_gpu_gives_the_margins_of_the_cpu_for_the_same_trees(dataset: Dataset, tmp_path: Path) -> None:
+    trees.train(job_for(tmp_path / "run", dataset, gpu=True), tmp_path / "run", lambda: False)
+    content = read_trained(tmp_path / "run" / "result")[1]
+    rows = read_split(dataset.path, "test").whole()
+    wanted = margins(read_booster(content), rows.num, rows.cat, SIZES)
+    found = margins_on("cuda", read_booster(content), rows.num, rows.cat, list(SIZES))
+    print("largest difference of margins", float(np.abs(found - wanted).max()))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_a_training_under_the_launcher_uses_the_leased_gpu(dataset: Dataset, tmp_path: Path) -> None:
+    device = inventory()[0].id
+    checkpoint = train(MODEL, TrainingSpec(), dataset, folder=tmp_path / "run", devices=(device,))
+    choices = json.loads((tmp_path / "run" / "result" / "state.json").read_text())["choices"]
+    assert choices["device"] == "cuda"
+    assert checkpoint.metrics["test_auc"] > 0.8
+
+
+def test_two_workers_on_one_gpu_are_refused_by_xgboost_s_own_reason(dataset: Dataset, tmp_path: Path) -> None:
+    """XGBoost adds histograms up by NCCL, which takes one process for each GPU: with two GPUs this trains."""
+    if len(inventory()) > 1:
+        pytest.skip("there are several GPUs: each worker gets its own")
+    job = job_for(tmp_path / "two", dataset, gpu=True, processes=2)
+    status = trees.train(job, tmp_path / "two", lambda: False)
+    print("two workers on one GPU:", status.state, status.reason)
+    assert status.state == "refused"
+    assert status.reason.startswith("XGBoost: ")
+
+
+def test_trees_of_the_gpu_are_exported_and_score_as_they_were_trained(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    trees.train(job_for(tmp_path / "run", dataset, gpu=True), tmp_path / "run", lambda: False)
+    booster = read_booster(read_trained(tmp_path / "run" / "result")[1])
+    shape = TableShape(numeric=3, sizes=SIZES, outputs=1)
+    session = open_session(trees2onnx(parse_trees(booster), shape, "binary"))
+    rows = read_split(dataset.path, "test").whole()
+    (found,) = session.run(["logits"], {"num": np.asarray(rows.num), "cat": rows.cat.astype(np.int64)})
+    wanted = margins(booster, rows.num, rows.cat, SIZES)
+    print("trees of the GPU as ONNX: largest difference", float(np.abs(found - wanted).max()))
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
