@@ -10,7 +10,8 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _MEET_S = 300
 _STOP = "stop-asked"
 _DASK = {"distributed.scheduler.allowed-failures": 0}  # a lost worker ends the others' round: all begin again
 
+_log = logging.getLogger(__name__)
 _Client: Any = distributed.Client
 _LocalCluster: Any = distributed.LocalCluster
 _dask: Any = dask
@@ -42,52 +44,63 @@ def grow_on_workers(folder: Path, count: int, stop_asked: Callable[[], bool]) ->
     fails."""
     stop = folder / _STOP
     stop.unlink(missing_ok=True)
-    from xgboost.tracker import RabitTracker
-
-    with (
-        tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as scratch,
-        _dask.config.set(_DASK | {"temporary-directory": scratch}),
-        _LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-            security=True,  # certificates in memory: a scheduler runs the code of anyone who may talk to it
-        ) as cluster,
-        _Client(cluster, set_as_default=False) as client,
-    ):
-        tracker = RabitTracker(n_workers=count, host_ip="127.0.0.1", sortby="task", timeout=_MEET_S)
-        tracker.start()
-        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        ranks = [
-            client.submit(
-                grow_share,
-                str(folder),
-                rank,
-                count,
-                tracker.worker_args(),
-                workers=[workers[rank]],
-                pure=False,
-            )
-            for rank in range(count)
-        ]
-        ended = threading.Event()
-        for rank in ranks:
-            rank.add_done_callback(lambda _: ended.set())
-        while not all(rank.done() for rank in ranks):
-            ended.wait(_LOOKED_AFTER_S)
-            ended.clear()
-            for rank in ranks:
-                if rank.done():
-                    rank.result()  # raises
-            if stop_asked():
-                stop.touch()
-        found: tuple[Grown, int] | Preempted = ranks[0].result()
+    with _workers(count) as client:
+        found = _grow(client, folder, count, lambda: stop_asked() and stop.touch())
     stop.unlink(missing_ok=True)
     if isinstance(found, Preempted):
         raise found
+    return found
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[Any]:
+    """Yields a client of that many processes on this machine, reachable by this one alone."""
+    done = False
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as scratch,
+            _dask.config.set(_DASK | {"temporary-directory": scratch}),
+            _LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=logging.ERROR,
+                security=True,  # certificates in memory: a scheduler runs the code of anyone who may talk to it
+            ) as cluster,
+            _Client(cluster, set_as_default=False) as client,
+        ):
+            yield client
+            done = True
+    except TimeoutError as error:
+        if not done:
+            raise
+        _log.warning("the trees are grown, but the Dask cluster did not close in time (%s)", error)
+
+
+def _grow(client: Any, folder: Path, count: int, look: Callable[[], object]) -> tuple[Grown, int] | Preempted:
+    """Runs one task on each worker to its end, and calls `look` in between."""
+    from xgboost.tracker import RabitTracker
+
+    tracker = RabitTracker(n_workers=count, host_ip="127.0.0.1", sortby="task", timeout=_MEET_S)
+    tracker.start()
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    told, ended = tracker.worker_args(), threading.Event()
+    ranks = [
+        client.submit(grow_share, str(folder), rank, count, told, workers=[workers[rank]], pure=False)
+        for rank in range(count)
+    ]
+    for rank in ranks:
+        rank.add_done_callback(lambda _: ended.set())
+    while not all(rank.done() for rank in ranks):
+        ended.wait(_LOOKED_AFTER_S)
+        ended.clear()
+        for rank in ranks:
+            if rank.done():
+                rank.result()  # raises
+        look()
+    found: tuple[Grown, int] | Preempted = ranks[0].result()
     return found
 
 
