@@ -48,7 +48,8 @@ def quantile_matrix(
 ) -> Any:
     """Returns a split, or a worker's share of it, in XGBoost's compact form. `like`: the training rows' matrix, whose
     bins a valid split uses."""
-    xgboost, arrays = load_xgboost(), read_split(job.dataset, split)
+    xgboost: Any = load_xgboost()
+    arrays = read_split(job.dataset, split)
     weights = _class_weights(job, data, arrays) if split == "train" else None
     types = column_types(len(data.numeric), sizes_of(data))
     features = features_on(device)

@@ -44,8 +44,13 @@ def grow_on_workers(folder: Path, count: int, stop_asked: Callable[[], bool]) ->
     fails."""
     stop = folder / _STOP
     stop.unlink(missing_ok=True)
+
+    def look() -> None:
+        if stop_asked():
+            stop.touch()
+
     with _workers(count) as client:
-        found = _grow(client, folder, count, lambda: stop_asked() and stop.touch())
+        found = _grow(client, folder, count, look)
     stop.unlink(missing_ok=True)
     if isinstance(found, Preempted):
         raise found
