@@ -2,14 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from serin.etl.engines.dask_engine import DaskEngine
 from serin.etl.engines.device import usable_gpus
 from serin.machine.hardware import inventory
 from serin.spec.etl import EtlSpec
+from serin.spec.load import load_spec
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.logs import heard
 from tests.signals import hit
@@ -81,3 +85,32 @@ def test_two_workers_on_one_gpu_give_the_bits_of_the_host_although_one_is_killed
     assert found == expected
     assert killed, "no worker was killed"
     assert not any("no cluster" in line for line in said), said
+
+
+@pytest.mark.parametrize("engine", ["cuda", "dask-cuda"])
+def test_subnormal_numbers_are_in_the_interval_and_the_scale_of_the_host(
+    tmp_path: Path, engine: Literal["cuda", "dask-cuda"]
+) -> None:
+    if engine == "dask-cuda":
+        pytest.importorskip("dask_cuda", reason="dask-cuda is not installed")
+    random = np.random.default_rng(5)
+    tiny = (random.integers(-(2**22), 2**22, 5_000) * 2.0**-149).astype(np.float32)
+    columns = {"n": np.arange(5_000), "tiny": tiny, "small": tiny, "late": random.integers(0, 2, 5_000)}
+    pq.write_table(pa.table(columns), tmp_path / "main.parquet")
+    spec = load_spec(
+        {
+            "name": "tiny",
+            "data": {
+                "tables": {"main": str(tmp_path / "main.parquet")},
+                "target": {"expression": "late", "task": "binary"},
+                "split": {"train": 0.8, "valid": 0.1, "test": 0.1},
+            },
+            "features": [
+                {"columns": ["tiny"], "steps": [{"bucketize": [-1e-40, 0.0, 1e-39]}]},
+                {"columns": ["small"], "steps": ["min_max"]},
+            ],
+            "model": {"kind": "mlp"},
+        }
+    )
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    assert digest(spec, EtlSpec(engine=engine), tmp_path / "gpu", 1_100) == expected

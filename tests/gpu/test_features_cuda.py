@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from serin.columns.column import Column
 from serin.columns.ulps import alike, ulps_apart
 from serin.etl.engines.device import usable_gpus
+from serin.etl.engines.subnormals import keep_subnormals
 from serin.features.aggregates.aggregate import Aggregate
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample
@@ -23,11 +24,16 @@ cupy = pytest.importorskip("cupy", reason="cupy is not installed")
 pytestmark = pytest.mark.skipif(not usable_gpus().count, reason="no GPU")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_the_engines_do() -> None:
+    keep_subnormals()
+
+
 @pytest.mark.timeout(600)
 @settings(max_examples=60, deadline=None)
 @given(tables, features)
 def test_features_are_the_host_s(training: Any, specs: Any) -> None:
-    table = with_values([tuple(map(without_subnormals, row)) for row in training])
+    table = with_values(training)
     ids = np.arange(len(table))
     columns = columns_of(wire(table), KINDS)
     host = Sample(columns=columns, fold_ids=ids, target=(ids % 3).astype(np.float32), training=len(ids))
@@ -35,16 +41,10 @@ def test_features_are_the_host_s(training: Any, specs: Any) -> None:
         compare(host, specs, ids)
 
 
-@pytest.mark.xfail(strict=True, reason="cupy compiles its kernels with -ftz=true (docs/log.md)")
 def test_subnormal_numbers_are_the_host_s() -> None:
     columns = {"f": Column(kind="float", values=np.asarray([-1.4e-45, 1.0], np.float32))}
     host = Sample(columns=columns, fold_ids=np.arange(2), target=np.zeros(2, np.float32), training=2)
     compare(host, [FeatureSpec(columns=["f"], steps=[{"bucketize": [-3.0, 0.0, 0.5, 100.0]}])], np.arange(2))
-
-
-def without_subnormals(value: Any) -> Any:
-    tiny = isinstance(value, float) and 0 < abs(value) < np.finfo(np.float32).smallest_normal
-    return 0.0 if tiny else value
 
 
 def test_many_rows_are_the_host_s_and_logarithms_within_an_ulp() -> None:

@@ -94,6 +94,7 @@ def main(workers: int, folder: Path) -> None:
             rmm_async=True,  # takes what is used, no more
             rmm_allocator_external_lib_list=["cupy"],
             local_directory=str(folder),
+            preload=["serin.etl.engines.subnormals"],
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.ERROR,
