@@ -41,7 +41,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A server. `serving`: settings of the spec; `split`: words of the native backend's settings instead of its own."""
+    """A server. `serving`: settings of the spec; `split`: words that replace those of the native settings."""
 
     name: str
     serving: Mapping[str, object]
