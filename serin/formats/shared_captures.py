@@ -177,7 +177,7 @@ def records_home(home: Path, model: str) -> Path:
 
 
 def dump_counters(document: Mapping[str, Any], last: int) -> bytes:
-    """What others are told of a home's counters.json."""
+    """What other hosts see of a home's counters.json."""
     kept = {name: document[name] for name in ("releases", "lost_rows") if name in document}
     return json.dumps({"format": FORMAT, "version": VERSION, "last": last, **kept}, sort_keys=True).encode()
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from serin.formats.shared_captures import combined_home
 from serin.machine import environment
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.shared_read import SharedRecords
+from serin.stack.host.state import Stack, write_stack
 from serin.store.store import Store
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
@@ -67,7 +69,12 @@ class Host:
         self.home, self.name = folder / name, name
         own = {"SERIN_HOME": str(self.home), "SERIN_HOST": name, "SERIN_METRICS": "127.0.0.1:0"}
         self._variables = {**variables, **own}
-        self.home.mkdir()
+        (self.home / "labels" / MODEL).mkdir(parents=True)  # so that it follows the records of all hosts
+        stack = Stack(
+            home=self.home, supervisor_pid=1, supervisor_ticks=0, gateway_port=1, prefect_api_url="",
+            prefect_port=None, since=0.0, agent=True,
+        )  # fmt: skip
+        write_stack(stack)
         self._backend = Backend(self.home, writer=f"{int(time.time()):012d}-17-{name:0>8}")
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,6 +92,16 @@ class Host:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def wait_for_copies(self, expected: list[str]) -> None:
+        """Waits until this host has copied the rows of all hosts, each once."""
+        deadline = time.monotonic() + WITHIN_S
+        while (found := sorted(captured(combined_home(self.home), MODEL)["_id"].to_pylist())) != sorted(
+            expected
+        ):
+            self.check()
+            assert time.monotonic() < deadline, f"expected {sorted(expected)}, copied {found}"
+            time.sleep(0.5)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -201,8 +218,8 @@ def test_every_recorded_row_reaches_the_store_once_and_is_deleted_everywhere(
         kept = [each for each in a.sent + b.sent if not each.endswith("-7")]
         here.wait_for(lambda: kept, a, b)
         for host in (a, b):
-            ages = captured(host.home, MODEL)["age"].to_pylist()
-            assert 7000 not in ages
+            assert 7000 not in captured(host.home, MODEL)["age"].to_pylist()
+            host.wait_for_copies(kept)
         print(f"{len(kept)} rows of two hosts, each once; deleted: {json.dumps(state['applied'])}")
 
 

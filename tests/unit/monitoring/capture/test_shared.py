@@ -26,11 +26,11 @@ class Killed(BaseException):
     pass
 
 
-@pytest.fixture(params=["folder", "s3"])
-def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+@pytest.fixture
+def host(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """Makes hosts that share a store on S3."""
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "none"))
-    url = str(tmp_path / "store") if request.param == "folder" else request.getfixturevalue("bucket")
-    return lambda name, **more: SharingHost(tmp_path, url, name, **more)
+    return lambda name, **more: SharingHost(tmp_path, bucket, name, **more)
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_the_small_files_of_an_hour_become_one_when_it_is_over(host: Host) -> No
     assert len(names(a)) == 1
 
 
-def test_a_merge_between_two_uploads_sends_the_new_rows_alone(host: Host) -> None:
-    a, reader = host("a"), host("reader")
+def test_a_merge_between_two_uploads_sends_the_new_rows_alone(in_folder: Host) -> None:
+    a, reader = in_folder("a"), in_folder("reader")
     a.record(1)
     a.share()
     a.record(2)
@@ -130,8 +130,8 @@ def test_an_upload_that_is_cut_short_anywhere_doubles_and_loses_no_row(in_folder
     assert len(before) == 32
 
 
-def test_rows_wait_here_while_the_store_is_away(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, reader = host("a"), host("reader")
+def test_rows_wait_here_while_the_store_is_away(in_folder: Host) -> None:
+    a, reader = in_folder("a"), in_folder("reader")
     a.record(1)
     a.share()
 
@@ -163,31 +163,31 @@ def test_a_store_that_does_not_answer_fails_the_round_alone(
     assert SharingHost(tmp_path, bucket, "reader").ids() == ["a1"]
 
 
-def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(host: Host) -> None:
-    a = host("a")
+def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(in_folder: Host) -> None:
+    a = in_folder("a")
     a.record(1, 2)
     a.share()
     a.record(3, 4, 5)
     expire(a.home, MODEL, CaptureSpec(days=1), LATER + 7200)
     assert read_document(a.home, MODEL)["lost_rows"] == 3
     a.share()
-    (view,) = host("reader").all_hosts().views()
+    (view,) = in_folder("reader").all_hosts().views()
     assert (view.host, view.lost_rows) == ("a", 3)
     assert a.ids() == ["a1", "a2"]  # what was deleted here to make room is read from the store
 
 
-def test_limits_hold_for_the_records_of_all_hosts_together(host: Host) -> None:
-    a, b = host("a"), host("b")
+def test_limits_hold_for_the_records_of_all_hosts_together(in_folder: Host) -> None:
+    a, b = in_folder("a"), in_folder("b")
     for number, each in enumerate((a, b, a, b)):
         each.record(number, t=NOON + number * 3600)
         each.share()
     sizes = [file.size for file in a.records.listing(MODEL)]
     a.limits = CaptureSpec(share=1, days=1e5, max_gb=(sum(sizes) - 1) / 1e9)
     a.share(care=True)
-    assert host("reader").ids() == ["a2", "b1", "b3"]
+    assert in_folder("reader").ids() == ["a2", "b1", "b3"]
     b.limits = CaptureSpec(share=1, days=1)
     b.share(NOON + 86_400 + 2.5 * 3600, care=True)
-    assert host("reader").ids() == ["a2", "b3"]
+    assert in_folder("reader").ids() == ["a2", "b3"]
 
 
 def test_a_file_that_was_damaged_in_the_store_is_refused(host: Host) -> None:
@@ -203,9 +203,9 @@ def test_a_file_that_was_damaged_in_the_store_is_refused(host: Host) -> None:
 
 
 def test_a_home_that_was_set_back_does_not_overwrite_what_it_uploaded_since(
-    host: Host, tmp_path: Path
+    in_folder: Host, tmp_path: Path
 ) -> None:
-    a, reader = host("a"), host("reader")
+    a, reader = in_folder("a"), in_folder("reader")
     a.record(1)
     a.share()
     shutil.copytree(a.home, tmp_path / "backup")
