@@ -6,16 +6,16 @@ products. It has no setting for that.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from serin.errors import GpuUnusable
-
+_log = logging.getLogger(__name__)
 _CACHE_KEY = "_get_cupy_cache_key"
 _MARK = " keeps subnormal numbers"  # kernels of other programs are in the same cache
 
 
 def keep_subnormals() -> None:
-    """Lets cupy compile without -ftz in this process, from now on. Raises GpuUnusable when it still flushes numbers."""
+    """Lets cupy compile without -ftz in this process, from now on; warns when it makes such numbers zero even so."""
     import cupy
     from cupy.cuda import compiler
 
@@ -31,7 +31,9 @@ def keep_subnormals() -> None:
         program.compile, program.keeps_subnormals = compile_exactly, True
         setattr(compiler, _CACHE_KEY, lambda: key)
     if not bool((cupy.asarray([1e-45], dtype="f4") * 2 > 0)[0]):
-        raise GpuUnusable(reason=f"cupy {cupy.__version__} makes subnormal numbers zero, the host does not")
+        _log.warning(
+            "cupy %s makes numbers nearer to zero than 1.2e-38 zero; the host does not", cupy.__version__
+        )
 
 
 def dask_setup(worker: Any) -> None:
