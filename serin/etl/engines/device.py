@@ -16,7 +16,7 @@ import numpy as np
 
 from serin.columns.column import Column, array_module, on_host
 from serin.errors import GpuUnusable
-from serin.etl.engines.subnormals import keep_subnormals
+from serin.etl.engines.subnormals import keep_subnormals, warn_if_flushed
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.machine import environment
 from serin.machine.hardware import inventory
@@ -64,6 +64,7 @@ def memory_pool() -> Iterator[None]:
 
         free_gpu_bytes()
         keep_subnormals()
+        warn_if_flushed()
     except (ImportError, RuntimeError) as error:
         raise GpuUnusable(reason=f"{type(error).__name__}: {error}") from error
     if importlib.util.find_spec("rmm") is None:  # cupy's own pool then

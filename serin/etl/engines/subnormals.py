@@ -15,8 +15,7 @@ _MARK = " keeps subnormal numbers"  # kernels of other programs are in the same 
 
 
 def keep_subnormals() -> None:
-    """Lets cupy compile without -ftz in this process, from now on; warns when it makes such numbers zero even so."""
-    import cupy
+    """Lets cupy compile without -ftz in this process, from now on."""
     from cupy.cuda import compiler
 
     program: Any = getattr(compiler, "_NVRTCProgram", None)
@@ -30,6 +29,12 @@ def keep_subnormals() -> None:
 
         program.compile, program.keeps_subnormals = compile_exactly, True
         setattr(compiler, _CACHE_KEY, lambda: key)
+
+
+def warn_if_flushed() -> None:
+    """Warns when subnormal numbers are zero on the GPU even so, as with a cupy whose names have changed."""
+    import cupy
+
     if not bool((cupy.asarray([1e-45], dtype="f4") * 2 > 0)[0]):
         _log.warning(
             "cupy %s makes numbers nearer to zero than 1.2e-38 zero; the host does not", cupy.__version__
@@ -37,6 +42,6 @@ def keep_subnormals() -> None:
 
 
 def dask_setup(worker: Any) -> None:
-    """Called by each worker of a Dask cluster that preloads this module."""
+    """Called by each worker of a Dask cluster that preloads this module, before it has a CUDA context."""
     del worker
     keep_subnormals()
