@@ -14,6 +14,7 @@ from benchmarks.race import Unequal
 from benchmarks.report import show, write
 
 BENCHMARKS = {
+    "bulk": "benchmarks.bulk.benchmark",
     "etl": "benchmarks.etl.benchmark",
     "loader": "benchmarks.loader.benchmark",
     "orchestration": "benchmarks.orchestration.benchmark",

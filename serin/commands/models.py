@@ -193,10 +193,11 @@ def delete_model(
 def predict(
     model: Model,
     rows: Annotated[
-        str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder or glob too.")
+        str,
+        typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder, glob or URL too."),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
+        str | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
     ] = None,
     version: Annotated[
         str, typer.Option(help="A number or an alias. [default: the version that the gateway chooses]")
@@ -211,6 +212,10 @@ def predict(
         str | None,
         typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
     ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "gpu"],
+        typer.Option(help="For --batch: where. auto: a GPU for a version that was exported for one."),
+    ] = "auto",
     grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
     ids: Annotated[
         bool,
@@ -227,11 +232,16 @@ def predict(
         raise typer.BadParameter("--ids is for requests through the gateway; --batch sends none")
     bundle = open_bundle(model, version)
     if batch:
-        count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler)
+        count = predict_in_bulk(bundle, rows, out, workers=workers, scheduler=scheduler, device=device)
     else:
         protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
         count = predict_through_gateway(
-            bundle, Path(rows), out, pinned=bool(version), protocol=protocol, ids=ids
+            bundle,
+            Path(rows),
+            None if out is None else Path(out),
+            pinned=bool(version),
+            protocol=protocol,
+            ids=ids,
         )
     if out is not None:
         show(f"{counted(count, 'row')} scored by {model}, written to {out}")

@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from serin.commands.output import counted
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.formats.bundle import with_answers
+from serin.formats.bundle import CORE, with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
 from serin.formats.trust import Trust
 from serin.formats.wire import to_wire
 from serin.machine import environment
-from serin.machine.hardware import core_count
+from serin.machine.hardware import core_count, inventory
+from serin.machine.leases import lease
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 if TYPE_CHECKING:
+    from serin.export.score.predict import Place
     from serin.monitoring.capture.bulk import BulkRecords
 
+BulkDevice = Literal["auto", "cpu", "gpu"]
 _IDS = "_id", "_row"
+_GPU_BYTES = 4 * 2**30  # of a network with its batches; leased beside others
 
 logger = logging.getLogger(__name__)
 
@@ -76,29 +79,74 @@ def predict_through_gateway(
 
 
 def predict_in_bulk(
-    bundle: Bundle, rows: str, out: Path | None, *, workers: int | None, scheduler: str | None
+    bundle: Bundle,
+    rows: str,
+    out: Path | str | None,
+    *,
+    workers: int | None,
+    scheduler: str | None,
+    device: BulkDevice = "cpu",
 ) -> int:
     """Scores with the bundle's own graph, on this machine or a Dask cluster. Returns the number of rows.
 
-    `rows`: a file, a folder of files or a glob. `out`: a file, or a folder (without a suffix) for a file per piece.
+    `rows`: a file, a folder of files or a glob, also at a URL. `out`: a file, or a folder (without a suffix) or a URL
+    for a file per piece; such a result is completed by another run after the first was killed.
     """
     from serin.export.score.bulk import find_pieces, score_into_folder, score_pieces
+    from serin.export.score.parts import read_parts
+    from serin.export.score.pieces import is_url
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
     records = _records(bundle)
-    if out is not None and not out.suffix:
-        done = score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler)
-        if records is not None:
-            for number, path in enumerate(sorted(out.glob("part-*.parquet"))):
-                records.add(pq.read_table(path), number)
-    else:
-        with _writer(out) as writer:
-            tee = writer if records is None else _Recorded(writer, records)
-            done = score_pieces(folder, pieces, tee, workers=count, scheduler=scheduler)
+    with _placed(bundle, device, scheduler) as place:
+        if out is not None and (is_url(out) or not Path(out).suffix):
+            done = score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler, place=place)
+            if records is not None:
+                for number, table in enumerate(read_parts(str(out))):
+                    records.add(table, number)
+        else:
+            with _writer(None if out is None else Path(out)) as writer:
+                tee = writer if records is None else _Recorded(writer, records)
+                done = score_pieces(folder, pieces, tee, workers=count, scheduler=scheduler, place=place)
     if records is not None:
         records.finish()
     return done
+
+
+@contextmanager
+def _placed(bundle: Bundle, device: BulkDevice, scheduler: str | None) -> Iterator[Place]:
+    """Holds a share of a GPU while rows are scored there. `auto`: a GPU for a version that was exported for one."""
+    if device == "cpu" or (device == "auto" and scheduler is not None):
+        yield "cpu"
+        return
+    reason = _no_gpu(bundle, scheduler)
+    if reason and device == "gpu":
+        raise PredictionFailed(model=bundle.model, status="refused", reason=f"--device gpu: {reason}")
+    if reason:
+        yield "cpu"
+        return
+    room = min(_GPU_BYTES, max(each.memory_bytes for each in inventory()) // 2)
+    with (
+        lease(1, home=environment.home(), purpose="bulk scoring", shared=True, memory_bytes=room) as held,
+        environment.showing_devices(held.ids),
+    ):
+        yield "cuda"
+
+
+def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:
+    """Returns why a version is not scored on a GPU of this machine; empty when it can be."""
+    if scheduler is not None:
+        return "a Dask scheduler's workers score on their CPUs; leave out --scheduler"
+    if not inventory():
+        return "there is no GPU here"
+    from serin.export.session import has_device
+
+    if not has_device("cuda"):
+        return "ONNX Runtime has no CUDA provider; pip install 'serin[gpu]'"
+    if not (Path(bundle.path) / CORE).is_file():
+        return "the version was not exported for a GPU; set export.target: gpu"
+    return ""
 
 
 def _records(bundle: Bundle) -> BulkRecords | None:

@@ -90,7 +90,7 @@ COMMAND_LINE = {
     "models delete": "[NAME] [--yes -y]",
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
-    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--grpc] [--ids]",
+    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--device] [--grpc] [--ids]",
     "explain": "[MODEL] [ROWS] [--out -o] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",

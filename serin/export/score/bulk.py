@@ -1,76 +1,48 @@
 """Scores a whole table without a server: Dask maps the bundle's own graph over pieces of the files, in order.
 
-The answers are those of ONNX Runtime in one process at the same batch size, bit for bit, with any number of workers: a
-piece is a row group (Parquet) or a file, and each is scored by itself in batches of `predict.BATCH_ROWS`.
+The answers are those of ONNX Runtime in one process at the same batch size, bit for bit on a CPU, with any number of
+workers: a piece is a row group (Parquet) or a file, and each is scored by itself in batches of `predict.BATCH_ROWS`. On
+a GPU the workers read pieces and compute features beside the network, which runs there for one batch after the other.
 """
 
 from __future__ import annotations
 
-import glob
 import logging
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import dask
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from serin.errors import EngineFailed, RowsUnfit
-from serin.export.score.predict import Scorer
-from serin.formats.csv_rows import as_requested, names_in_training
-from serin.formats.rows import RowWriter, read_rows
+from serin.export.score.parts import Parts, open_parts, plan_digest
+from serin.export.score.pieces import Piece, find_pieces, read_piece
+from serin.export.score.predict import Place, Scorer
+from serin.formats.bundle import read_manifest
+from serin.formats.rows import RowWriter
 from serin.store.store import Store
+
+__all__ = ["Piece", "find_pieces", "score_into_folder", "score_piece", "score_pieces"]
 
 logger = logging.getLogger(__name__)
 
-_PARQUET = (".parquet", ".pq")
-_KNOWN = (*_PARQUET, ".csv", ".json", ".jsonl", ".ndjson")
 _WAVE = 4  # pieces per worker that may wait to be written
 _CONNECT_S = 5
 
 _dask: Any = dask  # it has no types
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A file, or some of its row groups."""
-
-    path: str
-    groups: tuple[int, ...] | None = None
-
-
-def find_pieces(rows: str | Path) -> list[Piece]:
-    """Returns the pieces of a file, of every file in a folder, or of all files that a glob matches, in order of
-    name."""
-    place = Path(rows)
-    if place.is_dir():
-        files = sorted(path for path in place.iterdir() if path.suffix.lower() in _KNOWN)
-    elif place.is_file():
-        files = [place]
-    else:
-        files = sorted(Path(path) for path in glob.glob(str(rows), recursive=True))  # noqa: PTH207 (may be absolute)
-    if not files:
-        raise RowsUnfit(column="", reason=f"cannot be read: no file at {rows}")
-    return [piece for file in files for piece in _pieces(file)]
-
-
-def _pieces(file: Path) -> list[Piece]:
-    if file.suffix.lower() not in _PARQUET:
-        return [Piece(path=str(file))]
-    try:
-        with pq.ParquetFile(file) as table:
-            return [Piece(path=str(file), groups=(index,)) for index in range(table.num_row_groups)]
-    except (OSError, pa.ArrowException) as error:
-        raise RowsUnfit(column="", reason=f"cannot be read from {file}: {error}") from error
-
-
 def score_pieces(
-    bundle: Path, pieces: Sequence[Piece], writer: RowWriter, *, workers: int, scheduler: str | None = None
+    bundle: Path,
+    pieces: Sequence[Piece],
+    writer: RowWriter,
+    *,
+    workers: int,
+    scheduler: str | None = None,
+    place: Place = "cpu",
 ) -> int:
     """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Returns the number of
     rows."""
@@ -78,7 +50,8 @@ def score_pieces(
     with _engine(workers, scheduler) as compute:
         for at in range(0, len(pieces), _WAVE * workers):
             wave = [
-                _dask.delayed(score_piece)(str(bundle), piece) for piece in pieces[at : at + _WAVE * workers]
+                _dask.delayed(score_piece)(str(bundle), piece, place)
+                for piece in pieces[at : at + _WAVE * workers]
             ]
             for table in compute(wave):
                 writer.write_table(table)
@@ -90,45 +63,45 @@ def score_pieces(
 
 
 def score_into_folder(
-    bundle: Path, pieces: Sequence[Piece], folder: Path, *, workers: int, scheduler: str | None = None
+    bundle: Path,
+    pieces: Sequence[Piece],
+    out: Path | str,
+    *,
+    workers: int,
+    scheduler: str | None = None,
+    place: Place = "cpu",
 ) -> int:
-    """Writes a Parquet file for each piece where it was scored; the folder appears whole. Returns the number of
-    rows."""
-    if folder.exists():
-        raise RowsUnfit(column="", reason=f"cannot be written to {folder}: it already exists")
-    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    scratch.mkdir(parents=True)
-    with _engine(workers, scheduler) as compute:
-        tasks = [
-            _dask.delayed(write_piece)(str(bundle), piece, str(scratch / f"part-{number:05d}.parquet"))
-            for number, piece in enumerate(pieces)
-        ]
-        done = sum(int(count) for count in compute(tasks))
-    for left in scratch.glob("part-*.parquet.*"):  # of a worker that was lost
-        left.unlink(missing_ok=True)
-    scratch.rename(folder)
+    """Writes a Parquet file for each piece where it was scored; `out`: a folder, or a URL. A run that was killed is
+    completed by the next one with the same rows and version. Returns the number of rows."""
+    digest = plan_digest(read_manifest(bundle).digest, place, pieces)
+    with open_parts(str(out), digest) as parts:
+        known = {number: parts.rows(number) for number in range(len(pieces))}
+        kept = {number: rows for number, rows in known.items() if rows is not None}
+        if kept:
+            logger.info(f"{len(kept):,} of {len(pieces):,} parts are there already")
+        with _engine(workers, scheduler) as compute:
+            tasks = [
+                _dask.delayed(write_piece)(str(bundle), piece, number, parts, place)
+                for number, piece in enumerate(pieces)
+                if number not in kept
+            ]
+            done = sum(kept.values()) + sum(int(count) for count in compute(tasks))
+        parts.finish()
     logger.info(f"scored {done:,} rows")
     return done
 
 
-def score_piece(bundle: str, piece: Piece) -> pa.Table:
+def score_piece(bundle: str, piece: Piece, place: Place = "cpu") -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     bundle = _bundle_here(bundle)
-    scorer = _scorer(bundle)
-    if piece.groups is None:
-        parts = read_rows(Path(piece.path), scorer.schema, Path(bundle))
-        return pa.concat_tables([scorer.score(part) for part in parts])
-    with pq.ParquetFile(piece.path) as file:
-        rows = file.read_row_groups(list(piece.groups), use_threads=False)
-    return scorer.score(as_requested(rows, scorer.schema, names_in_training(Path(bundle))))
+    scorer = _scorer(bundle, place)
+    return pa.concat_tables([scorer.score(rows) for rows in read_piece(piece, scorer.schema, Path(bundle))])
 
 
-def write_piece(bundle: str, piece: Piece, target: str) -> int:
-    """Writes the file whole or not at all: a worker that was taken for lost may still write the same piece."""
-    table = score_piece(bundle, piece)
-    scratch = f"{target}.{secrets.token_hex(4)}"
-    pq.write_table(table, scratch, compression="zstd")
-    Path(scratch).rename(target)
+def write_piece(bundle: str, piece: Piece, number: int, parts: Parts, place: Place) -> int:
+    """Scores one piece into its part. Returns the number of rows."""
+    table = score_piece(bundle, piece, place)
+    parts.write(number, table)
     return len(table)
 
 
@@ -143,8 +116,8 @@ def _bundle_here(bundle: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _scorer(bundle: str) -> Scorer:
-    return Scorer(bundle, threads=1)  # the workers are the parallelism
+def _scorer(bundle: str, place: Place) -> Scorer:
+    return Scorer(bundle, threads=1, place=place)  # the workers are the parallelism
 
 
 @contextmanager

@@ -1,18 +1,19 @@
-"""Scores in bulk in this process, without a server: the bundle's own graph in ONNX Runtime."""
+"""Scores in bulk in this process, without a server: the bundle's own graph in ONNX Runtime, on the CPU or a GPU."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
-from serin.formats.bundle import MODEL, read_schema, verify_bundle, with_answers
+from serin.export.score.bound_core import BoundFrontAndCore
+from serin.export.session import RUNTIME_ERRORS, Runs, open_session, run_in_batches
+from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, read_schema, verify_bundle, with_answers
 from serin.formats.wire import Array, as_arrow, to_wire
 
 if TYPE_CHECKING:
@@ -20,20 +21,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Place = Literal["cpu", "cuda"]
+
 BATCH_ROWS = 8192  # enough to keep every core busy, small enough to stay in its cache
+GPU_BATCH_ROWS = 65_536  # enough that launches take a small share of the time
 
 
 class Scorer:
-    """A verified bundle, ready to score tables of raw columns."""
+    """A verified bundle, ready to score tables of raw columns; also from several threads at once.
 
-    def __init__(self, bundle_folder: Path | str, *, threads: int | None = None) -> None:
+    On a GPU (`place`) strings and features stay on the CPU where the version was exported in two parts; the network's
+    inputs and outputs are bound to the GPU's memory.
+    """
+
+    def __init__(
+        self, bundle_folder: Path | str, *, threads: int | None = None, place: Place = "cpu"
+    ) -> None:
         folder = Path(bundle_folder)
         self.manifest = verify_bundle(folder)
         self.schema = read_schema(folder)
         if MODEL not in self.manifest.files:
             reason = "it is a Triton repository, which only a server can run; call it through the gateway"
             raise PredictionFailed(model=self.manifest.name, status="refused", reason=reason)
-        self._session = open_session(folder / MODEL, threads=threads)
+        self._session = _open(folder, self.manifest, threads, place)
+        self._batch_rows = BATCH_ROWS if place == "cpu" else GPU_BATCH_ROWS
 
     def answers(self, table: pa.Table | pd.DataFrame) -> dict[str, Array]:
         """Returns the model's outputs, [rows, ...], in the order of the rows."""
@@ -48,7 +59,7 @@ class Scorer:
                 for output in self.schema.outputs
             }
         try:
-            return run_in_batches(self._session, inputs, names, BATCH_ROWS)
+            return run_in_batches(self._session, inputs, names, self._batch_rows)
         except RUNTIME_ERRORS as error:
             raise PredictionFailed(model=self.manifest.name, status="an error", reason=str(error)) from error
 
@@ -61,6 +72,19 @@ class Scorer:
                     column=output.name, reason="has the name of the model's answer; rename or drop it"
                 )
         return with_answers(rows, self.answers(rows), self.schema)
+
+
+def _open(folder: Path, manifest: Manifest, threads: int | None, place: Place) -> Runs:
+    whole: Runs
+    if place == "cpu":
+        whole = open_session(folder / MODEL, threads=threads)
+        return whole
+    if not {FRONT, CORE} <= manifest.files.keys():
+        logger.info("the version was not exported for a GPU: ONNX Runtime splits the whole graph itself")
+        whole = open_session(folder / MODEL, threads=threads, device="cuda")
+        return whole
+    front = open_session(folder / FRONT, threads=threads)
+    return BoundFrontAndCore(front, open_session(folder / CORE, device="cuda"), "cuda", GPU_BATCH_ROWS)
 
 
 def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa.Table:

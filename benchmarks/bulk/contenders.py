@@ -1,0 +1,70 @@
+"""Contenders of the bulk benchmark: the same rows scored by the same version.
+
+Serin from files to files, a loop over the files with pandas, and as the limit ONNX Runtime in one process on rows that
+are already in memory, without reading and writing. Each answers with the sum of its scores.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.export.score.bulk import find_pieces, score_into_folder
+from serin.export.score.predict import Scorer
+from serin.formats.wire import to_wire
+
+_kept: dict[str, Any] = {}
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    out = Path(request["scratch"]) / f"{request['who']}-{os.getpid()}"
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    if request["who"] == "limit":
+        scorer, inputs = _kept["limit"]
+        scores = scorer.wire_answers(inputs)["score"][:, 0]
+        seconds = time.perf_counter() - began
+    else:
+        {"ours": _ours, "pandas": _pandas}[request["who"]](request, out)
+        seconds = time.perf_counter() - began
+        scores = pq.read_table(out, columns=["score"]).column("score").to_numpy()
+    return {"seconds": seconds, "rows": len(scores), "sum": float(np.sum(scores, dtype=np.float64))}
+
+
+def _ours(request: dict[str, Any], out: Path) -> None:
+    score_into_folder(
+        Path(request["bundle"]),
+        find_pieces(request["rows"]),
+        out,
+        workers=request["threads"],
+        place=request["place"],
+    )
+
+
+def _pandas(request: dict[str, Any], out: Path) -> None:
+    """One file after the other: read, score, write."""
+    import pandas as pd
+
+    scorer: Scorer = _kept["pandas"]
+    out.mkdir()
+    for path in sorted(Path(request["rows"]).iterdir()):
+        frame = pd.read_parquet(path)
+        frame["score"] = scorer.answers(pa.Table.from_pandas(frame))["score"][:, 0]
+        frame.to_parquet(out / path.name)
+
+
+def prepare(request: dict[str, Any]) -> None:
+    if request["who"] == "ours":
+        return
+    scorer = Scorer(request["bundle"], threads=request["threads"], place=request["place"])
+    if request["who"] == "pandas":
+        _kept["pandas"] = scorer
+    else:
+        _kept["limit"] = scorer, to_wire(pq.read_table(request["rows"]), scorer.schema)

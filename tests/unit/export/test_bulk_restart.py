@@ -1,0 +1,218 @@
+"""Bulk scoring that is killed, resumed, read from and written to an object store, and bound to a device's memory."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from serin.commands.predictions import predict_in_bulk
+from serin.errors import PredictionFailed, RowsUnfit
+from serin.export.build import export_model
+from serin.export.score.bound_core import BoundFrontAndCore
+from serin.export.score.bulk import find_pieces, score_into_folder
+from serin.export.score.predict import Scorer
+from serin.export.session import open_session, run_in_batches
+from serin.formats.schema import read_schema
+from serin.formats.wire import to_wire
+from serin.machine.hardware import inventory
+from serin.machine.locks import locked
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+from tests.unit.export.small_dataset import flights, make_trained
+
+ROWS, FILES = 3000, 6
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    trained = make_trained(tmp_path_factory.mktemp("trained"), "binary", export={"target": "gpu"})
+    store = Store(str(tmp_path_factory.mktemp("store")))
+    return export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return flights(ROWS).append_column("id", pa.array(range(ROWS)))
+
+
+@pytest.fixture(scope="module")
+def scores(bundle: Bundle, table: pa.Table) -> np.ndarray:
+    return Scorer(bundle.path, threads=1).answers(table)["score"][:, 0]
+
+
+@pytest.fixture
+def files(table: pa.Table, tmp_path: Path) -> Path:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for number in range(FILES):
+        part = table.slice(number * ROWS // FILES, ROWS // FILES)
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=250)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", server),
+        ("AWS_CONFIG_FILE", os.devnull),
+        ("AWS_SHARED_CREDENTIALS_FILE", os.devnull),
+    ):
+        monkeypatch.setenv(name, value)
+    url = f"s3://rows-{secrets.token_hex(8)}"
+    fsspec.filesystem("s3").mkdir(url)
+    return url
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from serin.export.score import parts
+from serin.export.score.bulk import find_pieces, score_into_folder
+write, left = parts.FolderParts.write, [int(sys.argv[4])]
+def write_and_die(self, number, table):
+    write(self, number, table)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts.FolderParts.write = write_and_die
+score_into_folder(Path(sys.argv[1]), find_pieces(sys.argv[2]), sys.argv[3], workers=1)
+"""
+
+
+def parts_of(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
+
+
+def test_after_kill_9_only_unfinished_parts_are_scored_again(
+    bundle: Bundle, files: Path, scores: np.ndarray, tmp_path: Path
+) -> None:
+    out, partial = tmp_path / "scored", tmp_path / ".scored.partial"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, bundle.path, str(files), str(out), "5"], timeout=WAIT_S, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    before = parts_of(partial)
+    assert len(before) == 5
+    (partial / "part-00011.parquet").write_bytes(b"half a file")
+    (partial / "part-00010.parquet.0a1b").write_bytes(b"half a file")
+
+    assert predict_in_bulk(bundle, str(files), out, workers=2, scheduler=None) == ROWS
+
+    after = parts_of(out)
+    assert len(after) == 12
+    assert {name: after[name] for name in before} == before, "they were not written again"
+    assert sorted(path.name for path in out.iterdir()) == sorted(after), "nothing else is left"
+    assert not partial.exists()
+    scored = pq.read_table(out)
+    assert scored.column("id").to_pylist() == list(range(ROWS))
+    np.testing.assert_array_equal(scored.column("score").to_numpy(), scores)
+
+
+def test_parts_of_other_rows_are_not_kept(
+    bundle: Bundle, files: Path, table: pa.Table, tmp_path: Path
+) -> None:
+    out = tmp_path / "scored"
+    command = [sys.executable, "-c", KILLED, bundle.path, str(files), str(out), "2"]
+    subprocess.run(command, timeout=WAIT_S, check=False)
+    assert len(parts_of(tmp_path / ".scored.partial")) == 2
+    time.sleep(0.01)  # another time of modification
+    pq.write_table(table.slice(1000, 500), files / "0.parquet", row_group_size=250)
+    assert predict_in_bulk(bundle, str(files), out, workers=2, scheduler=None) == ROWS
+    assert pq.read_table(out).column("id").to_pylist()[:500] == list(range(1000, 1500))
+
+
+def test_two_runs_do_not_write_the_same_result(bundle: Bundle, files: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / ".scored.lock"), pytest.raises(RowsUnfit, match="another run writes it"):
+        score_into_folder(Path(bundle.path), find_pieces(files), tmp_path / "scored", workers=1)
+
+
+def test_rows_come_from_s3_and_scores_go_there(
+    bundle: Bundle, files: Path, table: pa.Table, scores: np.ndarray, bucket: str, tmp_path: Path
+) -> None:
+    system = fsspec.filesystem("s3")
+    pacsv.write_csv(table.slice(2500), tmp_path / "5.csv")
+    for path in (*sorted(files.glob("[0-4].parquet")), tmp_path / "5.csv"):
+        system.put_file(str(path), f"{bucket}/in/{path.name}")
+    for rows in (f"{bucket}/in", f"{bucket}/in/*"):
+        assert len(find_pieces(rows)) == 11
+    out = f"{bucket}/out"
+    assert predict_in_bulk(bundle, f"{bucket}/in", out, workers=2, scheduler=None) == ROWS
+    names = sorted(path.rpartition("/")[2] for path in system.find(out))
+    assert names == ["_SUCCESS", *(f"part-{number:05d}.parquet" for number in range(11))]
+    scored = pa.concat_tables([pq.read_table(system.open(f"{out}/{name}")) for name in names[1:-1]])
+    assert scored.column("id").to_pylist() == list(range(2500))
+    np.testing.assert_array_equal(scored.column("score").to_numpy(), scores[:2500])
+    with pytest.raises(RowsUnfit, match="already exists"):
+        predict_in_bulk(bundle, f"{bucket}/in", out, workers=2, scheduler=None)
+    with pytest.raises(RowsUnfit, match=re.escape(f"no file at {bucket}/nothing/*")):
+        find_pieces(f"{bucket}/nothing/*")
+
+
+def test_a_result_at_a_url_is_completed_too(bundle: Bundle, files: Path, bucket: str) -> None:
+    system, out = fsspec.filesystem("s3"), f"{bucket}/out"
+    pieces = find_pieces(files)
+    score_into_folder(Path(bundle.path), pieces, out, workers=2)
+    parts = sorted(system.glob(f"{out}/part-*"))
+    plan = b'{"format": "serin.bulk", "version": 1, "digest": "%s"}'
+    from serin.export.score.parts import plan_digest
+    from serin.formats.bundle import read_manifest
+
+    digest = plan_digest(read_manifest(Path(bundle.path)).digest, "cpu", pieces)
+    system.pipe_file(f"{out}/plan.json", plan % digest.encode())
+    system.rm_file(f"{out}/_SUCCESS")
+    for path in parts[3:]:
+        system.rm_file(path)
+    system.invalidate_cache()
+    tags = {path: system.info(path)["LastModified"] for path in parts[:3]}
+    assert score_into_folder(Path(bundle.path), pieces, out, workers=2) == ROWS
+    system.invalidate_cache()
+    assert {path: system.info(path)["LastModified"] for path in parts[:3]} == tags
+    assert len(system.glob(f"{out}/part-*")) == 12
+    assert system.exists(f"{out}/_SUCCESS")
+
+
+def test_a_core_that_is_bound_to_memory_answers_as_the_whole_graph_does(
+    bundle: Bundle, table: pa.Table, scores: np.ndarray
+) -> None:
+    folder = Path(bundle.path)
+    front, core = (open_session(folder / name, threads=1) for name in ("front.onnx", "core.onnx"))
+    bound = BoundFrontAndCore(front, core, "cpu", 700)  # four whole batches in the same memory, and a rest
+    found = run_in_batches(bound, to_wire(table, read_schema(folder)), ["score"], 700)["score"][:, 0]
+    np.testing.assert_allclose(found, scores, atol=1e-6)
+
+
+@pytest.mark.skipif(bool(inventory()), reason="this machine has a GPU; see tests/gpu")
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_and_auto_takes_the_cpu(
+    bundle: Bundle, files: Path, tmp_path: Path
+) -> None:
+    asked = {"workers": 1, "scheduler": None}
+    with pytest.raises(PredictionFailed, match="--device gpu: there is no GPU here"):
+        predict_in_bulk(bundle, str(files), tmp_path / "gpu", device="gpu", **asked)
+    assert predict_in_bulk(bundle, str(files), tmp_path / "auto", device="auto", **asked) == ROWS
