@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from serin.errors import NotFound, SerinError
+from serin.errors import NotFound, SerinError, StoreUnreachable
 from serin.formats.captures import captures_folder
 from serin.formats.drift import read_drift
 from serin.formats.importance import read_importance
@@ -44,6 +44,8 @@ class DriftDuty:
             except (SerinError, OSError, ValueError, sqlite3.Error) as error:
                 self._watches.pop(model.name, None)  # what it has in memory was not saved
                 failed = error
+                if isinstance(error, StoreUnreachable):
+                    break  # the others would wait for it as well
         if failed is not None:
             raise failed
 

@@ -7,9 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from serin.errors import StoreUnreachable
+
 log = logging.getLogger(__name__)
 
 _REPEAT_S = 60.0  # the same error is logged once in this time
+_AWAY_S = (
+    60.0  # a duty that has waited for the store in vain waits again after so long: the recorder waits with it
+)
 
 
 class Duty(Protocol):
@@ -42,11 +47,13 @@ class Rounds:
             began = self._clock()
             if began < self._due[place]:
                 continue
+            self._due[place] = began + duty.every_s
             try:
                 duty.tick(now)
             except Exception as error:  # noqa: BLE001 (one duty's bug must not stop the recorder)
                 self._report(duty.name, error)
-            self._due[place] = began + duty.every_s
+                if isinstance(error, StoreUnreachable):
+                    self._due[place] = self._clock() + max(_AWAY_S, duty.every_s)
         return max(0.0, min(self._due.values(), default=self._clock() + 1.0) - self._clock())
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from serin.errors import SerinError
+from serin.errors import SerinError, StoreUnreachable
 from serin.formats.captures import captures_folder
 from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
 from serin.formats.shared_captures import combined_home, records_home
@@ -83,6 +83,8 @@ class QualityDuty:
             except (SerinError, OSError, ValueError, pa.ArrowException, sqlite3.Error) as error:
                 self._models.pop(name, None)  # what it has in memory was not saved
                 failed = error
+                if isinstance(error, StoreUnreachable):
+                    break  # the others would wait for it as well
         if failed is not None:
             raise failed
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from serin.errors import StoreUnreachable
 from serin.stack.watch.duty import Rounds
 
 
@@ -47,3 +48,21 @@ def test_a_failing_duty_is_logged_once_a_minute_and_stops_no_other(caplog: pytes
             clock.t += 1.0
     assert good.ticks == 90
     assert sum("a broken file" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_a_duty_that_waits_for_a_store_in_vain_leaves_the_recorder_time() -> None:
+    clock, recorder = Clock(), Counting("recorder", 3.0)
+
+    class Waiting(Counting):
+        def tick(self, now: float) -> None:
+            self.ticks += 1
+            clock.t += 40.0  # until it gives up
+            raise StoreUnreachable(url="s3://somewhere", reason="no answer")
+
+    waiting = Waiting("quality", 5.0)
+    rounds = Rounds([recorder, waiting], clock)
+    end = clock.t + 1000.0
+    while clock.t < end:
+        clock.t += max(rounds.run(0.0), 0.1)
+    assert waiting.ticks == 10
+    assert recorder.ticks >= 200
