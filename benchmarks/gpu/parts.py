@@ -20,6 +20,7 @@ Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "no
 _ALONE = "pytest.mark.alone"
 _FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
 _LONGEST = ("test_serving_cuda", "test_shared_gpu", "test_training", "test_whole_chain")  # begin first
+_SKIPPED_FILE = re.compile(r"'Skipped: (.*)'\)")
 _NO_TESTS = 5  # pytest's exit code when nothing was collected
 
 
@@ -39,7 +40,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`alone`: nothing else may use the GPU meanwhile. `goals`: by the names of a benchmark's last line."""
+    """`alone`: nothing else may use the GPU in the meantime. `goals`: by the names of a benchmark's last line."""
 
     name: str
     command: tuple[str, ...]
@@ -146,11 +147,15 @@ class Running:
         return Outcome(name=self.part.name, result="timed out", seconds=seconds, detail=self._tail())
 
     def _tests_ended(self, code: int, seconds: float) -> Outcome:
-        if code == _NO_TESTS:
-            return Outcome(name="", result="skipped", seconds=seconds)
         counts = read_counts(self._report)
+        if code == _NO_TESTS and not counts.get(
+            "skipped"
+        ):  # of a file that is skipped as a whole, that counts one
+            return Outcome(name="", result="skipped", seconds=seconds)
         words = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        if code:
+        if counts.get("skipped"):
+            words += f" ({read_reason(self._report)})"
+        if code not in (0, _NO_TESTS):
             detail = f"{words}\n{self._tail()}" if words else self._tail()
             return Outcome(name=self.part.name, result="failed", seconds=seconds, detail=detail)
         result: Verdict = "passed" if counts.get("passed") else "skipped"
@@ -180,6 +185,14 @@ def read_figures(text: str) -> dict[str, float]:
     """The key=value pairs of the last line."""
     lines = [line for line in text.splitlines() if line.strip()]
     return {name: float(value) for name, value in _FIGURE.findall(lines[-1])} if lines else {}
+
+
+def read_reason(report: Path) -> str:
+    """Why the first test that was skipped was; of an expected failure, why it is expected."""
+    for each in ET.parse(report).getroot().iter("skipped"):
+        whole_file = _SKIPPED_FILE.search(each.text or "")
+        return (whole_file[1] if whole_file else each.get("message", ""))[:100]
+    return ""
 
 
 def read_counts(report: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from serin.errors import NotFound, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.formats.importance import Importance
     from serin.formats.schema import InputColumn
     from serin.store.artifacts import Bundle
     from serin.store.store import Store
@@ -99,15 +100,19 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
         meaning = answer_meaning(output.name, schema, folder)
         show(f"    {output.name:<20} {output.dtype} {list(output.dims)}{meaning and f'  {meaning}'}")
     if importance is not None:
-        show(
-            f"  loses so much {importance.metric} when a column is shuffled (range of {importance.repeats} repeats)"
-        )
-        for each in importance.columns[:_SHOWN_COLUMNS]:
-            show(f"    {each.column:<20} {each.loss:+.4f}  ({each.low:+.4f} to {each.high:+.4f})")
-        if len(importance.columns) > _SHOWN_COLUMNS:
-            show(f"    and {len(importance.columns) - _SHOWN_COLUMNS} more, which matter less (card.md)")
+        _show_importance(importance)
     for line in cost_lines(bundle, manifest.lineage):
         show(line)
+
+
+def _show_importance(importance: Importance) -> None:
+    show(
+        f"  loses so much {importance.metric} when a column is shuffled (range of {importance.repeats} repeats)"
+    )
+    for each in importance.columns[:_SHOWN_COLUMNS]:
+        show(f"    {each.column:<20} {each.loss:+.4f}  ({each.low:+.4f} to {each.high:+.4f})")
+    if len(importance.columns) > _SHOWN_COLUMNS:
+        show(f"    and {len(importance.columns) - _SHOWN_COLUMNS} more, which matter less (card.md)")
 
 
 def _form(column: InputColumn) -> str:

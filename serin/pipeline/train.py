@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,25 +66,26 @@ def train_model(
         with (
             call.lease(train_needs(model, training)) as held,
             process_lines(lambda: _logs(folder), label=rank_line),
+            _receipt_kept(call, folder),
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
-            try:
-                checkpoint = launcher.train(
-                    model,
-                    training,
-                    dataset,
-                    folder=folder,
-                    devices=held.ids,
-                    machines=machines,
-                    stop=call.stop,
-                )
-            finally:  # an attempt that failed or was stopped was paid for
-                paid = read_receipt(folder / "receipt.json")
-                keep_receipt(call.home, "train", folder.name, paid, resumed=True)
+            checkpoint = launcher.train(
+                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
+            )
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
     return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
+
+
+@contextmanager
+def _receipt_kept(call: StageCall, folder: Path) -> Iterator[None]:
+    """Keeps the receipt, also of an attempt that failed or was stopped: it was paid for."""
+    try:
+        yield
+    finally:
+        paid = read_receipt(folder / "receipt.json")
+        keep_receipt(call.home, "train", folder.name, paid, resumed=True)
 
 
 def _logs(folder: Path) -> Iterator[Path]:

@@ -1,5 +1,5 @@
 """The whole chain on one stack: raw rows, training, export and a release, then a second version under load, both placed
-by Prefect; what every stage cost, and who held the GPU meanwhile.
+by Prefect; what every stage cost, and who held the GPU in the meantime.
 
     python -m tests.gpu.whole_chain               on this machine's GPU
     python -m tests.gpu.whole_chain --pretended   without one: a pretended GPU, which only the training leases

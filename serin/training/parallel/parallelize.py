@@ -173,7 +173,7 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
 
 class _JoinColumns(torch.autograd.Function):
     """Joins the columns of all ranks, of equal width. Each rank's gradient is that of its own columns, because all
-    ranks go on with the same whole."""
+    ranks continue with the same whole."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, world: Ranks) -> Tensor:

@@ -43,8 +43,13 @@ def test_files_are_split_by_what_needs_the_gpu_alone_and_failures_are_told(tmp_p
     (tmp_path / "test_one.py").write_text(TESTS.format(alone="1 + 1 == 3"))
     parts = parts_of_tests(tmp_path)
     assert [(part.name, part.alone) for part in parts] == [("one", False), ("one, alone", True)]
+    (tmp_path / "test_whole.py").write_text(
+        "import pytest\npytest.importorskip('no_such_module', reason='missing')\n"
+    )
+    parts = parts_of_tests(tmp_path)
     found = run(parts, tmp_path)
-    assert (found["one"].result, found["one"].detail) == ("passed", "1 passed, 1 skipped")
+    assert (found["one"].result, found["one"].detail) == ("passed", "1 passed, 1 skipped (no GPU)")
+    assert (found["whole"].result, found["whole"].detail) == ("skipped", "1 skipped (missing)")
     assert found["one, alone"].result == "failed"
     assert "1 failed" in found["one, alone"].detail
     assert "assert (1 + 1) == 3" in found["one, alone"].detail
