@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a part. `figures`: those of its last line. `detail`: counts of tests, or the last lines."""
+    """The outcome of a part. `figures`: those of its last line. `detail`: counts of tests, or the last lines."""
 
     name: str
     result: Verdict
