@@ -80,6 +80,18 @@ BENCHMARKS = (
         goals={"limit": Goal(least=0.8), "cudf": Goal(least=0.7)},
     ),
     Part(
+        name="trees",
+        command=("-m", "benchmarks", "trees"),
+        alone=True,
+        goals={"cpu": Goal(least=1.0), "pandas": Goal(least=1.0)},
+    ),
+    Part(
+        name="bulk",
+        command=("-m", "benchmarks", "bulk"),
+        alone=True,
+        goals={"pandas": Goal(least=1.0)},
+    ),
+    Part(
         name="serving.gpu",
         command=("-m", "benchmarks.serving.gpu", "--rounds", "2", "--seconds", "0.5"),
         alone=True,

@@ -22,13 +22,13 @@ from serin.machine.hardware import core_count
 from serin.models.trees import load_xgboost
 
 ROLES: dict[str, Role] = {"ours": "ours", "pandas": "peer", "limit": "limit"}
-NUMERIC, SIZES, ROUNDS = 13, (20,) * 4 + (1000,) * 4, 50
+NUMERIC, SIZES, ROUNDS = 13, (20,) * 4 + (1000,) * 4, 30
 AUC_APART = 0.005  # of contenders: bins are found from other samples of the rows
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     on_gpu = bool(machine()["gpus"]) and bool(load_xgboost().build_info()["USE_CUDA"])
-    rows = (8_000_000 if full else 2_000_000) if on_gpu else (1_000_000 if full else 100_000)
+    rows = (8_000_000 if full else 1_000_000) if on_gpu else (1_000_000 if full else 100_000)
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     cases: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}

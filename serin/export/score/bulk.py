@@ -8,6 +8,7 @@ a GPU the workers read pieces and compute features beside the network, which run
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -33,6 +34,7 @@ _WAVE = 4  # pieces per worker that may wait to be written
 _CONNECT_S = 5
 
 _dask: Any = dask  # it has no types
+_opening = threading.Lock()
 
 
 def score_pieces(
@@ -94,7 +96,8 @@ def score_into_folder(
 def score_piece(bundle: str, piece: Piece, place: Place = "cpu") -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     bundle = _bundle_here(bundle)
-    scorer = _scorer(bundle, place)
+    with _opening:  # once, although all threads begin at the same time
+        scorer = _scorer(bundle, place)
     return pa.concat_tables([scorer.score(rows) for rows in read_piece(piece, scorer.schema, Path(bundle))])
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -21,6 +22,7 @@ from moto.server import ThreadedMotoServer
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.export.build import export_model
+from serin.export.score import bulk
 from serin.export.score.bound_core import BoundFrontAndCore
 from serin.export.score.bulk import find_pieces, score_into_folder
 from serin.export.score.predict import Scorer
@@ -120,8 +122,11 @@ def test_after_kill_9_only_unfinished_parts_are_scored_again(
     assert not out.exists()
     before = parts_of(partial)
     assert len(before) == 5
-    (partial / "part-00011.parquet").write_bytes(b"half a file")
-    (partial / "part-00010.parquet.0a1b").write_bytes(b"half a file")
+    missing = next(
+        name for name in (f"part-{number:05d}.parquet" for number in range(12)) if name not in before
+    )
+    (partial / missing).write_bytes(b"half a file")
+    (partial / f"{missing}.0a1b").write_bytes(b"half a file")
 
     assert predict_in_bulk(bundle, str(files), out, workers=2, scheduler=None) == ROWS
 
@@ -146,6 +151,23 @@ def test_parts_of_other_rows_are_not_kept(
     pq.write_table(table.slice(1000, 500), files / "0.parquet", row_group_size=250)
     assert predict_in_bulk(bundle, str(files), out, workers=2, scheduler=None) == ROWS
     assert pq.read_table(out).column("id").to_pylist()[:500] == list(range(1000, 1500))
+
+
+def test_threads_that_begin_together_open_the_version_once(
+    bundle: Bundle, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    class Counted(Scorer):
+        def __init__(self, folder: str, **how: Any) -> None:
+            opened.append(folder)
+            super().__init__(folder, **how)
+
+    bulk._scorer.cache_clear()
+    monkeypatch.setattr(bulk, "Scorer", Counted)
+    assert predict_in_bulk(bundle, str(files), tmp_path / "scored", workers=8, scheduler=None) == ROWS
+    bulk._scorer.cache_clear()
+    assert opened == [bundle.path]
 
 
 def test_two_runs_do_not_write_the_same_result(bundle: Bundle, files: Path, tmp_path: Path) -> None:
