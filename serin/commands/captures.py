@@ -45,9 +45,9 @@ def list_captures(
     from serin.stack.shared_captures import all_hosts
 
     home, shared = environment.home(), _shared()
-    if model is not None:
-        check_model(model)
     known = {*models_captured(home), *(shared.models() if shared else ())}
+    if model is not None and model not in known:
+        check_model(model)
     views = [
         view
         for name in (sorted(known) if model is None else [model])

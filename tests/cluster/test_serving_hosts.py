@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from serin.formats.cluster.desired_state import EvidenceArm
@@ -86,6 +90,21 @@ def test_requests_are_recorded_where_the_release_runs_under_the_id_of_the_gatewa
         return wanted <= found
 
     scene.until(recorded, what="all requests of c in the records of a and b")
+    rows = far.home / "rows.parquet"  # c has recorded nothing: it reads what a and b have uploaded
+
+    def exported() -> bool:
+        """Compares rows with those in the homes. A request that was sent again to another host is in both of them."""
+        done = far.serin("captures", "export", MODEL, "--out", str(rows), check=False)
+        here = [captured(scene.members[name].home, MODEL, columns=["_id", "_row"]) for name in ("a", "b")]
+        assert all(pc.count_distinct(table["_id"]).as_py() == table.num_rows for table in here), (
+            "recorded twice"
+        )
+        wanted_rows = Counter(each for table in here for each in table["_id"].to_pylist())
+        return done.returncode == 0 and Counter(pq.read_table(rows)["_id"].to_pylist()) == wanted_rows
+
+    scene.until(exported, what="the rows of a and b in the store, each once")
+    listed = json.loads(far.serin("captures", "list", "--json").stdout)
+    assert {view["host"] for view in listed} == {"a", "b"}
 
 
 def test_gateway_and_releases_run_on_while_the_agent_is_killed_or_the_store_is_away(

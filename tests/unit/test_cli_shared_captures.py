@@ -9,10 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from serin.errors import NotFound, SpecError
+from serin.errors import NotFound, SpecError, StoreUnreachable
 from serin.formats.forget_requests import read_applied
+from serin.machine.ports import free_ports
 from serin.monitoring.capture.read import captured
 from serin.spec.monitoring import CaptureSpec
+from serin.store.s3_client import Timing
 from tests.fakes.sharing_hosts import MODEL, NOON, SharingHost
 from tests.unit.test_cli_captures import published, serin
 
@@ -113,3 +115,24 @@ def test_a_host_that_only_has_records_can_be_forgotten(hosts: tuple[SharingHost,
     assert read_applied(a.records.files, MODEL)[1]["b"].by == "a"
     with pytest.raises(NotFound, match="no host 'c'"):
         serin("hosts", "forget", "c", "--yes")
+
+
+def test_without_the_store_the_records_of_this_host_are_shown_and_no_part_is_exported(
+    hosts: tuple[SharingHost, SharingHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = Timing(connect_s=1, read_s=1, attempts=1, patience_s=0)
+    monkeypatch.setattr("serin.store.s3_files.PATIENT", quick)
+    for name, value in (("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("SERIN_STORE", "s3://bucket/some")
+    listed = serin("captures", "list", MODEL)
+    assert "only the records of this host are read" in listed.stderr
+    assert listed.stdout.splitlines()[1].split()[5] == "2"
+    shown = serin("captures", "show", MODEL, "--json")
+    assert [row["_id"] for row in json.loads(shown.stdout)] == ["a1", "a2"]
+    out = tmp_path / "rows.parquet"
+    with pytest.raises(StoreUnreachable):
+        serin("captures", "export", MODEL, "--out", str(out))
+    assert not out.exists()
