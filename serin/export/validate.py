@@ -156,12 +156,8 @@ def _with_best_variant(
     report: GateReport,
 ) -> Proven:
     export = ground.spec.export
-    max_rows = ground.spec.serving.max_batch_rows
-    variants = list(
-        build_variants(
-            export.variants, network, _calibration(ground.folder), ground.device, max_rows=max_rows
-        )
-    )
+    max_rows, rows = ground.spec.serving.max_batch_rows, _calibration(ground.folder)
+    variants = list(build_variants(export.variants, network, rows, ground.device, max_rows=max_rows))
     context = VariantContext(
         spec=export,
         schema=schema,
