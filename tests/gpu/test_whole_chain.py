@@ -7,6 +7,7 @@ One story in one test, since every part of it needs what the part before has bui
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_two_versions_are_placed_leased_paid_for_and_rolled_out_under_load(tmp_p
         assert found.log.shown_purposes() <= stages
         assert found.log.shown_purposes(), "serin gpus has shown no holder"
         assert {f"{NAME}-v1", f"{NAME}-v2"} in found.log.shown_releases(), "both while they were rolled out"
+        check_costs(found.costs)
         assert "did not stop" not in stack.serin("down")
     finally:
         stack.kill()
@@ -59,6 +61,17 @@ def check_receipts(placed: Placed) -> None:
         assert receipt.cost is not None, stage
         assert receipt.cost > 0, stage
     check_training(placed.receipts["train"])
+
+
+def check_costs(costs: dict[str, Any]) -> None:
+    """Of a version: all its stages, and serving on the GPU."""
+    assert costs["unknown"] == []
+    assert costs["joules"] > 0
+    assert costs["cost"] > 0
+    serving = costs["serving"]
+    assert serving["predictions"] > 0
+    assert serving["gpu_s"] > 0
+    assert {"cpu_s", "gpu_s", "cost"} <= serving["per_1000"].keys()
 
 
 def check_training(receipt: Receipt) -> None:

@@ -8,6 +8,7 @@ by Prefect; what every stage cost, and who held the GPU in the meantime.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
@@ -56,6 +57,7 @@ class ChainResult:
     second: Placed
     load: LoadResult
     log: LeaseLog
+    costs: dict[str, Any]  # of the second version, as `serin models show` has them
 
 
 def run_chain(stack: Stack, folder: Path, *, gpu: bool) -> ChainResult:
@@ -65,7 +67,8 @@ def run_chain(stack: Stack, folder: Path, *, gpu: bool) -> ChainResult:
         with asked(stack, folder, requests_per_s=200 if gpu else 40) as load:
             second = run_placed(stack, _spec(folder / "second", gpu=gpu, seed=12), log)
         until(lambda: _serves_only(stack, 2, gpu=gpu), "the old release is stopped", seconds=60)
-    return ChainResult(first=first, second=second, load=load[0], log=log)
+        costs = until(lambda: _costs(stack, 2), "the watcher has counted predictions", seconds=120)
+    return ChainResult(first=first, second=second, load=load[0], log=log, costs=costs)
 
 
 def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
@@ -87,6 +90,12 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     assert status["live"] == version
     own = LeaseLog(samples=[sample for sample in log.samples if sample.before >= asked_at])
     return Placed(version=version, receipts=whole, leases=check_leases(own, NAME, whole))
+
+
+def _costs(stack: Stack, version: int) -> dict[str, Any] | None:
+    """Those of a version that has served; None before its first predictions were counted."""
+    found: dict[str, Any] = stack.ask("models", "show", NAME, str(version))["costs"]
+    return found if found["serving"] and found["serving"]["predictions"] else None
 
 
 def _is_up(stack: Stack) -> bool:
@@ -179,6 +188,7 @@ def describe(found: ChainResult) -> str:
         f"{load.requests:,} requests at {load.requests_per_s:.0f}/s, {load.failed} failed {load.errors or ''}, "
         f"p50 {load.quantile_ms(0.5):.2f} ms, p99 {load.quantile_ms(0.99):.2f} ms"
     )
+    lines.append(f"costs of version 2: {json.dumps({**found.costs, 'stages': list(found.costs['stages'])})}")
     lines.append(f"serin gpus: {len(found.log.answers)} answers, showed {sorted(found.log.shown_purposes())}")
     return "\n".join(lines)
 
