@@ -25,7 +25,7 @@ DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/pre
 JOURNALS: Final = "rollouts"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
 _FILES: Final = ("keys.json", ".keys-required", "prefect-login")
-_FOLDERS: Final = ("external", "alerts", "console", "watch", "labels", "prefect/storage", TRUST)
+_FOLDERS: Final = ("external", "alerts", "console", "costs", "watch", "labels", "prefect/storage", TRUST)
 _CAPTURES: Final = "captures"
 LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
     *("agent", "cache", "gateway", "gpus", "locks", "logs", "releases", "spool", "stack", "stack.json"),
