@@ -43,16 +43,17 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "train": ("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
     "export": (
         "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost", "tensorrt",
-        "tensorrt-rtx", "onnxruntime-ep-nv-tensorrt-rtx", "safetensors",
+        "tensorrt_rtx_bindings", "tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx", "safetensors",
     ),
 }  # fmt: skip
 _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "cudf": ("cudf-cu12", "cudf-cu13"),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
     "onnxruntime": ("onnxruntime-gpu",),
-    "onnxruntime-ep-nv-tensorrt-rtx": ("onnxruntime-ep-nv-tensorrt-rtx-cu13",),
+    "onnxruntime_ep_nv_tensorrt_rtx": ("onnxruntime-ep-nv-tensorrt-rtx-cu13",),
     "tensorrt": ("tensorrt-cu12", "tensorrt-cu13"),
-    "tensorrt-rtx": ("tensorrt-rtx-cu13-bindings",),
+    "tensorrt_rtx_bindings": ("tensorrt-rtx-cu13-bindings",),
+    "tensorrt_rtx_libs": ("tensorrt-rtx-cu13-libs",),
     "xgboost": ("xgboost-cpu",),
 }
 """Distributions that bring the library under another name."""

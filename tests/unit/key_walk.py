@@ -61,7 +61,7 @@ train export: training.clip_norm training.gradient_accumulation training.class_w
 train export: training.embedding_updates training.seed training.precision training.execution
 train export: training.prune.share training.prune.epochs
 export: etl.engine etl.workers training.processes training.strategy training.gradient_checkpointing
-export: training.checkpoint_every_steps
+export: training.checkpoint_every_steps training.processes_per_gpu
 export: export.variants export.tolerance export.variant_tolerance export.target export.batch_mix
 export: export.groups.metric export.groups.max_gap export.groups.max_rate_gap export.groups.threshold
 export: export.groups.confidence export.groups.min_rows
@@ -112,7 +112,9 @@ PAGES = PACKAGE / "reports"
 """Stages import it, but it decides no result: it takes values and returns text. Changing a page rebuilds nothing."""
 NOT_IN: Mapping[str, frozenset[str]] = {
     "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
-    "train": frozenset({"pandas", "pyarrow"}),  # of the formats of requests and of search's tables
+    "train": frozenset(
+        {"cupy", "pandas", "pyarrow"}
+    ),  # cupy brings shards; formats of requests, search's tables
     "export": frozenset({"cudf", "cupy"}),  # test rows are read by the process engine
 }
 
