@@ -23,6 +23,7 @@ from tests.signals import kill_9
 
 T = TypeVar("T")
 _TRIES = 5
+_BEGINS = ("STOPPED", "STARTING")  # of supervisord
 _LOOK_S = 0.2  # servers have work to do on the same cores
 
 
@@ -86,9 +87,11 @@ class Stack:
         return (self.home / "prefect-login").read_text().strip()
 
     def is_well(self) -> bool:
-        """Its supervisor runs, and so does every part."""
+        """Its supervisor runs, and no part has ended. A release that was just added may have no process yet."""
         up = read_stack(self.home)
-        return up is not None and up.is_alive and all(self.pids().values())
+        if up is None or not up.is_alive:
+            return False
+        return all(child.pid or child.detail in _BEGINS for child in Supervisor(self.home).children())
 
     def pids(self) -> dict[str, int | None]:
         return {child.name: child.pid for child in Supervisor(self.home).children()}

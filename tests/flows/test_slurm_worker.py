@@ -6,8 +6,9 @@ import inspect
 import json
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -16,12 +17,14 @@ from prefect.workers.base import BaseWorker
 
 from deployments.workers.slurm import worker as module
 from deployments.workers.slurm.worker import SlurmWorker
+from serin.errors import PrefectGone
 from serin.machine.environment import application_folder
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import SLURM_TYPE
 from tests.fakes.slurm import FakeSlurm, fake_slurm
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "home")
+T = TypeVar("T")
 TEMPLATES = application_folder() / "deployments" / "slurm"
 
 
@@ -33,6 +36,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake_slurm(tmp_path / "slurm", monkeypatch)
 
 
+def _patiently(ask: Callable[[], T]) -> T:
+    """Asks again a server that had too much to do, for what may be repeated."""
+    for _ in range(4):
+        with suppress(PrefectGone):
+            return ask()
+    return ask()
+
+
 class Pool:
     """A Slurm pool of one test, with a deployment."""
 
@@ -40,15 +51,17 @@ class Pool:
         self.url = str(get_current_settings().api.url)
         self.name = f"slurm-{uuid.uuid4().hex[:8]}"
         template = json.loads((TEMPLATES / "gpu-pool.json").read_text())
-        rest_api.ensure_pool(self.url, self.name, kind=SLURM_TYPE, template=template, slots=None)
-        flow = rest_api.call(self.url, "POST", "/flows/", {"name": "train"})["id"]
+        _patiently(
+            lambda: rest_api.ensure_pool(self.url, self.name, kind=SLURM_TYPE, template=template, slots=None)
+        )
+        flow = _patiently(lambda: rest_api.call(self.url, "POST", "/flows/", {"name": "train"}))["id"]
         body = {
             "name": self.name,
             "flow_id": flow,
             "work_pool_name": self.name,
             "entrypoint": "flows.stages.train",
         }
-        self.deployment = rest_api.call(self.url, "POST", "/deployments/", body)["id"]
+        self.deployment = _patiently(lambda: rest_api.call(self.url, "POST", "/deployments/", body))["id"]
 
     def begin(self, **variables: Any) -> str:
         body = {"job_variables": variables}
@@ -58,10 +71,10 @@ class Pool:
 
     def set_state(self, run: str, kind: str) -> None:
         state = {"state": {"type": kind, "name": kind.title()}, "force": True}
-        rest_api.call(self.url, "POST", f"/flow_runs/{run}/set_state", state)
+        _patiently(lambda: rest_api.call(self.url, "POST", f"/flow_runs/{run}/set_state", state))
 
     def state(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = rest_api.call(self.url, "GET", f"/flow_runs/{run}")
+        found: dict[str, Any] = _patiently(lambda: rest_api.call(self.url, "GET", f"/flow_runs/{run}"))
         return found
 
     def work(self, then: Callable[[], Awaitable[None]]) -> None:
