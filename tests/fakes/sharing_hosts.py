@@ -1,4 +1,4 @@
-"""Hosts that share records through a store, in one process: each has a home, and does rounds when it is told to."""
+"""Hosts that share records through a store, in one process: each has a home, and does a round when a test calls it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _serves_only(stack: Stack, version: int, *, gpu: bool) -> bool:
 
 
 def _spec(folder: Path, *, gpu: bool, seed: int) -> Path:
-    """Rows of its own, so that no stage finds what another version left. On a GPU the steps take seconds."""
+    """Each version has other rows, so that no stage finds what another left. On a GPU the steps take seconds."""
     folder.mkdir(parents=True)
     pq.write_table(parcels(1_000_000 if gpu else 3000, seed=seed), folder / "parcels.parquet")
     sections: dict[str, Any] = {

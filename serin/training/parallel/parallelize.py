@@ -172,7 +172,7 @@ def _cut(network: nn.Module, world: Ranks) -> nn.Module:
 
 
 class _JoinColumns(torch.autograd.Function):
-    """Joins the columns of all ranks, of equal width. Each rank's gradient is that of its own columns, because all
+    """Joins the columns of all ranks, of equal width. Each rank's gradient is that of its columns, because all
     ranks continue with the same whole."""
 
     @staticmethod
