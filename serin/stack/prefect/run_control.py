@@ -18,6 +18,7 @@ from serin.stack.prefect.rest_api import call, flow_runs, run_log
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
 _CANCEL_S = 90.0  # a cancelled run may clean up for 30 s, its stage on another worker for as long again
+_SETTLE_S = 20.0  # the process of a cancelled run reports a crash; its worker then says that it was cancelled
 
 
 def find_run(stack: Stack, run: str) -> dict[str, Any]:
@@ -57,7 +58,9 @@ def cancel_run(home: Path, run: str) -> str:
     while time.monotonic() < deadline:
         found = find_run(stack, found["id"])
         if found["state_type"] in FINAL and found["id"] not in run_processes(home):
-            break
+            if found["state_type"] != "CRASHED":
+                break
+            deadline = min(deadline, time.monotonic() + _SETTLE_S)
         if not stack.is_alive:
             raise NotUp(home=home)
         time.sleep(_LOOK_S)
