@@ -23,6 +23,7 @@ from serin.serving.triton.process import TritonPorts, new_place, triton_process
 from serin.serving.triton.repository import build_repository, choose_for, serving_settings
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from tests.e2e.serving_host import is_ready
 from tests.e2e.split_triton import SERVER, on_the_host
 from tests.unit.export.small_dataset import make_trained
 
@@ -119,17 +120,6 @@ def serving(
                 print(f"{name} did not start: {error}\n{log}", flush=True)
                 del running[name]
         yield running
-
-
-def is_ready(url: str) -> bool:
-    connection = http.client.HTTPConnection(url, timeout=5)
-    try:
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 def _start(

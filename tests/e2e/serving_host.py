@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Callable
 
@@ -20,3 +21,15 @@ def wait_for(
             assert host.state(name) == "running", f"{name} ended while the test waited for {what}"
         assert time.monotonic() < end, f"{what} did not happen within {within_s:g} s"
         time.sleep(0.02)
+
+
+def is_ready(url: str) -> bool:
+    """Whether the Triton at host:port answers that it is ready."""
+    connection = http.client.HTTPConnection(url, timeout=5)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

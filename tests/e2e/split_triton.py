@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from serin.serving.triton.installation import find_triton
 from serin.serving.triton.process import TritonPorts, new_place, triton_process
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Bundle, Release
-from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_host import ChildHost, is_ready, wait_for
 
 SERVER = Server(backends=frozenset({"python", NATIVE}), accelerators=frozenset({"cuda"}))
 
@@ -30,7 +29,7 @@ def serving_split(bundle: Bundle, folder: Path, *, workers: int, piece_rows: int
     host, log = ChildHost(), folder / "log.txt"
     try:
         host.start(triton_process(find_triton(), release, repository, place, log))
-        wait_for(release.name, lambda: _is_ready(place), host, release.name)
+        wait_for(release.name, lambda: is_ready(place.endpoint.http), host, release.name)
         yield place
     except AssertionError as error:
         raise AssertionError(f"{error}\n{log.read_text()[-4000:]}") from error
@@ -52,14 +51,3 @@ def on_the_host(model: Path, version: int, *, workers: int, piece_rows: int) -> 
     ):
         path.chmod(0o644)
         path.write_text(text)
-
-
-def _is_ready(place: TritonPorts) -> bool:
-    connection = http.client.HTTPConnection(place.endpoint.http, timeout=5)
-    try:
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.serving.gpu_servers import Running, Wanted, flights_bundle, is_ready, serving
+from benchmarks.serving.gpu_servers import Running, Wanted, flights_bundle, serving
 from serin.errors import PredictionFailed, TritonMissing
 from serin.export.session import has_device
 from serin.formats.schema import read_schema
@@ -33,7 +33,7 @@ from serin.serving.triton.process import new_place, triton_process
 from serin.serving.triton.repository import build_repository, choose_for, serving_settings
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle, Release
-from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_host import ChildHost, is_ready, wait_for
 from tests.unit.export.small_dataset import flights
 
 TOLERANCE = 1e-4  # both use TF32; other sizes of batch choose other kernels
