@@ -40,12 +40,13 @@ install: $(INSTALLED) $(TRITON) ## the environments, without running anything
 demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back
 	@$(BIN)/python examples/flights/demo.py
 
-# Types and import rules are checked beside the tests, which wait most of the time; their output comes last.
+# Types and import rules are checked beside the tests, which wait most of the time; what they find comes last.
 test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why
 	@said=$$(mktemp); { $(TYPES); } >$$said 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS); tests=$$?; \
-	wait $$types; types=$$?; cat $$said; rm -f $$said; \
-	if [ $$types != 0 ]; then echo "make test: the types or the import rules are broken, see above" >&2; fi; \
+	wait $$types; types=$$?; \
+	if [ $$types != 0 ]; then cat $$said; echo "make test: the types or the import rules are broken, see above" >&2; fi; \
+	rm -f $$said; \
 	exit $$((tests + types))
 
 # A separate target: measuring makes Python 3.11 slower (docs/log.md). Newer Pythons use sys.monitoring.
