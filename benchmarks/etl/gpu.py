@@ -91,9 +91,10 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool, host: boo
     def plain(out: Path) -> dict[str, Any]:
         return cudf_peer.run({"case": case, "files": files, "out": str(out)})
 
-    def limit(out: Path) -> dict[str, Any]:
+    def limit(out: Path, *, durable: bool = False) -> dict[str, Any]:
+        request = {"case": case, "files": files, "out": str(out), "our_writer": True, "durable": durable}
         with memory_pool():
-            return cudf_peer.run({"case": case, "files": files, "out": str(out), "our_writer": True})
+            return cudf_peer.run(request)
 
     def read_and_transform(_: Path) -> dict[str, Any]:
         import cupy
@@ -106,6 +107,7 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool, host: boo
         "ours": lambda out: _ours(folder / "table", out, "cuda"),
         "cudf": plain,
         "limit": limit,
+        "limit_durable": lambda out: limit(out, durable=True),
         "cudf_no_write": read_and_transform,
     }
     if host:

@@ -29,7 +29,7 @@ from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
-from serin.formats.shards import row_files
+from serin.formats.shards import part_paths
 from serin.machine.stopping import check_stopped
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
@@ -97,7 +97,7 @@ def _find_or_build(
         refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
         edition = _edition(digest, features, files)
         check_stopped()
-        published = store.publish_dataset(key, edition, result, lasting=set(row_files(result)))
+        published = store.publish_dataset(key, edition, result, lasting=set(part_paths(result)))
         store.remember_dataset(family, edition)
         return published
 

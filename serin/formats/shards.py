@@ -80,9 +80,11 @@ def part_files(split: Path, index: int) -> list[Path]:
     return [part_folder(split, index) / name for name, _ in _FILES]
 
 
-def row_files(dataset: Path) -> list[Path]:
-    """The files with the rows of all parts of a dataset."""
-    return [file for name, _ in _FILES for file in dataset.glob(f"*/part-*/{name}")]
+def part_paths(dataset: Path) -> Iterator[Path]:
+    """The folders of all parts of a dataset, and all that is in them."""
+    for folder in dataset.glob("*/part-*"):
+        yield folder
+        yield from folder.iterdir()
 
 
 def write_rows(split: Path, start: int, rows: Rows) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -25,14 +25,14 @@ from serin.formats.dataset import (
     write_dataset,
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
-from serin.formats.shards import part_files, seal_part
+from serin.formats.shards import HEADER, part_files, part_folder, seal_part
 from serin.machine.durable import sync
 
-_SYNCS_AT_ONCE = 4  # a disk takes several at the price of one
+_SYNCS_AT_ONCE = 16  # a disk takes several at the price of one
 
 
 class PartSeals:
-    """Computes digests and headers of all parts in the background until `digests` is called, and syncs their files.
+    """Computes digests and headers of all parts in the background until `digests` is called, and syncs them to disk.
 
     Publishing then does not wait for the disk. Use it as a context manager.
     """
@@ -41,18 +41,18 @@ class PartSeals:
         self, folder: Path, splits: Mapping[str, SplitDescription], plan: FeaturePlan, *, threads: int
     ) -> None:
         categorical = [output.name for output in plan.categorical]
-        names = plan.numeric, categorical, list(plan.approximate)
+        self._names = plan.numeric, categorical, list(plan.approximate)
         parts = [
-            (folder / name, index, split) for name, split in splits.items() for index in range(split.parts)
+            (folder / name, index, split.rows)
+            for name, split in splits.items()
+            for index in range(split.parts)
         ]
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
         self._disk = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync")
         self._synced = [
             self._disk.submit(sync, file) for split, index, _ in parts for file in part_files(split, index)
         ]
-        self._sealed = [
-            self._threads.submit(seal_part, split, index, own.rows, *names) for split, index, own in parts
-        ]
+        self._sealed = [self._threads.submit(self._seal, *part) for part in parts]
 
     def __enter__(self) -> Self:
         return self
@@ -63,9 +63,20 @@ class PartSeals:
 
     def digests(self) -> list[str]:
         """One per part, in order, when all is done."""
-        for synced in self._synced:
+        sealed = [each.result() for each in self._sealed]
+        for synced in (*self._synced, *(named for _, named in sealed)):
             synced.result()
-        return [sealed.result() for sealed in self._sealed]
+        return [digest for digest, _ in sealed]
+
+    def _seal(self, split: Path, index: int, rows: int) -> tuple[str, Future[None]]:
+        digest = seal_part(split, index, rows, *self._names)
+        return digest, self._disk.submit(_sync_header, part_folder(split, index))
+
+
+def _sync_header(folder: Path) -> None:
+    """With the names of all files of the part."""
+    sync(folder / HEADER)
+    sync(folder)
 
 
 def seal_dataset(

@@ -138,10 +138,15 @@ def _write_from_gpu(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
 ) -> tuple[Any, Any]:
     num, cat = plan.transform(divided.columns, divided.fold_ids[divided.span(0)])
-    for split, name in enumerate(SPLITS):
-        span = divided.span(split)
-        if span.stop > span.start:
-            made = Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span])
-            store_rows(folder / name, starts[split], made)
+    spans = [(divided.span(split), folder / name, starts[split]) for split, name in enumerate(SPLITS)]
+    store_rows(
+        (
+            place,
+            start,
+            Rows(num=num[span], cat=cat[span], target=divided.target[span], rows=divided.rows[span]),
+        )
+        for span, place, start in spans
+        if span.stop > span.start
+    )
     test = divided.span(_TEST)
     return num[test], cat[test]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from serin.errors import GpuUnusable
 from serin.etl.engines.subnormals import keep_subnormals, warn_if_flushed
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.machine import environment
+from serin.machine.durable import begin_sync
 from serin.machine.hardware import inventory
 from serin.spec.features import FeatureSpec
 
@@ -163,16 +164,21 @@ def take_rescues() -> int:
     return count
 
 
-def store_rows(split: Path, start: int, rows: Rows) -> None:
-    """What `write_rows` does, for rows wherever they are: a GPU's go out file by file, through locked memory."""
-    arrays = (rows.num, rows.cat, rows.target, rows.rows)
-    if any(isinstance(array, np.ndarray) for array in arrays):
-        num, cat, target, ids = (on_host(array) for array in arrays)
-        write_rows(split, start, Rows(num=num, cat=cat, target=target, rows=ids))
-        return
-    array_module(rows.num).cuda.get_current_stream().synchronize()  # other threads may use other streams
+def store_rows(places: Iterable[tuple[Path, int, Rows]]) -> None:
+    """What `write_rows` does for each (split, start, rows), wherever the rows are: a GPU's go out file by file, through
+    locked memory, all splits side by side."""
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="from-gpu") as pool:
-        for done in [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]:
+        waiting: list[Future[None]] = []
+        for split, start, rows in places:
+            arrays = (rows.num, rows.cat, rows.target, rows.rows)
+            if any(isinstance(array, np.ndarray) for array in arrays):
+                num, cat, target, ids = (on_host(array) for array in arrays)
+                here = Rows(num=num, cat=cat, target=target, rows=ids)
+                waiting.append(pool.submit(write_rows, split, start, here))
+                continue
+            array_module(rows.num).cuda.get_current_stream().synchronize()  # threads may use other streams
+            waiting += [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]
+        for done in waiting:
             done.result()
 
 
@@ -185,6 +191,8 @@ def _copy_out(file: Path, array: Any, offset: int) -> None:
     try:
         for start in range(0, len(content), _STAGE_BYTES):
             block = content[start : start + _STAGE_BYTES]
-            write_at(descriptor, block.get(out=stage[: len(block)]), offset + start)
+            begin, end = offset + start, offset + start + len(block)
+            write_at(descriptor, block.get(out=stage[: len(block)]), begin)
+            begin_sync(descriptor, begin, end)  # the disk works while the next block is copied
     finally:
         os.close(descriptor)

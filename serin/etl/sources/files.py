@@ -37,7 +37,7 @@ _REMOTE = (
     ("google.auth.exceptions", "GoogleAuthError"),
 )
 
-_HASHED_AT_ONCE = 4
+_HASHED_AT_ONCE = 16
 _FOOTERS = 64  # that are kept
 _footers: dict[SourceFile, pq.FileMetaData] = {}  # as they were when each file was opened last, oldest first
 _footers_lock = threading.Lock()

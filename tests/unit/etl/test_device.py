@@ -84,7 +84,7 @@ def test_rows_leave_a_gpu_for_the_same_files(
     )
     there = Rows(**{name: module.asarray(getattr(rows, name)) for name in ("num", "cat", "target", "rows")})
     write_rows(tmp_path / "host", start, rows)
-    store_rows(tmp_path / "gpu", start, there)
+    store_rows([(tmp_path / "gpu", start, there)])
     files = sorted(path.relative_to(tmp_path / "host") for path in (tmp_path / "host").rglob("*.*"))
     assert len(files) == (8 if start else 4)
     for file in files:
