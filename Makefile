@@ -7,7 +7,7 @@ INSTALLED    := $(VENV)/.installed
 TRITON       := $(VENV)-triton/.installed
 BENCH_VENV   := .venv-bench
 BENCH_READY  := $(BENCH_VENV)/.installed
-BENCH        ?= etl
+BENCH        ?=
 ARGS         ?=
 COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
@@ -30,7 +30,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-setup system-deps clean
+.PHONY: help install demo test coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,8 +104,12 @@ hooks: $(INSTALLED) ## lint before each commit of this clone, with the programs 
 release: $(INSTALLED) ## sdist and wheel, tried in an empty folder; then the tag (DRY_RUN=1: no tag)
 	@PYTHON=$(BIN)/python DRY_RUN=$(DRY_RUN) .ci/release
 
-bench: $(INSTALLED) $(BENCH_READY) ## one benchmark against its peers: make bench BENCH=etl ARGS=--full
-	@$(BIN)/python -m benchmarks $(BENCH) $(ARGS)
+bench: $(INSTALLED) $(BENCH_READY) ## all benchmarks, goals met and missed; or one: make bench BENCH=etl ARGS=--full
+	@$(BIN)/python -m $(if $(BENCH),benchmarks $(BENCH),benchmarks.suite --commit "$(COMMIT)") $(ARGS)
+
+# Its references need no other environment than ours.
+bench-check: $(INSTALLED) ## five minutes: fails when a part became slower than the committed ratios
+	@$(BIN)/python -m benchmarks.check --commit "$(COMMIT)" $(ARGS)
 
 bench-setup: $(BENCH_READY) ## the peers' own environment
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,6 +27,17 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         "gpus": _gpus(),
     }
+
+
+def kind_of_machine() -> str:
+    """The kind of machine as part of a file's name: cpu-x86-64-2x-intel-r-xeon-r-processor."""
+    found = machine()
+    return f"cpu-{name_part(found['architecture'])}-{found['cores']}x-{name_part(found['cpu'])}"
+
+
+def name_part(text: str) -> str:
+    """The text as part of a file's name: lower case, with single dashes for everything but letters and digits."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _cpuinfo(text: str) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 Role = Literal["ours", "peer", "limit"]
+Each = TypeVar("Each")
 MIN_REPETITIONS = 7
+SLOW_OURS = "SERIN_BENCHMARK_SLOW_OURS"  # 0.2: our contender sleeps a fifth of its time more, to try `make bench-check`
 
 
 class Unequal(Exception):
@@ -22,6 +26,26 @@ class Lap:
     seconds: float
     peak_bytes: int
     answer: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Who takes part in a benchmark and for how many rounds, where not everything is asked for."""
+
+    contenders: frozenset[str] | None = None
+    cases: frozenset[str] | None = None
+    repetitions: int = MIN_REPETITIONS
+
+    def of(self, contenders: Mapping[str, Each]) -> dict[str, Each]:
+        """Returns the contenders that take part."""
+        wanted = self.contenders
+        return {name: one for name, one in contenders.items() if wanted is None or name in wanted}
+
+    def has_case(self, name: str) -> bool:
+        return self.cases is None or name in self.cases
+
+
+EVERYTHING = Choice()
 
 
 class Runner(Protocol):
@@ -72,9 +96,20 @@ def race(
         start = turn % len(names)
         for name in names[start:] + names[:start]:
             asked = request(name, turn)
-            lap = runners[name][1].run(asked)
+            role, runner = runners[name]
+            lap = _slowed(runner.run(asked)) if role == "ours" else runner.run(asked)
             accept(name, asked, lap)
             if turn > 0:
                 laps[name].append(lap)
         say(f"round {turn} of {repetitions}" + (" (warm-up)" if turn == 0 else ""))
     return {name: Result(role=runners[name][0], laps=tuple(laps[name])) for name in names}
+
+
+def _slowed(lap: Lap) -> Lap:
+    """Adds a sleep to a lap where a deliberate slowdown is asked for."""
+    share = float(os.environ.get(SLOW_OURS) or 0)
+    if not share:
+        return lap
+    began = time.perf_counter()
+    time.sleep(lap.seconds * share)
+    return replace(lap, seconds=lap.seconds + time.perf_counter() - began)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.child import Child
 from benchmarks.machine import machine
-from benchmarks.race import Lap, Result, Role, Unequal, race
+from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from serin.export.build import export_model
 from serin.export.session import has_device
@@ -26,7 +26,8 @@ FILES = 16
 APART = 1e-3  # of the mean score: on a GPU products are rounded to TF32
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
+    roles = choice.of(ROLES)
     on_gpu = bool(machine()["gpus"]) and has_device("cuda")
     rows = (16_000_000 if full else 1_000_000) if on_gpu else (2_000_000 if full else 320_000)
     places = ("cpu", "cuda") if on_gpu else ("cpu",)
@@ -40,14 +41,15 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         say(f"{rows:,} rows in {FILES} files (one file, copied)")
         runners: dict[str, tuple[Role, Child]] = {}
         for place in places:
-            for name, role in ROLES.items():
+            for name, role in roles.items():
                 child = Child("benchmarks.bulk.contenders", python=sys.executable, threads=core_count())
                 runners[f"{place} {name}"] = (role, stack.enter_context(child))
         versions = {name: child.versions for name, (_, child) in runners.items()}
-        results = _race(runners, {"bundle": bundle, "rows": str(folder), "scratch": scratch}, rows, say)
-    cases = {place: {name: results[f"{place} {name}"] for name in ROLES} for place in places}
+        asked = {"bundle": bundle, "rows": str(folder), "scratch": scratch}
+        results = _race(runners, asked, rows, choice.repetitions, say)
+    cases = {place: {name: results[f"{place} {name}"] for name in roles} for place in places}
     last = cases[places[-1]]
-    line = {name: last[name].times_as_long_as(last["ours"]) for name in ("pandas", "limit")}
+    line = {name: last[name].times_as_long_as(last["ours"]) for name in roles if name != "ours"}
     line["rows_per_s"] = rows / last["ours"].median_s
     if on_gpu:
         line["cpu"] = cases["cpu"]["ours"].times_as_long_as(last["ours"])
@@ -73,6 +75,7 @@ def _race(
     runners: Mapping[str, tuple[Role, Child]],
     told: Mapping[str, Any],
     rows: int,
+    repetitions: int,
     say: Callable[[str], None],
 ) -> dict[str, Result]:
     sums: dict[str, float] = {}
@@ -86,4 +89,4 @@ def _race(
         if lap.answer["rows"] != rows or max(sums.values()) - min(sums.values()) > APART * rows:
             raise Unequal(f"{name} scored {lap.answer['rows']:,} of {rows:,} rows; sums of scores: {sums}")
 
-    return race(runners, request, accept, say=say)
+    return race(runners, request, accept, repetitions=repetitions, say=say)

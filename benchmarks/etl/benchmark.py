@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from benchmarks.child import Child, ContenderFailed
 from benchmarks.etl.cases import DATA, ROOT, Case, prepare_cases
 from benchmarks.etl.outputs import check_equal, output_bytes, read_outputs
 from benchmarks.machine import machine
-from benchmarks.race import Lap, Result, Role, race
+from benchmarks.race import EVERYTHING, MIN_REPETITIONS, Choice, Lap, Result, Role, race
 from benchmarks.report import Report
 from serin.machine.hardware import core_count
 
@@ -29,16 +28,24 @@ CONTENDERS: dict[str, tuple[Role, str]] = {
 }
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
-    if not PEERS.exists():
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
+    contenders = choice.of(CONTENDERS)
+    if not PEERS.exists() and any(role == "peer" for role, _ in contenders.values()):
         raise ContenderFailed("the peers' environment is missing; run: make bench-setup")
-    cases, notes = prepare_cases(full=full, peers=PEERS, say=say)
+    cases, notes = prepare_cases(full=full, peers=PEERS, choice=choice, say=say)
     results: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory(dir=DATA) as scratch:
         for case in cases:
             say(f"case {case.name}")
-            results[case.name] = _race(case, Path(scratch), versions, repetitions=11 if full else 7, say=say)
+            results[case.name] = _race(
+                case,
+                contenders,
+                Path(scratch),
+                versions,
+                repetitions=max(choice.repetitions, 11 if full else MIN_REPETITIONS),
+                say=say,
+            )
     return Report(
         benchmark="etl",
         mode="full" if full else "quick",
@@ -51,6 +58,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 def _race(
     case: Case,
+    contenders: Mapping[str, tuple[Role, str]],
     scratch: Path,
     versions: dict[str, dict[str, str]],
     *,
@@ -80,8 +88,8 @@ def _race(
 
     with contextlib.ExitStack() as stack:
         runners = {}
-        for name, (role, module) in CONTENDERS.items():
-            python = sys.executable if role == "ours" else str(PEERS)
+        for name, (role, module) in contenders.items():
+            python = str(PEERS) if role == "peer" else sys.executable
             child = stack.enter_context(Child(module, python=python, threads=core_count()))
             versions[name] = child.versions
             runners[name] = (role, child)
@@ -91,12 +99,14 @@ def _race(
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
     """Returns each peer's time over ours: per case for polars, else the smallest over the cases; and the limit's."""
     line: dict[str, float] = {}
-    for case in results:
-        line[f"polars_{case}"] = results[case]["polars"].times_as_long_as(results[case]["ours"])
+    for name in ("polars", "limit"):
+        for case, found in results.items():
+            if name in found:
+                line[f"{name}_{case}"] = found[name].times_as_long_as(found["ours"])
     for name in ("dask", "duckdb", "limit"):
-        line[name] = min(
-            (case[name].times_as_long_as(case["ours"]) for case in results.values()), default=math.nan
-        )
+        ratios = [case[name].times_as_long_as(case["ours"]) for case in results.values() if name in case]
+        if ratios:
+            line[name] = min(ratios)
     limits = [lap.answer["memory_limit_bytes"] for case in results.values() for lap in case["ours"].laps]
     line["peak_memory"] = max(case["ours"].peak_bytes for case in results.values()) / min(limits)
     return line

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.race import Choice
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks" / "data"
 FLIGHTS_3M = "vega-datasets@3.2.1"
@@ -110,8 +112,10 @@ def lineitem() -> Case:
     )
 
 
-def prepare_cases(*, full: bool, peers: Path, say: Callable[[str], None]) -> tuple[list[Case], list[str]]:
-    """Returns the cases whose data is available, and a note for each that is not."""
+def prepare_cases(
+    *, full: bool, peers: Path, choice: Choice, say: Callable[[str], None]
+) -> tuple[list[Case], list[str]]:
+    """Returns the chosen cases whose data is available, and a note for each whose data is not."""
     DATA.mkdir(parents=True, exist_ok=True)
     wanted: list[tuple[Case, Callable[[Path], str | None]]] = [
         (flights_join(), _fetch_nycflights),
@@ -120,7 +124,7 @@ def prepare_cases(*, full: bool, peers: Path, say: Callable[[str], None]) -> tup
     if full:
         wanted.append((lineitem(), lambda path: _make_lineitem(path, peers)))
     cases, notes = [], []
-    for case, fetch in wanted:
+    for case, fetch in (one for one in wanted if choice.has_case(one[0].name)):
         problem = None
         if not all(Path(file).exists() for file in case.files):
             say(f"fetching the data of {case.name}")

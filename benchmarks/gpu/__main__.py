@@ -8,22 +8,19 @@ benchmarks/results/, one file per kind of GPU, and written again after each part
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu.parts import BENCHMARKS, ROOT, Outcome, Part, Running, parts_of_tests
-from benchmarks.gpu.table import show_line, show_table
-from benchmarks.gpu.versions import read_versions
-from benchmarks.machine import machine
-
-_LOOK_S = 0.1
+from benchmarks.gpu.parts import BENCHMARKS, parts_of_tests
+from benchmarks.gpu.versions import read_versions, show_versions
+from benchmarks.machine import name_part
+from benchmarks.suite.parts import ROOT
+from benchmarks.suite.runner import Kept, run_parts
+from benchmarks.suite.table import show_table
 
 
 def main() -> int:
@@ -54,14 +51,16 @@ def main() -> int:
         return 2
     parts = [part for part in known if chosen.only is None or part.name in chosen.only]
     facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": chosen.commit or None}
-    result = Result(
-        path=chosen.results / f"gpu-{kind_of(versions['gpu'])}.json", facts=facts, versions=versions
+    result = Kept(
+        path=chosen.results / f"gpu-{kind_of(versions['gpu'])}.json",
+        head={"format": "serin.gpu-test", "version": 1, **facts, "versions": versions},
     )
     with tempfile.TemporaryDirectory(prefix="serin-gpu-test-") as scratch:
         logs = chosen.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         run_parts(parts, result, logs, at_once=chosen.at_once, deadline=time.monotonic() + chosen.seconds)
-    print(show_table(result.outcomes, {part.name: part for part in parts}, facts, versions))
+    print(show_table(result.outcomes, {part.name: part for part in parts}))
+    print(show_versions(facts, versions))
     print(f"kept in {result.path}")
     good = ("passed", "skipped", "goal missed")  # a figure below its goal is shown, and no failure
     return 0 if all(outcome.result in good for outcome in result.outcomes) else 1
@@ -71,70 +70,8 @@ def kind_of(gpus: Sequence[str]) -> str:
     """The kind of machine as part of a file's name: nvidia-h200, or 8x-nvidia-h200."""
     if not gpus:
         return "none"
-    name = "".join(letter if letter.isalnum() else "-" for letter in gpus[0].lower())
+    name = name_part(gpus[0])
     return name if len(gpus) == 1 else f"{len(gpus)}x-{name}"
-
-
-class Result:
-    """The outcomes so far, kept in a file that is whole at any time."""
-
-    def __init__(self, *, path: Path, facts: dict[str, Any], versions: dict[str, Any]) -> None:
-        self.path, self.outcomes = path, list[Outcome]()
-        self._head = {
-            "format": "serin.gpu-test",
-            "version": 1,
-            **facts,
-            "versions": versions,
-            "machine": machine(),
-        }
-        self._began = time.monotonic()
-
-    def add(self, outcome: Outcome, part: Part) -> None:
-        if not outcome.name:
-            return  # a file in which every test needs the GPU for itself
-        self.outcomes.append(outcome)
-        print(show_line(outcome, part), flush=True)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        document = {
-            **self._head,
-            "seconds": round(time.monotonic() - self._began, 1),
-            "parts": [asdict(found) for found in self.outcomes],
-        }
-        written = self.path.with_suffix(".new")
-        written.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        written.replace(self.path)
-
-
-def run_parts(parts: Sequence[Part], result: Result, logs: Path, *, at_once: int, deadline: float) -> None:
-    """Runs parts that may share the GPU side by side, then the others one by one, until the deadline."""
-    together = [part for part in parts if not part.alone]
-    _run(together, result, logs, at_once=at_once, deadline=deadline)
-    for part in (part for part in parts if part.alone):
-        _run([part], result, logs, at_once=1, deadline=deadline)
-
-
-def _run(parts: Sequence[Part], result: Result, logs: Path, *, at_once: int, deadline: float) -> None:
-    waiting, running = list(parts), list[Running]()
-    try:
-        while waiting or running:
-            late = time.monotonic() >= deadline
-            if late:
-                for part in waiting:
-                    result.add(
-                        Outcome(name=part.name, result="not run", seconds=0.0, detail="no time left"), part
-                    )
-                waiting.clear()
-            while waiting and len(running) < at_once:
-                running.append(Running(waiting.pop(0), logs))
-            for one in list(running):
-                outcome = one.stop() if late else one.ended()
-                if outcome is not None:
-                    running.remove(one)
-                    result.add(outcome, one.part)
-            time.sleep(_LOOK_S)
-    finally:
-        for one in running:  # interrupted
-            one.stop()
 
 
 if __name__ == "__main__":

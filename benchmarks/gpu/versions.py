@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -41,6 +42,19 @@ def read_versions() -> dict[str, Any]:
     }
     found |= {name: _first(candidates) for name, candidates in PACKAGES.items()}
     return {**found, "triton": _triton()}
+
+
+def show_versions(facts: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
+    """When, on which commit and under which versions a table was made."""
+    known = " ".join(f"{name}={value}" for name, value in versions.items() if isinstance(value, str))
+    triton = " ".join(f"{name}={value}" for name, value in (versions.get("triton") or {}).items())
+    return "\n".join(
+        [
+            f"{facts['date']}, commit {facts['commit'] or 'unknown'}, {', '.join(versions['gpu']) or 'no GPU'}",
+            known,
+            f"Triton's environment: {triton or 'not found'}",
+        ]
+    )
 
 
 def _first(candidates: tuple[str, ...]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.child import Child
 from benchmarks.machine import machine
-from benchmarks.race import Lap, Role, Unequal, race
+from benchmarks.race import EVERYTHING, Choice, Lap, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
 from serin.machine.hardware import core_count
@@ -24,7 +24,8 @@ EPOCHS = {
 }  # in a lap of those that take milliseconds for one; else a lap is its beginning
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
+    roles = choice.of(ROLES)
     rows = BATCH_ROWS * (64 if full else 16 if machine()["gpus"] else 8)
     versions: dict[str, dict[str, str]] = {}
     expected: list[float] = []
@@ -32,7 +33,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         table = Path(scratch) / "table"
         make_table(table, rows)
         runners = {}
-        for name, role in ROLES.items():
+        for name, role in roles.items():
             child = stack.enter_context(
                 Child("benchmarks.loader.contenders", python=sys.executable, threads=core_count())
             )
@@ -50,11 +51,11 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             if lap.answer != {"rows": rows, "ones": expected[0]}:
                 raise Unequal(f"{name} gave {lap.answer}, not {rows} rows with {expected[0]:.0f} ones")
 
-        results = race(runners, request, accept, say=say)
+        results = race(runners, request, accept, repetitions=choice.repetitions, say=say)
     return Report(
         benchmark="loader",
         mode="full" if full else "quick",
         environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
         cases={"resident": results},
-        line={name: results[name].times_as_long_as(results["ours"]) for name in ROLES if name != "ours"},
+        line={name: results[name].times_as_long_as(results["ours"]) for name in roles if name != "ours"},
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.child import ROOT, Child
 from benchmarks.machine import machine
-from benchmarks.race import Lap, Result, Role, Unequal, race
+from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
 from serin.machine.hardware import core_count
@@ -29,7 +29,7 @@ ROWS = {
 LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
     gpu = bool(machine()["gpus"])
     rows = ROWS[("gpu, full" if full else "gpu") if gpu else "full" if full else "quick"]
     results: dict[str, dict[str, Result]] = {}
@@ -41,7 +41,8 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         "lightning": ("peer", "benchmarks.training.lightning_peer", str(PEERS)),
         "limit": ("limit", "benchmarks.training.limit", sys.executable),
     }
-    if not PEERS.exists():
+    contenders = choice.of(contenders)
+    if "lightning" in contenders and not PEERS.exists():
         del contenders["lightning"]
         notes.append("without Lightning: the environment of the peers is missing (make bench-setup)")
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
@@ -55,13 +56,15 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             runners[name] = (role, child)
         for kind in ("mlp", "dcn"):
             for batch_rows, count in rows.items():
+                if not choice.has_case(f"{kind}_{batch_rows}"):
+                    continue
                 say(f"{kind}, {batch_rows} rows per step")
                 request = {
                     "table": str(tables[count]), "kind": kind, "batch_rows": batch_rows, "threads": core_count(),
                     "hidden": [512, 256] if gpu or full else [128, 64], "rate": 0.003,
                     "epochs": 2 if gpu and batch_rows == 65536 else 1, "precision": "tf32" if gpu else "fp32",
                 }  # fmt: skip
-                results[f"{kind}_{batch_rows}"] = _race(runners, request, say)
+                results[f"{kind}_{batch_rows}"] = _race(runners, request, choice.repetitions, say)
     notes += [
         f"{case}: our step was {found['ours'].laps[-1].answer['step']} ({found['ours'].laps[-1].answer['reason']})"
         for case, found in results.items()
@@ -77,7 +80,10 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def _race(
-    runners: Mapping[str, Any], request: Mapping[str, Any], say: Callable[[str], None]
+    runners: Mapping[str, Any],
+    request: Mapping[str, Any],
+    repetitions: int,
+    say: Callable[[str], None],
 ) -> dict[str, Result]:
     reference: list[float] = []
 
@@ -88,7 +94,7 @@ def _race(
         if not math.isclose(lap.answer["loss"], reference[0], rel_tol=LOSS_TOLERANCE):
             raise Unequal(f"{name} ended with loss {lap.answer['loss']:.4f}, another with {reference[0]:.4f}")
 
-    return race(runners, lambda _name, _turn: request, accept, say=say)
+    return race(runners, lambda _name, _turn: request, accept, repetitions=repetitions, say=say)
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.child import Child
 from benchmarks.machine import machine
-from benchmarks.race import Lap, Result, Role, Unequal, race
+from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from serin.formats.dataset import CategoricalColumn, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.shards import Rows, count_parts, seal_part, write_rows
@@ -26,7 +26,8 @@ NUMERIC, SIZES, ROUNDS = 13, (20,) * 4 + (1000,) * 4, 30
 AUC_APART = 0.005  # of contenders: bins are found from other samples of the rows
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
+    roles = choice.of(ROLES)
     on_gpu = bool(machine()["gpus"]) and bool(load_xgboost().build_info()["USE_CUDA"])
     rows = (8_000_000 if full else 1_000_000) if on_gpu else (1_000_000 if full else 100_000)
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
@@ -39,15 +40,15 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         runners: dict[str, tuple[Role, Child]] = {}
         with contextlib.ExitStack() as stack:
             for device in devices:
-                for name, role in ROLES.items():
+                for name, role in roles.items():
                     child = Child("benchmarks.trees.contenders", python=sys.executable, threads=core_count())
                     runners[f"{device} {name}"] = (role, stack.enter_context(child))
                     versions[name] = child.versions
-            results = _race(runners, dataset, say)
+            results = _race(runners, dataset, choice.repetitions, say)
     for device in devices:
-        cases[device] = {name: results[f"{device} {name}"] for name in ROLES}
+        cases[device] = {name: results[f"{device} {name}"] for name in roles}
     last = cases[devices[-1]]
-    line = {name: last[name].times_as_long_as(last["ours"]) for name in ("pandas", "limit")}
+    line = {name: last[name].times_as_long_as(last["ours"]) for name in roles if name != "ours"}
     if on_gpu:
         line["cpu"] = cases["cpu"]["ours"].times_as_long_as(cases["cuda"]["ours"])
     return Report(
@@ -61,7 +62,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
 
 
 def _race(
-    runners: Mapping[str, tuple[Role, Child]], dataset: Path, say: Callable[[str], None]
+    runners: Mapping[str, tuple[Role, Child]], dataset: Path, repetitions: int, say: Callable[[str], None]
 ) -> dict[str, Result]:
     found: dict[str, float] = {}
 
@@ -76,7 +77,7 @@ def _race(
         if max(found.values()) - min(found.values()) > AUC_APART:
             raise Unequal(f"the valid AUC differs by more than {AUC_APART}: {found}")
 
-    return race(runners, request, accept, say=say)
+    return race(runners, request, accept, repetitions=repetitions, say=say)
 
 
 def write_shards(folder: Path, rows: int) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.gpu.__main__ import Result, kind_of, run_parts
-from benchmarks.gpu.parts import BENCHMARKS, Goal, Outcome, Part, parts_of_tests, read_figures
-from benchmarks.gpu.table import show_table
+from benchmarks.gpu.__main__ import kind_of
+from benchmarks.gpu.parts import BENCHMARKS, parts_of_tests
+from benchmarks.gpu.versions import show_versions
+from benchmarks.suite.parts import Goal, Outcome, Part, read_figures
+from benchmarks.suite.runner import Kept, run_parts
+from benchmarks.suite.table import show_table
 
 FACTS = {"date": "2026-11-16T12:00:00+00:00", "commit": "abc"}
 TESTS = """
@@ -27,12 +30,11 @@ def test_alone(): assert {alone}
 
 
 def run(parts: list[Part], folder: Path, *, seconds: float = 300.0) -> dict[str, Outcome]:
-    result = Result(path=folder / "results" / "gpu-x.json", facts=FACTS, versions={"gpu": ["X"]})
+    result = Kept(path=folder / "results" / "gpu-x.json", head=FACTS)
     (folder / "logs").mkdir()
     run_parts(parts, result, folder / "logs", at_once=2, deadline=time.monotonic() + seconds)
-    print(
-        show_table(result.outcomes, {part.name: part for part in parts}, FACTS, {"gpu": ["X"], "torch": "2"})
-    )
+    print(show_table(result.outcomes, {part.name: part for part in parts}))
+    print(show_versions(FACTS, {"gpu": ["X"], "torch": "2"}))
     kept = json.loads(result.path.read_text())
     assert [found["name"] for found in kept["parts"]] == [found.name for found in result.outcomes]
     assert (kept["commit"], kept["date"]) == (FACTS["commit"], FACTS["date"])

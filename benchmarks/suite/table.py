@@ -1,11 +1,10 @@
-"""The table of `make gpu-test`: part, result, seconds, figures and their goals."""
+"""The table of a suite: part, result, seconds, figures and their goals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from benchmarks.gpu.parts import Outcome, Part
+from benchmarks.suite.parts import Outcome, Part
 
 _HEADER = f"{'part':<26}{'result':<13}{'seconds':>8}  ratio and goal"
 
@@ -19,25 +18,27 @@ def show_line(outcome: Outcome, part: Part) -> str:
     return "\n".join([f"{line}{first}".rstrip(), *(f"    {text}" for text in rest.splitlines())])
 
 
-def show_table(
-    outcomes: Sequence[Outcome],
-    parts: Mapping[str, Part],
-    facts: Mapping[str, Any],
-    versions: Mapping[str, Any],
-) -> str:
-    """All parts, and under which versions they ran."""
-    lines = [_HEADER, "-" * len(_HEADER)]
-    for outcome in outcomes:
-        first = show_line(outcome, parts[outcome.name]).splitlines()[0]
-        lines.append(first)
-    known = " ".join(f"{name}={value}" for name, value in versions.items() if isinstance(value, str))
-    triton = " ".join(f"{name}={value}" for name, value in (versions.get("triton") or {}).items())
-    lines += [
-        "",
-        f"{facts['date']}, commit {facts['commit'] or 'unknown'}, {', '.join(versions['gpu']) or 'no GPU'}",
-        known,
-        f"Triton's environment: {triton or 'not found'}",
+def show_table(outcomes: Sequence[Outcome], parts: Mapping[str, Part]) -> str:
+    """All parts, one line each."""
+    lines = [show_line(outcome, parts[outcome.name]).splitlines()[0] for outcome in outcomes]
+    return "\n".join([_HEADER, "-" * len(_HEADER), *lines, ""])
+
+
+def show_goals(outcomes: Sequence[Outcome], parts: Mapping[str, Part]) -> str:
+    """How many goals are met, and those that are missed or have no figure."""
+    judged = [
+        (f"{outcome.name} {name}", outcome.figures.get(name), goal)
+        for outcome in outcomes
+        for name, goal in parts[outcome.name].goals.items()
     ]
+    met = sum(value is not None and goal.is_met(value) for _, value, goal in judged)
+    lines = [f"{met} of {len(judged)} goals met"]
+    lines += [
+        f"missed: {name} {value:.3g} (goal {goal})"
+        for name, value, goal in judged
+        if value is not None and not goal.is_met(value)
+    ]
+    lines += [f"no figure: {name} (goal {goal})" for name, value, goal in judged if value is None]
     return "\n".join(lines)
 
 

@@ -1,0 +1,53 @@
+"""The subset of benchmarks that `make bench-check` runs, and the ratios of their rounds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.race import Choice, Result
+from benchmarks.report import Report
+
+Ratios = dict[str, list[float]]  # a reference's seconds over ours, round by round, by the name of the ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Ours against one reference that needs no other environment, with enough rounds for an interval."""
+
+    benchmark: str
+    reference: str
+    repetitions: int
+    cases: frozenset[str] | None = None
+
+    def measure(self, say: Callable[[str], None]) -> Ratios:
+        choice = Choice(
+            contenders=frozenset({"ours", self.reference}), cases=self.cases, repetitions=self.repetitions
+        )
+        module = importlib.import_module(BENCHMARKS[self.benchmark])
+        report: Report = module.measure(full=False, say=lambda _: None, choice=choice)
+        say(f"{self.benchmark} against {self.reference}: {self.repetitions} rounds")
+        return {
+            f"{self.benchmark} {case} {self.reference}": ratios_of(results, self.reference)
+            for case, results in report.cases.items()
+        }
+
+
+CHECKS = (
+    Check(benchmark="loader", reference="limit", repetitions=25),
+    Check(benchmark="training", reference="eager", repetitions=25),
+    Check(benchmark="etl", reference="limit", repetitions=25, cases=frozenset({"join"})),
+    Check(benchmark="bulk", reference="pandas", repetitions=15),
+    Check(benchmark="trees", reference="pandas", repetitions=15),
+)
+
+
+def ratios_of(results: Mapping[str, Result], reference: str) -> list[float]:
+    theirs, ours = results[reference].seconds, results["ours"].seconds
+    return [one / other for one, other in zip(theirs, ours, strict=True)]
+
+
+def measure_all(checks: Sequence[Check], say: Callable[[str], None]) -> Ratios:
+    return {name: ratios for check in checks for name, ratios in check.measure(say).items()}
