@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from serin.models.table import CategoryTable
 from serin.spec.training import Strategy, TrainingSpec
+from serin.training.engine.direct_adamw import DirectAdamW
 from serin.training.parallel.dtensors import distributed, fill, full
 from serin.training.parallel.gradients import LossScale, clip_gradients
 from serin.training.parallel.ranks import Ranks
@@ -101,7 +102,8 @@ class Optimizer:
         self.scale = LossScale(self._world, self._strategy) if scaled else None
 
     def clear(self) -> None:
-        self._inner.zero_grad(set_to_none=True)
+        for weight in self._weights.values():
+            weight.grad = None
         for table in self._tables:
             assert table.touched is not None
             table.touched.clear()
@@ -114,7 +116,10 @@ class Optimizer:
             self._inner.found_inf = self.scale.overflow  # type: ignore[attr-defined]
         if self._clip_norm is not None:
             clip_gradients(self._weights.values(), self._clip_norm, self._world, self._strategy)
-        self._inner.step()
+        if self.scale is None and isinstance(self._inner, DirectAdamW):
+            self._inner.update()
+        else:
+            self._inner.step()
         for table, sums in zip(self._tables, self._sums, strict=True):
             _update_rows(table, sums, self._rate, self._world)
 
@@ -202,12 +207,18 @@ class Adagrad(torch.optim.Optimizer):
 
 def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) -> torch.optim.Optimizer:
     match training.optimizer:
+        case "adamw" if not isinstance(rate, Tensor) and not _distributed_any(groups):
+            return DirectAdamW(groups, lr=rate)
         case "adamw":
             return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=isinstance(rate, Tensor))
         case "sgd":
             return torch.optim.SGD(groups, lr=rate, momentum=_MOMENTUM, fused=True)
         case "adagrad":
             return Adagrad(groups, lr=rate)
+
+
+def _distributed_any(groups: list[Any]) -> bool:
+    return any(distributed(weight) for group in groups for weight in group["params"])
 
 
 @torch.no_grad()
