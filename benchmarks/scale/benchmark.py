@@ -1,4 +1,4 @@
-"""The scale benchmark: what three hosts cost over one, and a controller with many models."""
+"""The scale benchmark: what three hosts cost over one, a controller with many models, and curves of the ETL."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks.child import Child
 from benchmarks.machine import machine
 from benchmarks.race import Result
 from benchmarks.report import Report
+from benchmarks.scale import curves as etl_curves
 from benchmarks.scale.evidence_load import EvidenceCost, measure_evidence
 from benchmarks.scale.host_race import HostCosts, measure_hosts
 
@@ -24,6 +25,7 @@ Ticks = Mapping[int, Mapping[str, Any]]  # by the number of models
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     evidence = measure_evidence(full=full, say=lambda text: say(f"evidence: {text}"))
     controllers = measure_controllers(FULL_TICKS if full else QUICK_TICKS, say)
+    curves = etl_curves.measure_curves(full=full, say=say)
     found = measure_hosts(full=full, say=say)
     costs = found if isinstance(found, HostCosts) else None
     cases: dict[str, dict[str, Result]] = {"evidence (CPU seconds)": dict(evidence.results)}
@@ -35,12 +37,19 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         mode="full" if full else "quick",
         environment=machine(),
         cases=cases,
-        line=last_line(evidence, controllers, costs),
-        tables=table(controllers),
-        figures={"controller": {str(models): dict(ticks) for models, ticks in controllers.items()}},
+        line={
+            **{axis: etl_curves.exponent(curve) for axis, curve in curves.items()},
+            **last_line(evidence, controllers, costs),
+        },
+        tables=[*etl_curves.table(curves), *table(controllers)],
+        figures={
+            "controller": {str(models): dict(ticks) for models, ticks in controllers.items()},
+            "curves": curves,
+        },
         notes=[
             "hosts are network namespaces on the same cores; both contenders have three processes and one store",
             "training: rows/s of the ranks, without the start of processes",
+            "curves: one process, a generated table; the exponent is that of the two largest sizes",
             "evidence: reading, cutting and judging the same requests; the judgements are equal",
             f"controller: one of {ROLLOUTS_OF} models is rolled out in the second figure; three hosts report",
             *([] if costs is not None else [f"no figures of hosts: {found}"]),
