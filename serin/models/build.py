@@ -15,6 +15,7 @@ from serin.models.ft_transformer import FtTransformer
 from serin.models.mlp import Mlp
 from serin.models.shape import TableShape
 from serin.models.state import load_state
+from serin.models.tabm import TabM
 from serin.spec.model import ModelSpec
 
 
@@ -48,6 +49,8 @@ def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
             return Dcn(spec, shape)
         case "ft_transformer":
             return FtTransformer(spec, shape)
+        case "tabm":
+            return TabM(spec, shape)
         case "module":
             return OwnNetwork(spec, shape)
         case "xgboost" | "script" | "onnx":

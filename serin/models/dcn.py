@@ -30,7 +30,7 @@ class Cross(nn.Module):
 
 class Dcn(TableNetwork):
     def __init__(self, spec: ModelSpec, shape: TableShape) -> None:
-        super().__init__(shape, spec.embedding)
+        super().__init__(shape, spec)
         self.crosses = nn.ModuleList(Cross(self.width) for _ in range(spec.cross_layers))
         self.layers = dense_layers(self.width, spec.hidden, spec.dropout)
         self.head = nn.Linear(self.width + spec.hidden[-1], shape.outputs)

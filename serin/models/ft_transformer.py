@@ -44,7 +44,7 @@ class Block(nn.Module):
 class FtTransformer(TableNetwork):
     def __init__(self, spec: ModelSpec, shape: TableShape) -> None:
         width = _AUTO_WIDTH if spec.embedding == "auto" else spec.embedding
-        super().__init__(shape, width)
+        super().__init__(shape, spec, token_width=width)
         if shape.numeric:
             self.slopes = nn.Parameter(torch.randn(shape.numeric, width) * width**-0.5)
         self.biases = nn.Parameter(torch.randn(shape.numeric + len(shape.sizes), width) * width**-0.5)
@@ -56,7 +56,7 @@ class FtTransformer(TableNetwork):
         return self.answer(self.blocks(self.tokens(num, cat)))
 
     def tokens(self, num: Tensor, cat: Tensor) -> Tensor:
-        columns = [num.unsqueeze(2) * self.slopes] if self.numeric else []
+        columns = [self.scaled(num).unsqueeze(2) * self.slopes] if self.numeric else []
         if self.categories is not None:
             columns.append(self.categories(cat))
         tokens = torch.cat(columns, dim=1) + self.biases
@@ -67,7 +67,7 @@ class FtTransformer(TableNetwork):
 
     def stages(self) -> list[Stage]:
         blocks = [Stage(run=block, owns=(f"blocks.{number}.",)) for number, block in enumerate(self.blocks)]
-        first = Stage(run=self.tokens, owns=("slopes", "biases", "reader", "categories."))
+        first = Stage(run=self.tokens, owns=("numbers.", "slopes", "biases", "reader", "categories."))
         return [first, *blocks, Stage(run=self.answer, owns=("head.",))]
 
     def cuts(self, ranks: int) -> dict[str, Cut]:

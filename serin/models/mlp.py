@@ -11,7 +11,7 @@ from serin.spec.model import ModelSpec
 
 class Mlp(TableNetwork):
     def __init__(self, spec: ModelSpec, shape: TableShape) -> None:
-        super().__init__(shape, spec.embedding)
+        super().__init__(shape, spec)
         self.layers = dense_layers(self.width, spec.hidden, spec.dropout)
         self.head = nn.Linear(spec.hidden[-1], shape.outputs)
 

@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from serin.models.numbers import Numbers
 from serin.models.shape import TableShape
+from serin.spec.model import ModelSpec
 
 _WIDEST_AUTO = 32
 
@@ -21,6 +23,10 @@ Cut = Literal["table", "outputs", "outputs_gathered", "inputs"]
 def auto_embedding(sizes: Sequence[int]) -> int:
     """Returns the embedding width by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
     return min(_WIDEST_AUTO, 4 * math.ceil(math.sqrt(math.sqrt(max(sizes))) / 2))
+
+
+def embedding_width(spec: ModelSpec, sizes: Sequence[int]) -> int:
+    return auto_embedding(sizes) if spec.embedding == "auto" else spec.embedding
 
 
 class CategoryTable(nn.Embedding):
@@ -72,13 +78,20 @@ class TableNetwork(Divisible):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, shape: TableShape, embedding: int | Literal["auto"]) -> None:
+    def __init__(self, shape: TableShape, spec: ModelSpec, *, token_width: int | None = None) -> None:
+        """`token_width`: every column is a vector of this width, in a network that embeds numbers by itself."""
         super().__init__()
         self.numeric = shape.numeric
         self.categories: CategoryTable | None = None
+        self.numbers: Numbers | None = None
         self.width = shape.numeric  # of a flattened row
+        robust = spec.numeric_scaling == "robust"
+        embedded = spec.numeric_embedding if token_width is None else "none"
+        if shape.numeric and (robust or embedded != "none"):
+            self.numbers = Numbers(shape.numeric, robust=robust, embedding=embedded)
+            self.width = self.numbers.width
         if shape.sizes:
-            size = auto_embedding(shape.sizes) if embedding == "auto" else embedding
+            size = token_width or embedding_width(spec, shape.sizes)
             self.categories = CategoryTable(shape.sizes, size)
             self.width += size * len(shape.sizes)
         # A regression learns its target in standard units and answers in the target's unit; logits have none.
@@ -88,10 +101,14 @@ class TableNetwork(Divisible):
 
     def flat(self, num: Tensor, cat: Tensor) -> Tensor:
         """Concatenates all columns: float32[n, width]."""
-        parts = [num] if self.numeric else []
+        parts = [self.scaled(num)] if self.numeric else []
         if self.categories is not None:
             parts.append(self.categories(cat).flatten(1))
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def scaled(self, num: Tensor) -> Tensor:
+        """Returns the numbers as the spec wants them: as they are, scaled, or as the vectors of their columns."""
+        return num if self.numbers is None else self.numbers(num)
 
     def in_units(self, values: Tensor) -> Tensor:
         return values * self.scale + self.shift if self.has_units else values

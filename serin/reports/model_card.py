@@ -123,6 +123,8 @@ def _kind(model: ModelSpec) -> str:
     match model.kind:
         case "mlp" | "dcn":
             return f"a network ({model.kind}, hidden layers {', '.join(map(str, model.hidden))})"
+        case "tabm":
+            return f"a network (tabm, {model.members} members, hidden layers {', '.join(map(str, model.hidden))})"
         case "xgboost":
             return f"XGBoost trees (at most {model.rounds:,} rounds)"
         case "module":

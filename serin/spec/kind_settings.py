@@ -15,17 +15,20 @@ from serin.spec.section import Section
 from serin.spec.training import TrainingSpec
 
 _LAYERED = ("mlp", "dcn")
-_BUILT_IN = (*_LAYERED, "ft_transformer")
+_BUILT_IN = (*_LAYERED, "ft_transformer", "tabm")
 _NETWORKS = (*_BUILT_IN, "module")
 _GIVEN = ("script", "onnx")
 _ALL = (*_NETWORKS, "xgboost", *_GIVEN)
 
 USED_BY: Mapping[str, tuple[str, ...]] = {
     "model.kind": _ALL,
-    "model.hidden": _LAYERED,
+    "model.hidden": (*_LAYERED, "tabm"),
     "model.embedding": _BUILT_IN,
     "model.dropout": _BUILT_IN,
-    "model.ensemble_size": _BUILT_IN,
+    "model.numeric_scaling": _BUILT_IN,
+    "model.numeric_embedding": (*_LAYERED, "tabm"),
+    "model.members": ("tabm",),
+    "model.ensemble_size": (*_LAYERED, "ft_transformer"),
     "model.cross_layers": ("dcn",),
     "model.blocks": ("ft_transformer",),
     "model.heads": ("ft_transformer",),
@@ -69,6 +72,7 @@ _INSTEAD: Mapping[tuple[str, str], str] = {
     ("xgboost", "model.hidden"): "set model.options.max_depth, the size of trees",
     ("xgboost", "model.dropout"): "set model.options.subsample or colsample_bytree",
     ("xgboost", "model.ensemble_size"): "set model.options.num_parallel_tree",
+    ("tabm", "model.ensemble_size"): "set model.members, the number of members that share their matrices",
     **{(kind, "model.rounds"): "set training.epochs" for kind in (*_NETWORKS, "script")},
     **{
         ("module", key): "pass it to your module by model.options"

@@ -30,16 +30,30 @@ TREE_OPTIONS = frozenset(
 class ModelSpec(Section):
     """A built-in model, chosen by `kind`; or your own, given by `module`, `script` or `onnx`, which set `kind`."""
 
-    kind: Literal["mlp", "dcn", "ft_transformer", "xgboost", "module", "script", "onnx"] = "mlp"
-    """The model: `mlp` (a multi-layer perceptron), `dcn` (Deep & Cross Network v2), `ft_transformer`, `xgboost`
-    (gradient-boosted trees), or your own: `module`, `script` or `onnx`. Leave it out for your own model."""
+    kind: Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "module", "script", "onnx"] = "mlp"
+    """The model: `mlp` (a multi-layer perceptron), `dcn` (Deep & Cross Network v2), `ft_transformer`, `tabm`
+    (an ensemble of perceptrons that share their matrices), `xgboost` (gradient-boosted trees), or your own: `module`,
+    `script` or `onnx`. Leave it out for your own model."""
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
-    """The widths of the hidden layers (mlp, dcn)."""
+    """The widths of the hidden layers (mlp, dcn, tabm)."""
     embedding: int | Literal["auto"] = "auto"
     """The width of each category's embedding vector. `auto` chooses 4 to 32 by the largest vocabulary, and 64 for
     ft_transformer."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """The probability with which a unit is dropped in training (mlp, dcn, ft_transformer)."""
+    """The probability with which a unit is dropped in training (mlp, dcn, ft_transformer, tabm)."""
+    numeric_scaling: Literal["none", "robust"] = Field(
+        default="none", exclude_if=lambda value: value == "none"
+    )
+    """What the network does with numbers first. `robust` subtracts the median, divides by the distance of the
+    quartiles, and clips smoothly, so that outliers do no harm. The statistics are those of the train rows."""
+    numeric_embedding: Literal["none", "periodic", "piecewise_linear"] = Field(
+        default="none", exclude_if=lambda value: value == "none"
+    )
+    """How the network sees each numeric column (mlp, dcn, tabm): as one number, as a vector of learned waves
+    (`periodic`), or as a vector that is linear between quantiles of the train rows (`piecewise_linear`)."""
+    members: int = Field(default=16, ge=2, le=64, exclude_if=lambda value: value == 16)
+    """The number of members that share their matrices (tabm). The model answers with the mean of their
+    probabilities."""
     ensemble_size: int = Field(default=1, ge=1, le=64)
     """The number of networks that are trained side by side, each from its own initial weights. The model answers with
     the mean of their logits."""

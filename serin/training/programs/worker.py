@@ -26,6 +26,7 @@ from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
 from serin.models.build import build_model
 from serin.models.foreign.module import ANY_FAULT
+from serin.models.numbers import fit_numbers
 from serin.models.shape import TableShape, shape_of
 from serin.models.state import load_state
 from serin.training.data.class_weights import class_weights
@@ -115,6 +116,7 @@ def train(job: TrainingJob, folder: Path, world: Ranks, stop_asked: Callable[[],
     split = read_split(job.dataset, "train")
     torch.manual_seed(stream_seed(job.training.seed, "weights"))
     network = build_model(job.model, shape)
+    fit_numbers(network, split)
     if description.task == "regression":
         _set_units(network, split)
     if start_of(folder).exists():  # a network that was pruned from a trained one

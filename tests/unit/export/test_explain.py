@@ -138,6 +138,8 @@ KINDS = [
     {"kind": "mlp", "hidden": [8], "ensemble_size": 2},
     {"kind": "dcn", "hidden": [8], "cross_layers": 2},
     {"kind": "ft_transformer", "blocks": 1, "embedding": 8, "heads": 2},
+    {"kind": "mlp", "hidden": [8], "numeric_scaling": "robust", "numeric_embedding": "periodic"},
+    {"kind": "tabm", "hidden": [8], "members": 3},
 ]
 
 

@@ -38,6 +38,7 @@ KINDS: tuple[str, ...] = get_args(ModelSpec.model_fields["kind"].annotation)
 OWN = {"module": "net.py:Net", "script": "train.py", "onnx": "model.onnx"}
 OTHER: dict[str, Any] = {
     "model.hidden": [8], "model.embedding": 16, "model.dropout": 0.2, "model.ensemble_size": 2,
+    "model.numeric_scaling": "robust", "model.numeric_embedding": "periodic", "model.members": 4,
     "model.cross_layers": 1, "model.blocks": 1, "model.heads": 4, "model.rounds": 7,
     "model.options": {"max_depth": 3}, "model.task": "multiclass", "model.answer": "probabilities",
     "model.classes": ["a", "b"], "model.golden": "rows.npz",
@@ -106,7 +107,7 @@ def test_all_unused_settings_are_named_at_once_with_what_to_set_instead(tmp_path
         "model.heads": f"{other} ft_transformer",
         "training.epochs": "set model.rounds, the number of boosting rounds",
         "training.learning_rate": "set model.options.eta, the learning rate of trees",
-        "training.precision": f"{other} mlp, dcn, ft_transformer, module",
+        "training.precision": f"{other} mlp, dcn, ft_transformer, tabm, module",
     }
     expected = {key: f"model.kind xgboost does not use it: {text}" for key, text in instead.items()}
     assert dict(caught.value.fields["problems"]) == expected
