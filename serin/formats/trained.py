@@ -1,7 +1,7 @@
 """model.json of a training's result: which model it is, of what form, and the digest of the file that holds it.
 
-The file beside it is weights.safetensors (a network), trees.ubj (XGBoost) or model.onnx (a script's, or one trained
-elsewhere). No torch here.
+The file beside it is weights.safetensors (a network), trees.ubj (XGBoost), model.onnx (a script's, or one trained
+elsewhere) or blend.json (several of the first two, formats/blend.py). No torch here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _TRAIN_AGAIN: Final = "train the model again (`serin train SPEC`)"
 WEIGHTS: Final = "weights.safetensors"
 TREES: Final = "trees.ubj"
 GRAPH: Final = "model.onnx"
+BLEND: Final = "blend.json"
 # The layout of a network's weights, where that has changed since the first version of it: files of an older
 # layout load without a complaint of torch's and answer nonsense. 2 of ft_transformer: queries, keys, values by head.
 LAYOUTS: Final[Mapping[str, int]] = {"ft_transformer": 2}
@@ -47,7 +48,7 @@ class ModelRecord(_Record):
     model: ModelSpec
     shape: ShapeRecord | None = None
     task: Literal["binary", "multiclass", "regression"] | None = None
-    file: Literal["weights.safetensors", "trees.ubj", "model.onnx"] = WEIGHTS
+    file: Literal["weights.safetensors", "trees.ubj", "model.onnx", "blend.json"] = WEIGHTS
     layout: int = 1  # of the weights: one of LAYOUTS
     weights_sha256: str = ""  # of the file
 

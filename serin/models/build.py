@@ -53,5 +53,5 @@ def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
             return TabM(spec, shape)
         case "module":
             return OwnNetwork(spec, shape)
-        case "xgboost" | "script" | "onnx":
+        case "xgboost" | "auto" | "script" | "onnx":
             raise ValueError(f"{spec.kind} is not one of Serin's networks")

@@ -125,6 +125,8 @@ def _kind(model: ModelSpec) -> str:
             return f"a network ({model.kind}, hidden layers {', '.join(map(str, model.hidden))})"
         case "tabm":
             return f"a network (tabm, {model.members} members, hidden layers {', '.join(map(str, model.hidden))})"
+        case "auto":
+            return "the best of several kinds (model.kind: auto)"
         case "xgboost":
             return f"XGBoost trees (at most {model.rounds:,} rounds)"
         case "module":

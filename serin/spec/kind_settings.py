@@ -18,7 +18,7 @@ _LAYERED = ("mlp", "dcn")
 _BUILT_IN = (*_LAYERED, "ft_transformer", "tabm")
 _NETWORKS = (*_BUILT_IN, "module")
 _GIVEN = ("script", "onnx")
-_ALL = (*_NETWORKS, "xgboost", *_GIVEN)
+_ALL = (*_NETWORKS, "xgboost", "auto", *_GIVEN)
 
 USED_BY: Mapping[str, tuple[str, ...]] = {
     "model.kind": _ALL,
@@ -33,6 +33,7 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "model.blocks": ("ft_transformer",),
     "model.heads": ("ft_transformer",),
     "model.rounds": ("xgboost",),
+    "model.auto": ("auto",),
     "model.module": ("module",),
     "model.script": ("script",),
     "model.onnx": ("onnx",),
@@ -41,7 +42,7 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "model.task": _GIVEN,
     "model.classes": _GIVEN,
     "model.golden": ("onnx",),
-    "training.epochs": (*_NETWORKS, "script"),
+    "training.epochs": (*_NETWORKS, "auto", "script"),
     "training.batch_rows": _NETWORKS,
     "training.optimizer": _NETWORKS,
     "training.learning_rate": _NETWORKS,
@@ -49,11 +50,11 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "training.weight_decay": _NETWORKS,
     "training.clip_norm": _NETWORKS,
     "training.gradient_accumulation": _NETWORKS,
-    "training.class_weights": (*_NETWORKS, "xgboost"),
+    "training.class_weights": (*_NETWORKS, "xgboost", "auto"),
     "training.patience": (*_NETWORKS, "xgboost"),
     "training.embedding_updates": _NETWORKS,
-    "training.seed": (*_NETWORKS, "xgboost", "script"),
-    "training.processes": (*_NETWORKS, "xgboost", "script"),
+    "training.seed": (*_NETWORKS, "xgboost", "auto", "script"),
+    "training.processes": (*_NETWORKS, "xgboost", "auto", "script"),
     "training.processes_per_gpu": _NETWORKS,
     "training.precision": _NETWORKS,
     "training.strategy": _NETWORKS,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from serin.errors import nearest
-from serin.spec.section import Section
+from serin.spec.section import Duration, Section
 
 SOURCES: Mapping[str, str] = {
     "module": "pkg.mod:Net or net.py:Net",
@@ -27,13 +27,26 @@ TREE_OPTIONS = frozenset(
 )  # fmt: skip
 
 
+class AutoSpec(Section):
+    """How `model.kind: auto` looks for a model."""
+
+    trials: int = Field(default=6, ge=1)
+    """The largest number of candidates that are trained: trees and networks of several kinds."""
+    budget: Duration = Field(default=1800.0, gt=0)
+    """No candidate begins later than this."""
+    ensemble: bool = True
+    """Whether the answer may be a weighted mean of up to three candidates. Off: the best one alone."""
+
+
 class ModelSpec(Section):
     """A built-in model, chosen by `kind`; or your own, given by `module`, `script` or `onnx`, which set `kind`."""
 
-    kind: Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "module", "script", "onnx"] = "mlp"
+    kind: Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "auto", "module", "script", "onnx"] = (
+        "mlp"
+    )
     """The model: `mlp` (a multi-layer perceptron), `dcn` (Deep & Cross Network v2), `ft_transformer`, `tabm`
-    (an ensemble of perceptrons that share their matrices), `xgboost` (gradient-boosted trees), or your own: `module`,
-    `script` or `onnx`. Leave it out for your own model."""
+    (an ensemble of perceptrons that share their matrices), `xgboost` (gradient-boosted trees), `auto` (tries
+    several and keeps the best), or your own: `module`, `script` or `onnx`. Leave it out for your own model."""
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
     """The widths of the hidden layers (mlp, dcn, tabm)."""
     embedding: int | Literal["auto"] = "auto"
@@ -65,6 +78,8 @@ class ModelSpec(Section):
     """The number of attention heads in each block (ft_transformer). The embedding must be divisible by it."""
     rounds: int = Field(default=500, ge=1)
     """The largest number of boosting rounds (xgboost). Training stops earlier when the valid split stops improving."""
+    auto: AutoSpec = Field(default=AutoSpec(), exclude_if=lambda value: value == AutoSpec())
+    """How many models are tried, and for how long (auto)."""
     module: str | None = None
     """Your own torch module: `package.module:Class`, or `file.py:Class` relative to the spec."""
     script: str | None = None

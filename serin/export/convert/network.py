@@ -15,9 +15,11 @@ import onnx
 import torch
 
 from serin.errors import ExportFailed
+from serin.export.convert.blend_graphs import blend_graphs
 from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, trees2onnx
 from serin.export.session import open_session
+from serin.formats.blend import read_blend
 from serin.formats.dataset import DatasetDescription
 from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
@@ -58,6 +60,8 @@ def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) ->
             return _own_network(folder, data)
         case "weights.safetensors":
             return _torch_network(folder, data, tolerance)
+        case "blend.json":
+            return _blended_network(folder, data, tolerance)
 
 
 def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
@@ -111,6 +115,23 @@ def _own_network(folder: Path, data: DatasetDescription) -> Network:
     record, graph = read_trained(folder)
     _same_table(folder, record, data)
     return graph_network(onnx.load_model_from_string(graph), made_by=f"model.{record.model.kind}")
+
+
+def _blended_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:
+    """Returns the weighted sum of the members' logits, as one graph."""
+    record, _ = read_trained(folder)
+    _same_table(folder, record, data)
+    members = [
+        (read_network(place, data, tolerance=tolerance), weight) for place, weight in read_blend(folder)
+    ]
+
+    def reference(num: Array, cat: Array) -> Array:
+        total = sum(weight * member.reference(num, cat).astype(np.float64) for member, weight in members)
+        return np.asarray(total, np.float32)
+
+    graph = blend_graphs([(member.graph, weight) for member, weight in members])
+    made_by = " and ".join(dict.fromkeys(member.made_by for member, _ in members))
+    return Network(graph=graph, reference=reference, made_by=made_by)
 
 
 def _same_table(folder: Path, record: ModelRecord, data: DatasetDescription) -> TableShape:

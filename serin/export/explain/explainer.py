@@ -150,4 +150,6 @@ class Explainer:
             return (
                 f"it is an ONNX graph from model.{kind}, which has no trees or gradients that can be followed"
             )
+        if kind == "auto":
+            return "it is a blend of several models, which have no baseline in common; set model.auto.ensemble: false"
         return "an earlier version of Serin exported it without what explanations need; export it again"

@@ -1,6 +1,7 @@
 """Puts into a bundle what explanations need: the trained model, the raw column of each feature, the baseline.
 
-A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep.
+A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep. Members of a
+blend are explained by different methods, whose parts do not belong to one baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from serin.export.convert.features2onnx import FeatureGraph
 from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_explain
 from serin.formats.shards import read_split
-from serin.formats.trained import GRAPH, RECORD, read_trained
+from serin.formats.trained import BLEND, GRAPH, RECORD, read_trained
 from serin.formats.wire import Array
 
 _BASELINE_ROWS = 100_000
@@ -32,7 +33,7 @@ def keep_for_explanations(
     cut from, so it is the one that is kept when it is served."""
     trained = checkpoint / "pruned" if variant == "pruned" else checkpoint
     record, _ = read_trained(trained)
-    if record.file == GRAPH:
+    if record.file in (GRAPH, BLEND):
         return
     folder = work / FOLDER
     folder.mkdir()

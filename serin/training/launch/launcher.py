@@ -227,7 +227,7 @@ def _run_together(
     began: Callable[[int], None],
 ) -> _End:
     """The same with other hosts, whom it meets in the store. This host has its own folder in the run's."""
-    if job.model.kind in ("xgboost", "script", "onnx"):
+    if job.model.kind in ("xgboost", "auto", "script", "onnx"):
         reason = f"hosts that meet in the store do not train model.kind: {job.model.kind}; use one machine"
         raise TrainingRefused(folder=folder, reason=reason)
     own = folder / "hosts" / environment.host()

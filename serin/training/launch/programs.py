@@ -26,6 +26,8 @@ def programs(job: TrainingJob, folder: Path, machines: Machines) -> list[Command
                 reason = "XGBoost uses all cores in one process; remove training.processes, or set it to 1"
                 raise TrainingRefused(folder=folder, reason=reason)
             return [_module("programs.trees", place, parent)]
+        case "auto":
+            return [_module("programs.auto", place, parent)]
         case "script":
             assert job.model.script is not None
             if not Path(job.model.script).is_file():

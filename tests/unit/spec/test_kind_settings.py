@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -28,7 +29,7 @@ from serin.training.launch.machines import Machines
 from serin.training.launch.programs import programs
 from serin.training.launch.run_dir import devices_wanted
 from serin.training.launch.script import prepare_script
-from serin.training.programs import trees
+from serin.training.programs import auto, trees
 from tests.fakes.datasets import make_dataset
 from tests.fakes.small_pipeline import small_spec
 from tests.unit.training.runs import train_here
@@ -39,6 +40,7 @@ OWN = {"module": "net.py:Net", "script": "train.py", "onnx": "model.onnx"}
 OTHER: dict[str, Any] = {
     "model.hidden": [8], "model.embedding": 16, "model.dropout": 0.2, "model.ensemble_size": 2,
     "model.numeric_scaling": "robust", "model.numeric_embedding": "periodic", "model.members": 4,
+    "model.auto": {"trials": 2},
     "model.cross_layers": 1, "model.blocks": 1, "model.heads": 4, "model.rounds": 7,
     "model.options": {"max_depth": 3}, "model.task": "multiclass", "model.answer": "probabilities",
     "model.classes": ["a", "b"], "model.golden": "rows.npz",
@@ -198,7 +200,10 @@ def test_every_key_that_a_kind_is_said_to_use_is_read_by_it(
 ) -> None:
     """A small training of each kind, in this process, and what the launcher does before and after it."""
     dataset = make_dataset(tmp_path / "data", rows={"train": 300, "valid": 100, "test": 100})
-    given, training = model_of(kind), TrainingSpec(**(QUICK if kind not in ("xgboost", "onnx") else {}))
+    given, training = (
+        model_of(kind),
+        TrainingSpec(**(QUICK if kind not in ("xgboost", "auto", "onnx") else {})),
+    )
     folder = tmp_path / "run"
     folder.mkdir()
     match kind:
@@ -211,6 +216,8 @@ def test_every_key_that_a_kind_is_said_to_use_is_read_by_it(
             _linear(tmp_path / "model.onnx")
         case "xgboost":
             given["rounds"] = 3
+        case "auto":
+            given["auto"] = {"trials": 1}
         case "ft_transformer":
             given |= {"blocks": 1, "embedding": 8, "heads": 2}
     model = ModelSpec(**given)
@@ -220,6 +227,8 @@ def test_every_key_that_a_kind_is_said_to_use_is_read_by_it(
     match kind:
         case "xgboost":
             trees.train(job, folder, lambda: False)
+        case "auto":
+            auto.train(job, folder, threading.Event())
         case "script":
             prepare_script(job, folder)
             _linear(folder / "output" / "model.onnx")
