@@ -28,7 +28,14 @@ def blend_graphs(members: Sequence[tuple[onnx.ModelProto, float]]) -> onnx.Model
         nodes += part.graph.node
         initializers += [*part.graph.initializer, numpy_helper.from_array(weight, f"blend/weight{number}")]
         weighted.append(f"blend/logits{number}")
-        nodes.append(helper.make_node("Mul", [f"{prefix}logits", f"blend/weight{number}"], [weighted[-1]]))
+        nodes.append(
+            helper.make_node(
+                "Mul",
+                [f"{prefix}logits", f"blend/weight{number}"],
+                [weighted[-1]],
+                name=f"blend/weigh{number}",
+            )
+        )
     nodes.append(helper.make_node("Sum", weighted, ["logits"], name="blend/sum"))
     graph = helper.make_graph(nodes, "blend", [*first.graph.input], [*first.graph.output], initializers)
     model = helper.make_model(

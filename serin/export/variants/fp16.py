@@ -19,6 +19,7 @@ LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the v
 SENSITIVE = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization",
     "ReduceMean", "ReduceSum", "ReduceL2", "CumSum", "Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Div", "Erf", "Sigmoid",
+    "Cos", "TreeEnsemble",
 )  # fmt: skip
 
 
