@@ -26,7 +26,7 @@ TASKS: dict[str, Task] = {
     "flchain": "binary", "breast_cancer": "binary", "digits": "multiclass", "california": "regression",
     "diamonds": "regression",
 }  # fmt: skip
-QUICK = ("credit", "churn", "california")
+QUICK = ("credit", "churn", "breast_cancer")
 _FLIGHTS_3M_ROWS = (
     300_000  # of the three million: every tenth, so that a contender's trials take minutes, not hours
 )
