@@ -18,7 +18,9 @@ def blend_graphs(members: Sequence[tuple[onnx.ModelProto, float]]) -> onnx.Model
     parts = [compose.add_prefix(model, f"member{number}/") for number, (model, _) in enumerate(members)]
     first = members[0][0]
     weights = [np.asarray(weight, np.float32) for _, weight in members]
-    nodes, initializers, weighted = [], [], []
+    nodes: list[onnx.NodeProto] = []
+    initializers: list[onnx.TensorProto] = []
+    weighted: list[str] = []
     for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         prefix = f"member{number}/"
         names = {f"{prefix}{name}": name for name in _INPUTS}

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import numpy as np
+from pydantic import JsonValue
 
 from serin.errors import LossNotFinite, NetworkUnfit, Preempted, SerinError, TrainingRefused, WorkerFailed
 from serin.formats.blend import write_blend
@@ -76,8 +77,14 @@ def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[tuple[str
         seed=given.seed, class_weights=given.class_weights, processes=job.processes, epochs=epochs
     )
     trees = common.model_copy(update={"epochs": TrainingSpec().epochs})
-    slow = {"eta": 0.05, "max_depth": 8, "subsample": 0.8, "colsample_bytree": 0.6, "min_child_weight": 5}
-    shallow = {"eta": 0.05, "max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.8}
+    slow: dict[str, JsonValue] = {
+        "eta": 0.05,
+        "max_depth": 8,
+        "subsample": 0.8,
+        "colsample_bytree": 0.6,
+        "min_child_weight": 5,
+    }
+    shallow: dict[str, JsonValue] = {"eta": 0.05, "max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.8}
     yield "trees", ModelSpec(kind="xgboost"), trees
     wide = common.model_copy(update={"learning_rate": 2e-3, "weight_decay": 0.02})
     yield "tabm", ModelSpec.model_validate({"kind": "tabm", "dropout": 0.1, **_NUMBERS}), wide
