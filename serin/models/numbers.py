@@ -146,4 +146,4 @@ def _by_column(values: Tensor, mix: Tensor) -> Tensor:
 
 
 def _uniform(columns: int, inputs: int, outputs: int) -> Tensor:
-    return (torch.rand(columns, inputs, outputs) * 2 - 1) * inputs**-0.5
+    return (torch.rand(columns, inputs, outputs) * 2 - 1) * float(inputs**-0.5)
