@@ -81,7 +81,7 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     assert checkpoint.metrics["test_auc"] > 0.55
 
     rows, data = read_split(dataset.path, "test").whole(), read_dataset(dataset.path)
-    num, cat = np.asarray(rows.num), rows.cat.astype(np.int64)
+    num, cat = np.array(rows.num), rows.cat.astype(np.int64)
     wanted = sum(w * open_margins(p)(num, cat) for p, w in zip(results, (0.75, 0.25), strict=True))
     blend = tmp_path / "blend"
     blend.mkdir()
