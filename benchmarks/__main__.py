@@ -15,6 +15,7 @@ from benchmarks.report import show, write
 
 BENCHMARKS = {
     "bulk": "benchmarks.bulk.benchmark",
+    "claims": "benchmarks.claims.benchmark",
     "etl": "benchmarks.etl.benchmark",
     "loader": "benchmarks.loader.benchmark",
     "orchestration": "benchmarks.orchestration.benchmark",

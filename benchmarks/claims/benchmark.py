@@ -1,0 +1,82 @@
+"""The claims benchmark: what is often said of training and serving, each with a run and a verdict.
+
+    python -m benchmarks claims
+
+Claims about a GPU are left out where there is none. It is not a race: each claim compares what Serin itself does in two
+ways, at equal quality, and is true, false, or depends on the case.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.claims.claim import Claim
+from benchmarks.claims.latency import joined, runtime
+from benchmarks.claims.learning import devices, precision, schedule
+from benchmarks.claims.preparation import preparation
+from benchmarks.claims.smaller import int8, pruning
+from benchmarks.claims.trainings import Place, Settings, Table, train
+from benchmarks.machine import machine
+from benchmarks.report import Report
+from serin.errors import SerinError
+from serin.machine.hardware import core_count
+
+ROWS = {"cuda": 2**20, "cpu": 2**17}
+
+
+def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+    place: Place = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        os.environ["SERIN_HOME"] = str(folder / "home")
+        table = Table(folder / "table", ROWS[place] * (4 if full else 1))
+        train(
+            table, Settings(hidden=(64,), rows=2**14, batch_rows=1024, epochs=1, place=place)
+        )  # starts the device
+        say(f"{table.rows:,} rows on {place}")
+        asked: dict[str, Callable[[], Claim]] = {
+            "precision": lambda: precision(table, place),
+            **({"devices": lambda: devices(table)} if place == "cuda" else {}),
+            "runtime": lambda: runtime(table, place),
+            "joined": lambda: joined(table, place),
+            "preparation": lambda: preparation(folder, place),
+            "schedule": lambda: schedule(table, place),
+            "pruning": lambda: pruning(table, place),
+            "int8": lambda: int8(table, place),
+        }
+        claims, notes = _measured(asked, say)
+    if place == "cpu":
+        notes.append("no GPU: without `devices`; mixed precision and joined requests on the CPU")
+    return Report(
+        benchmark="claims",
+        mode="full" if full else "quick",
+        environment={"machine": machine(), "threads": core_count(), "torch": torch.__version__},
+        cases={},
+        line={name: value for claim in claims for name, value in claim.figures.items()},
+        notes=notes,
+        tables=[claim.show() for claim in claims],
+        figures={claim.name: {**asdict(claim), "verdict": claim.verdict} for claim in claims},
+    )
+
+
+def _measured(
+    asked: dict[str, Callable[[], Claim]], say: Callable[[str], None]
+) -> tuple[list[Claim], list[str]]:
+    """Returns the claims, and of those that could not be measured here the reasons."""
+    claims, notes = [], []
+    for name, ask in asked.items():
+        try:
+            claim = ask()
+        except (SerinError, RuntimeError, ValueError, AssertionError) as error:
+            notes.append(f"{name} was not measured: {type(error).__name__}: {error}")
+            say(notes[-1])
+            continue
+        claims.append(claim)
+        say(claim.show())
+    return claims, notes
