@@ -2,7 +2,8 @@
 
     python -m benchmarks claims
 
-Claims about a GPU are left out where there is none. It is not a race: each claim compares what Serin itself does in two
+Claims about a GPU are left out where there is none; on a machine with one, those that do not depend on the device are
+for `--full`. It is not a race: each claim compares what Serin itself does in two
 ways, at equal quality, and is true, false, or depends on the case.
 """
 
@@ -23,6 +24,7 @@ from benchmarks.claims.preparation import preparation
 from benchmarks.claims.smaller import int8, pruning
 from benchmarks.claims.trainings import Place, Settings, Table, train
 from benchmarks.machine import machine
+from benchmarks.race import EVERYTHING, Choice
 from benchmarks.report import Report
 from serin.errors import SerinError
 from serin.machine.hardware import core_count
@@ -30,7 +32,7 @@ from serin.machine.hardware import core_count
 ROWS = {"cuda": 2**20, "cpu": 2**17}
 
 
-def measure(*, full: bool, say: Callable[[str], None]) -> Report:
+def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
     place: Place = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -40,17 +42,20 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             table, Settings(hidden=(64,), rows=2**14, batch_rows=1024, epochs=1, place=place)
         )  # starts the device
         say(f"{table.rows:,} rows on {place}")
-        asked: dict[str, Callable[[], Claim]] = {
+        on_device: dict[str, Callable[[], Claim]] = {
             "precision": lambda: precision(table, place),
             **({"devices": lambda: devices(table)} if place == "cuda" else {}),
             "runtime": lambda: runtime(table, place),
             "joined": lambda: joined(table, place),
-            "preparation": lambda: preparation(folder, place),
+        }
+        anywhere: dict[str, Callable[[], Claim]] = {
             "schedule": lambda: schedule(table, place),
             "pruning": lambda: pruning(table, place),
             "int8": lambda: int8(table, place),
+            "preparation": lambda: preparation(folder, place),
         }
-        claims, notes = _measured(asked, say)
+        asked = on_device | anywhere if full or place == "cpu" else on_device
+        claims, notes = _measured({name: ask for name, ask in asked.items() if choice.has_case(name)}, say)
     if place == "cpu":
         notes.append("no GPU: without `devices`; mixed precision and joined requests on the CPU")
     return Report(

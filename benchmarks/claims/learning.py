@@ -17,7 +17,9 @@ def devices(table: Table) -> Claim:
     kinds = {
         "a small network": Settings(hidden=(64,), rows=2**16, batch_rows=256, epochs=1, place="cpu", seed=1),
         "a middle one": Settings(hidden=SMALL, rows=2**19, batch_rows=8192, epochs=1, place="cpu"),
-        "a large one": Settings(hidden=LARGE, rows=2**15, batch_rows=16384, epochs=1, place="cpu"),
+        "a large one": Settings(
+            hidden=LARGE, rows=2**15, batch_rows=16384, epochs=1, place="cpu", rate=0.0002
+        ),
     }
     cases, lines, figures = {}, [], {}
     for name, wanted in kinds.items():

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts only, by their names")
     parser.add_argument("--seconds", type=float, default=570.0, help="the time for everything (default: 570)")
     parser.add_argument(
-        "--at-once", type=int, default=5, help="files of tests that run together (default: 5)"
+        "--at-once", type=int, default=8, help="files of tests that run together (default: 8)"
     )
     parser.add_argument("--commit", default="", help="the commit under test, where there is no git")
     parser.add_argument(

@@ -7,27 +7,12 @@ from pathlib import Path
 from benchmarks.suite.parts import ROOT, Goal, Part
 
 _ALONE = "pytest.mark.alone"
-_LONGEST = ("test_serving_cuda", "test_shared_gpu", "test_training", "test_whole_chain")  # begin first
+_LONGEST = (  # begin first, in this order
+    "test_whole_chain", "test_tuning_cuda", "test_etl_cuda", "test_shared_gpu", "test_serving_cuda", "test_training",
+    "test_trees_cuda",
+)  # fmt: skip
 
 BENCHMARKS = (
-    Part(
-        name="training",
-        command=("-m", "benchmarks", "training"),
-        alone=True,
-        goals={"limit": Goal(least=0.9), "eager": Goal(least=1.0)},
-    ),
-    Part(
-        name="parallel",
-        command=("-m", "benchmarks", "parallel"),
-        alone=True,
-        goals={"ddp": Goal(least=0.95), "tax": Goal(most=0.03)},
-    ),
-    Part(
-        name="etl.gpu",
-        command=("-m", "benchmarks.etl.gpu", "--only", "speed", "--repetitions", "3", "--without-host"),
-        alone=True,
-        goals={"limit": Goal(least=0.8), "cudf": Goal(least=0.7)},
-    ),
     Part(
         name="trees",
         command=("-m", "benchmarks", "trees"),
@@ -39,6 +24,24 @@ BENCHMARKS = (
         command=("-m", "benchmarks", "bulk"),
         alone=True,
         goals={"pandas": Goal(least=1.0)},
+    ),
+    Part(
+        name="etl.gpu",
+        command=("-m", "benchmarks.etl.gpu", "--only", "speed", "--repetitions", "3", "--without-host"),
+        alone=True,
+        goals={"limit": Goal(least=0.8), "cudf": Goal(least=0.7)},
+    ),
+    Part(
+        name="parallel",
+        command=("-m", "benchmarks", "parallel"),
+        alone=True,
+        goals={"ddp": Goal(least=0.95), "tax": Goal(most=0.03)},
+    ),
+    Part(
+        name="training",
+        command=("-m", "benchmarks", "training"),
+        alone=True,
+        goals={"limit": Goal(least=0.9), "eager": Goal(least=1.0)},
     ),
     Part(
         name="serving.gpu",
@@ -56,7 +59,7 @@ BENCHMARKS = (
 def parts_of_tests(folder: Path = ROOT / "tests" / "gpu") -> list[Part]:
     """Each file of tests twice where it has tests that need the GPU for themselves: with and without those."""
     found = []
-    for file in sorted(folder.glob("test_*.py"), key=lambda path: (path.stem not in _LONGEST, path.stem)):
+    for file in sorted(folder.glob("test_*.py"), key=_turn):
         name = file.stem.removeprefix("test_")
         command = ("-m", "pytest", str(file), "-q", "-rs", "--durations=5")
         found.append(Part(name=name, command=(*command, "-m", "not alone"), tests=True))
@@ -65,3 +68,7 @@ def parts_of_tests(folder: Path = ROOT / "tests" / "gpu") -> list[Part]:
                 Part(name=f"{name}, alone", command=(*command, "-m", "alone"), alone=True, tests=True)
             )
     return found
+
+
+def _turn(file: Path) -> tuple[int, str]:
+    return _LONGEST.index(file.stem) if file.stem in _LONGEST else len(_LONGEST), file.stem

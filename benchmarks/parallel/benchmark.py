@@ -31,8 +31,10 @@ LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     gpu = bool(machine()["gpus"])
     rows = 2**21 if gpu else 2**18 if full else 2**16
-    cases = {"mlp_8192": ("mlp", 8192), "mlp_65536": ("mlp", 65536)} if gpu else {"mlp_2048": ("mlp", 2048)}
-    if full and not gpu:
+    cases = {"mlp_8192": ("mlp", 8192)} if gpu else {"mlp_2048": ("mlp", 2048)}
+    if full and gpu:
+        cases |= {"mlp_65536": ("mlp", 65536)}
+    elif full:
         cases |= {"mlp_8192": ("mlp", 8192), "dcn_2048": ("dcn", 2048)}
     results: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}

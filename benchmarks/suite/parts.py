@@ -20,6 +20,7 @@ Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "no
 _FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
 _SKIPPED_FILE = re.compile(r"'Skipped: (.*)'\)")
 _NO_TESTS = 5  # pytest's exit code when nothing was collected
+_SHARED = {"OMP_WAIT_POLICY": "passive"}  # beside others: threads that spin would slow them down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class Running:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **({} if part.alone else _SHARED)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@ reason, where there is no GPU or no such backend.
 
 from __future__ import annotations
 
+import gc
 import http.client
 import time
 from collections.abc import Iterator
@@ -80,9 +81,13 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return flights_bundle(None, tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="module")
+def both(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp("gpu")
-    bundle = flights_bundle(None, folder)
     wanted = [
         Wanted(name=name, serving={"backend": f"onnx_{name}", "device": "gpu"}, split={})
         for name in ("native", "python")
@@ -163,10 +168,12 @@ def test_requests_that_share_a_batch_get_the_scores_that_they_have_alone(both: B
 
 
 @pytest.mark.alone
-def test_memory_is_returned_after_each_of_20_loads(both: Both, tmp_path: Path) -> None:
+def test_memory_is_returned_after_each_of_20_loads(bundle: Bundle, tmp_path: Path) -> None:
     nvml = Nvml.open()
     assert nvml is not None
-    install, bundle, device = find_triton(), both.bundle, inventory()[0].id
+    gc.collect()  # the export's own sessions
+    torch.cuda.empty_cache()
+    install, device, schema = find_triton(), inventory()[0].id, read_schema(Path(bundle.path))
     wish = ServingSpec.model_validate({"backend": "onnx_native", "device": "gpu", "max_batch_rows": 4096})
     server = install.describe(gpus=True)
     repository = build_repository(bundle, tmp_path / "repository", server=server, serving=wish, gpus=(0,))
@@ -179,15 +186,14 @@ def test_memory_is_returned_after_each_of_20_loads(both: Both, tmp_path: Path) -
         for word in process.command
         if "restricted" not in word
     ]
-    host, free = ChildHost(), []
+    host, free, columns = ChildHost(), [], to_wire(flights(64), schema)
     before = nvml.free_bytes(device) or 0
     try:
         host.start(replace(process, name="loads", command=tuple(command)))
         wait_for("Triton", lambda: is_ready(place.endpoint.http), host, "loads")
         for _ in range(LOADS):
             _post(place.endpoint.http, f"/v2/repository/models/{bundle.model}/load")
-            columns = both.rows(64)
-            predict(place.endpoint.http, bundle.model, columns, both.schema)
+            predict(place.endpoint.http, bundle.model, columns, schema)
             _post(place.endpoint.http, f"/v2/repository/models/{bundle.model}/unload")
             wait_for("unloading", lambda: not _is_loaded(place.endpoint.http, bundle.model), host, "loads")
             free.append(nvml.free_bytes(device) or 0)

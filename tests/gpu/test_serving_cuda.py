@@ -8,10 +8,6 @@ is no GPU, or no Triton whose Python has ONNX Runtime's CUDA provider.
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,74 +16,29 @@ import pytest
 import torch
 
 from serin.errors import GpuMemoryShort
-from serin.export.build import export_model
 from serin.formats.schema import read_schema
-from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder, spool_root
+from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder
 from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import Client, predict
 from serin.serving.client.load import Closed, model_target, run_load
-from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.releases import Releases
-from serin.serving.triton.repository import serving_settings
-from serin.serving.tuning.devices import devices_for
-from serin.serving.tuning.report import write_report
-from serin.serving.tuning.requests import parse_mix
-from serin.serving.tuning.tune import Tuner
 from serin.stack.gpu_use import read_gpu_use
 from serin.stack.shadow.compare import Answered, Columns, Comparison
-from serin.store.artifacts import Bundle, ModelRoute, Release
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import start_gateway
 from tests.gpu.parts import why_no_release
-from tests.unit.export.small_dataset import Trained, flights, make_trained
+from tests.gpu.releases import exported, serving_gateway
+from tests.unit.export.small_dataset import flights
 
-NETWORK = {"kind": "mlp", "hidden": [2048, 1024, 512]}
 SECONDS = 0.5
 MOST_ROWS = 4096
-CLIENTS_OF_SIZE = {1: (1, 8, 32), 8: (1, 8, 32), 64: (1, 8, 32), 512: (1, 8, 32), MOST_ROWS: (1, 4)}
+CLIENTS_OF_SIZE = {1: (1, 32), 64: (8,), 512: (8,), MOST_ROWS: (4,)}  # benchmarks.serving.gpu measures more
 
 
 _WHY = why_no_release()
 pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
-
-
-def exported(
-    folder: Path, store: Store, device: str, *, recorded: float = 0.0, **serving: object
-) -> tuple[Trained, Bundle]:
-    sections = {
-        **({"monitoring": {"capture": {"share": recorded}}} if recorded else {}),
-        "model": NETWORK,
-        "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
-        "serving": {"p99_ms": 50, **({} if device == "auto" else {"device": device}), **serving},
-    }
-    trained = make_trained(folder, "binary", **sections)
-    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
-    return trained, bundle
-
-
-@contextmanager
-def serving_gateway(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
-    """The bundles as running releases behind one gateway; each can be asked by its version."""
-    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-gpu-"))  # short: it holds unix sockets
-    releases = Releases(folder / "releases", host=host, store=store, spool=spool_root(folder))
-    names = [Release(model=bundle.model, version=bundle.version) for bundle in bundles]
-    try:
-        for release in names:
-            releases.start(release)
-        gateway, port = start_gateway(folder, host)
-        for release in names:
-            _until_ready(releases, release, host)
-        endpoints = {release.name: releases.endpoint(release) for release in names}
-        gateway.apply([ModelRoute(model=names[0].model, epoch=1, stable=names[0])], endpoints)
-        yield releases, f"127.0.0.1:{port}"
-    finally:
-        host.stop(PROCESS_NAME)  # Triton waits for open connections, and Envoy keeps some
-        for release in releases.running():
-            releases.stop(release)
-        host.stop_all()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.timeout(600)
@@ -121,13 +72,6 @@ def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Pat
     }
     for place, id_ in enumerate(answers.request_id):
         assert np.array_equal(found[id_][answers.request_row[place]], answers["score"][place])
-
-
-def _until_ready(releases: Releases, release: Release, host: ChildHost) -> None:
-    try:
-        wait_for(release.name, lambda: releases.state(release) == "ready", host, release.name, within_s=180)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{releases.log(release).read_text()[-4000:]}") from error
 
 
 def latency_table(name: str, url: str, bundle: Bundle) -> None:
@@ -233,27 +177,3 @@ def test_a_release_larger_than_every_gpu_is_refused_before_anything_is_loaded(tm
     with pytest.raises(GpuMemoryShort, match=f"needs {most + 1:,} MB"):
         releases.start(release)
     assert host.state(release.name) == "absent"
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("mix", ["1", "64"])
-def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_chose(
-    tmp_path: Path, mix: str
-) -> None:
-    store = Store(str(tmp_path / "store"))
-    _, bundle = exported(tmp_path / "work", store, "auto")
-    assert devices_for(bundle) == ("gpu", "cpu")
-    tuner = Tuner(bundle=bundle, p99_ms=50, mix=parse_mix(mix), budget_s=20, lap_s=0.3)
-    tuning = tuner.run()
-    path, _ = write_report(tuning)
-    print(path.read_text())
-    assert set(tuning.devices) == {"gpu", "cpu"}
-    chosen = tuning.chosen.settings
-    assert serving_settings(bundle).instances == chosen.instances
-    with serving_gateway(store, bundle) as (releases, _):
-        release = Release(model=bundle.model, version=bundle.version)
-        served = releases.served(release)
-        assert served is not None
-        print(served)
-        assert bool(served.devices) == (chosen.device == "gpu")
-        releases.verify(release)
