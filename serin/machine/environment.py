@@ -25,6 +25,7 @@ SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
 MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
+XDG_CACHE_HOME   the user's cache, with what a first start prepared once (~/.cache)
 """
 
 from __future__ import annotations
@@ -336,6 +337,13 @@ def runtime_folder(of: Path) -> Path:
             f"{folder} belongs to another user or is open to others; remove it and try again"
         )
     return folder
+
+
+def cache_folder() -> Path:
+    """The folder of this user for what can be made again; it may not exist."""
+    found = os.environ.get("XDG_CACHE_HOME") or ""
+    base = Path(found) if Path(found).is_absolute() else Path.home() / ".cache"
+    return base / "serin"
 
 
 def application_folder() -> Path:

@@ -28,7 +28,7 @@ from serin.stack.host.ports import port_claims
 from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, start_serving
+from serin.stack.wiring import build_gateway, launch_stack, start_serving
 
 log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
 
@@ -63,7 +63,7 @@ def serve(
         if trouble := key_trouble(home):
             log.warning(trouble)
         url = environment.prefect_api_url() or ""
-        stack = start_serving(
+        stack = launch_stack(
             home,
             gateway_port=port,
             prefect_api_url=url,
@@ -72,6 +72,7 @@ def serve(
             console=_console(last),
         )
     try:
+        start_serving(stack)
         _wait_for_gateway(home, stack)
         log.info("serving on %s:%d", address, port)
         while not stop.wait(_LOOK_S):

@@ -7,8 +7,7 @@ import importlib.util
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,20 +26,24 @@ from serin.stack.console.place import NOT_INSTALLED, ConsolePlace, answers, choo
 from serin.stack.console.settings import read_settings
 from serin.stack.down import clear_away
 from serin.stack.guard import key_trouble
-from serin.stack.host.logs import log_says, log_size, log_tail
 from serin.stack.host.ports import Claims, choose_port, port_claims
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
+from serin.stack.host.waiting import wait_until_ready
 from serin.stack.prefect import processes, rest_api
-from serin.stack.prefect.deploy import apply_deployments, make_pools, worker_for
-from serin.stack.prefect.login import stack_api
-from serin.stack.wiring import build_gateway, console_process, controller_process, start_serving
+from serin.stack.prefect.start import start_prefect, use_prefect
+from serin.stack.wiring import (
+    build_gateway,
+    console_process,
+    controller_process,
+    launch_stack,
+    start_serving,
+)
 
 logger = logging.getLogger(__name__)
 
 _GATEWAY_PORTS = (8080, 8081, 8082)
 _PREFECT_PORTS = (4200, 4201, 4202)
-_WORKER_STARTED = " started!"
 
 
 def bring_up(
@@ -154,7 +157,7 @@ def _start(
     console: ConsolePlace | None,
 ) -> Stack:
     began = time.monotonic()
-    stack = start_serving(
+    stack = launch_stack(
         home,
         gateway_port=gateway_port,
         prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
@@ -162,80 +165,34 @@ def _start(
         tls=tls,
         console=console,
     )
-    supervisor, gateway = Supervisor(home), build_gateway(home)
-    if prefect_port is not None:
-        server = processes.prefect_server(home, prefect_port)
-        logger.info(f"starting the Prefect server on port {prefect_port}")
-        supervisor.start(server)
-        _wait(supervisor, server, lambda: rest_api.answers(stack.prefect_api_url), seconds=300.0)
+    supervisor, gateway, settler = Supervisor(home), build_gateway(home), processes.reconciler(stack)
+    supervisor.start(gateway.process())
+    if stack.owns_prefect:
+        start_prefect(stack, meanwhile=partial(_start_rest, stack, settler))
     else:
-        logger.info(f"using the Prefect server at {stack.prefect_api_url} (PREFECT_API_URL)")
-    settler = processes.reconciler(stack)
-    supervisor.start(settler)
-    _start_workers(supervisor, stack)
-    _wait(supervisor, gateway.process(), gateway.ready, seconds=20.0)
+        _start_rest(stack, settler)
+        use_prefect(stack)
+    wait_until_ready(supervisor, gateway.process(), gateway.ready)
     for process in (controller_process(home), settler):
-        _wait(supervisor, process, partial(supervisor.runs, process.name), seconds=20.0)
+        wait_until_ready(supervisor, process, partial(supervisor.runs, process.name))
     if console:
         _wait_for_console(supervisor, home, console)
     logger.info(f"up after {time.monotonic() - began:.1f} s")
     return stack
 
 
+def _start_rest(stack: Stack, settler: Process) -> None:
+    start_serving(stack)
+    Supervisor(stack.home).start(settler)
+
+
 def _wait_for_console(supervisor: Supervisor, home: Path, console: ConsolePlace) -> None:
     """Waits until the console answers. A stack serves its models without one, so a failure is only reported."""
     ready = partial(answers, read_settings().address, console.port)
     try:
-        _wait(supervisor, console_process(home), ready, seconds=60.0)
+        wait_until_ready(supervisor, console_process(home), ready)
     except ProcessFailed as failure:
         logger.info(f"the console does not answer; everything else runs: {failure}")
-
-
-def _start_workers(supervisor: Supervisor, stack: Stack) -> None:
-    """Starts workers and deployments, side by side on the stack's own server, because each spends seconds importing
-    Prefect."""
-    settings = processes.prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect)
-    if not stack.owns_prefect:
-        _wait_for_workers(supervisor, stack)  # they create the pools that deployments need
-        names = apply_deployments(stack, settings)
-    else:
-        lost = rest_api.close_lost_runs(stack_api(stack), processes.POOLS)
-        if lost:
-            logger.info(
-                f"runs that an earlier stack left unfinished are now marked as crashed: {', '.join(lost)}"
-            )
-        make_pools(stack_api(stack))
-        logger.info("starting workers for the pools cpu and gpu, applying deployments")
-        with ThreadPoolExecutor(max_workers=1) as side:
-            deploying = side.submit(apply_deployments, stack, settings)
-            _wait_for_workers(supervisor, stack)
-            names = deploying.result()
-    logger.info(f"deployments: {', '.join(names)}")
-
-
-def _wait_for_workers(supervisor: Supervisor, stack: Stack) -> None:
-    workers = list(filter(None, [worker_for(stack, pool) for pool in processes.POOLS]))
-    marks = {worker.name: log_size(worker.log) for worker in workers}
-    for worker in workers:
-        supervisor.start(worker)
-    for worker in workers:
-        started = partial(log_says, worker.log, marks[worker.name], _WORKER_STARTED)
-        _wait(supervisor, worker, started, seconds=300.0)
-
-
-def _wait(supervisor: Supervisor, process: Process, ready: Callable[[], bool], *, seconds: float) -> None:
-    """Waits until `ready` is true; raises ProcessFailed with the end of the log, at once when the process has died."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        child = supervisor.child(process.name)
-        if child is None or child.state == "failed":
-            reason = f"it ended ({'gone' if child is None else child.detail.lower()})"
-        elif time.monotonic() > deadline:
-            reason = f"not ready within {seconds:.0f} s"
-        else:
-            time.sleep(0.1)
-            continue
-        raise ProcessFailed(name=process.name, reason=reason, log=process.log, tail=log_tail(process.log))
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def console_process(home: Path) -> Process:
     return standing_process(home, CONSOLE, "serin.console.server")
 
 
-def start_serving(
+def launch_stack(
     home: Path,
     *,
     gateway_port: int,
@@ -97,10 +97,8 @@ def start_serving(
     tls: bool,
     console: ConsolePlace | None = None,
 ) -> Stack:
-    """Launches the supervisor, records the stack, and starts the gateway, the controller, the watcher and the
-    console."""
-    supervisor = Supervisor(home)
-    pid = supervisor.launch(stack_environment(home))
+    """Launches the supervisor, still without processes, and records the stack."""
+    pid = Supervisor(home).launch(stack_environment(home))
     stack = Stack(
         home=home,
         supervisor_pid=pid,
@@ -114,12 +112,17 @@ def start_serving(
         console_port=console.port if console else None,
     )
     write_stack(stack)
+    return stack
+
+
+def start_serving(stack: Stack) -> None:
+    """Starts the gateway, the controller, the watcher and the console."""
+    supervisor, home = Supervisor(stack.home), stack.home
     watcher = watcher_process(home, owns_prefect=stack.owns_prefect)
     for process in (build_gateway(home).process(), controller_process(home), watcher):
         supervisor.start(process)
-    if console:
+    if stack.console_port is not None:
         supervisor.start(console_process(home))
-    return stack
 
 
 def remove_shared_memory(home: Path) -> int:

@@ -98,7 +98,7 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
         make_missing_pools(api)
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _apply(_FILE if file is None else file.absolute(), settings, log)
+    apply_file(settings, log, file=None if file is None else file.absolute())
     return [f"applied to {url}"]
 
 
@@ -115,14 +115,13 @@ def _use_slurm(api: rest_api.Api, pools: Collection[str]) -> None:
 def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:
     """Applies every deployment of deployments/prefect.yaml; skipped when nothing changed since last time, unless
     `again`."""
-    noted = stack.home / "stack" / "deployed.json"
-    wanted = {"digest": _digest(environment.application_folder())}
-    if not again and stack.owns_prefect and noted.exists() and json.loads(noted.read_text()) == wanted:
+    digest = deployments_digest()
+    if not again and stack.owns_prefect and are_deployed(stack.home, digest):
         names = rest_api.deployments(stack_api(stack))
         if names:
             return names
-    _apply(_FILE, settings, stack.home / "logs" / "deploy.log")
-    noted.write_text(json.dumps(wanted))
+    apply_file(settings, stack.home / "logs" / "deploy.log")
+    note_deployed(stack.home, digest)
     return (
         rest_api.deployments(stack_api(stack))
         if stack.owns_prefect
@@ -130,8 +129,25 @@ def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool 
     )
 
 
-def _apply(file: Path, settings: Mapping[str, str], log: Path) -> None:
-    """Runs Prefect's command; raises ProcessFailed with the end of its output when it fails."""
+def are_deployed(home: Path, digest: str) -> bool:
+    """Returns whether the deployments of this digest were the last that were applied."""
+    noted = _deployed(home)
+    return noted.exists() and bool(json.loads(noted.read_text()) == {"digest": digest})
+
+
+def note_deployed(home: Path, digest: str) -> None:
+    noted = _deployed(home)
+    noted.parent.mkdir(parents=True, exist_ok=True)
+    noted.write_text(json.dumps({"digest": digest}))
+
+
+def _deployed(home: Path) -> Path:
+    return home / "stack" / "deployed.json"
+
+
+def apply_file(settings: Mapping[str, str], log: Path, *, file: Path | None = None) -> None:
+    """Runs Prefect's command on a file of deployments (None: deployments/prefect.yaml); raises ProcessFailed with the
+    end of its output when it fails."""
     with log.open("wb") as output:
         try:
             code = subprocess.run(
@@ -143,7 +159,7 @@ def _apply(file: Path, settings: Mapping[str, str], log: Path) -> None:
                     "deploy",
                     "--all",
                     "--prefect-file",
-                    str(file),
+                    str(file or _FILE),
                 ],
                 cwd=environment.application_folder(),
                 env=dict(settings),
@@ -159,9 +175,10 @@ def _apply(file: Path, settings: Mapping[str, str], log: Path) -> None:
         raise ProcessFailed(name="prefect deploy", reason=reason, log=log, tail=log_tail(log))
 
 
-def _digest(application: Path) -> str:
+def deployments_digest() -> str:
     """Returns a digest of everything a deployment depends on: its file, the flows' parameters, the location of the
     code."""
+    application = environment.application_folder()
     found = hashlib.sha256(f"{application}\0{sys.executable}".encode())
     spec = Path(section.__file__).parent
     for folder in (application / "deployments", application / "flows", spec):

@@ -11,10 +11,12 @@ from serin.machine.process import Process
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, stack_name
 from serin.stack.prefect.login import make_login
+from serin.stack.prefect.prepared import is_prepared
 
 POOLS = ("cpu", "gpu")
 PREFECT, RECONCILER = "prefect", "reconciler"
 WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
+_COMMAND = "serin.stack.prefect.command"
 SLURM_TYPE = "serin-slurm"  # of pools whose runs are Slurm jobs
 
 
@@ -23,9 +25,18 @@ def worker_name(pool: str) -> str:
     return f"worker-{pool}"
 
 
+def worker_log(home: Path, pool: str) -> Path:
+    return home / "logs" / f"worker-{pool}.log"
+
+
 def workers_of(home: Path) -> tuple[str, ...]:
     """Returns the names of the stack's workers on the Prefect server, which no other stack has."""
     return tuple(f"serin-{pool}-{stack_name(home)}" for pool in POOLS)
+
+
+def workers_gate(home: Path) -> Path:
+    """Returns the file whose existence lets the stack's workers ask the server for work."""
+    return home / "stack" / "workers-may-begin"
 
 
 def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:
@@ -101,10 +112,14 @@ def prefect_server(home: Path, port: int) -> Process:
     server["PREFECT_SERVER_DATABASE_TIMEOUT"] = server["PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT"] = "60"
     # The interface's files are copied when they are missing: into the stack's folder, not into the installation.
     server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
+    if is_prepared(home):  # else the server applies its migrations and registers its block types
+        server["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"
+        server["PREFECT_API_BLOCKS_REGISTER_ON_START"] = "false"
+        server["PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION"] = "false"
     return Process(
         name=PREFECT,
         command=(
-            sys.executable, "-m", "prefect", "--no-prompt", "server", "start", "--host", "127.0.0.1",
+            sys.executable, "-m", _COMMAND, "--no-prompt", "server", "start", "--host", "127.0.0.1",
             "--port", str(port),
         ),
         environment=server,
@@ -120,12 +135,13 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path, kind: str = WORKE
     return Process(
         name=worker_name(pool),
         command=(
-            sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", kind,
-            "--name", name, "--install-policy", "never", "--base-job-template", str(template),
+            sys.executable, "-m", _COMMAND, "--after", str(workers_gate(stack.home)), "--no-prompt",
+            "worker", "start", "--pool", pool, "--type", kind, "--name", name, "--install-policy", "never",
+            "--base-job-template", str(template),
         ),
         environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),
         folder=environment.application_folder(),
-        log=stack.home / "logs" / f"worker-{pool}.log",
+        log=worker_log(stack.home, pool),
         stop_s=20.0,
     )  # fmt: skip
 
