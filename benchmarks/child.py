@@ -134,19 +134,11 @@ def _versions() -> dict[str, str]:
 @contextlib.contextmanager
 def peak_memory(every_s: float = 0.02) -> Iterator[list[int]]:
     """Samples the largest resident size of this process and its children together while the block runs."""
-    import psutil
-
-    me, peak, done = psutil.Process(), [0], threading.Event()
-
-    def resident(process: psutil.Process) -> int:
-        try:
-            return int(process.memory_info().rss)
-        except psutil.Error:
-            return 0
+    me, peak, done = os.getpid(), [0], threading.Event()
 
     def sample() -> None:
         while True:
-            peak[0] = max(peak[0], sum(resident(process) for process in (me, *me.children(recursive=True))))
+            peak[0] = max(peak[0], sum(_resident_bytes(process) for process in (me, *_descendants(me))))
             if done.wait(every_s):
                 return
 
@@ -157,6 +149,23 @@ def peak_memory(every_s: float = 0.02) -> Iterator[list[int]]:
     finally:
         done.set()
         sampler.join()
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yields the children of a process and theirs. Asks the kernel: psutil reads the files of every process of the
+    machine, 3.5 ms of CPU time for each sample where 109 run, against 0.2 ms."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, listed.read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 if __name__ == "__main__":

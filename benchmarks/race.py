@@ -35,6 +35,7 @@ class Choice:
     contenders: frozenset[str] | None = None
     cases: frozenset[str] | None = None
     repetitions: int = MIN_REPETITIONS
+    times_the_data: int = 1  # in a lap: longer ones vary less
 
     def of(self, contenders: Mapping[str, Each]) -> dict[str, Each]:
         """Returns the contenders that take part."""

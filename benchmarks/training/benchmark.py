@@ -35,6 +35,7 @@ LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
     gpu = bool(machine()["gpus"])
     rows = ROWS[("gpu, full" if full else "gpu") if gpu else "full" if full else "quick"]
+    rows = {batch_rows: count * choice.times_the_data for batch_rows, count in rows.items()}
     results: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}
     notes = []
