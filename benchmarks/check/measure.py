@@ -40,15 +40,15 @@ class Check:
 
 
 CHECKS = (
-    Check(benchmark="loader", reference="limit", repetitions=31),
+    Check(benchmark="loader", reference="limit", repetitions=17),
     Check(
         benchmark="training",
         reference="eager",
-        repetitions=15,
+        repetitions=11,
         times_the_data=8,
         cases=frozenset({"mlp_1024"}),
     ),
-    Check(benchmark="etl", reference="limit", repetitions=25, cases=frozenset({"join"})),
+    Check(benchmark="etl", reference="limit", repetitions=13, cases=frozenset({"join"})),
 )
 
 

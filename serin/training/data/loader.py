@@ -70,7 +70,7 @@ class _Orders:
         self._rows = rows
         self._seed = seed
         self._device = device
-        self._thread = ThreadPoolExecutor(1, "row-order")
+        self._thread = one_core_thread("row-order")
         self._made: dict[int, Future[Tensor]] = {}
 
     def of(self, epoch: int) -> Tensor:
@@ -85,6 +85,24 @@ class _Orders:
     def _make(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(stream_seed(self._seed, "order", epoch))
         return torch.randperm(self._rows, generator=generator).to(self._device)
+
+
+def one_core_thread(name: str) -> ThreadPoolExecutor:
+    """Returns a thread whose torch operators use one core.
+
+    One that ran on several would start its own team of OpenMP threads. With more threads than cores OpenMP no longer
+    spins between operators but sleeps, in the training's own team too: on two cores its operators took three times as
+    long.
+    """
+    pool, threads = ThreadPoolExecutor(1, name), torch.get_num_threads()
+    pool.submit(_use_one_core).result()
+    torch.set_num_threads(threads)  # torch also keeps a number for all threads
+    return pool
+
+
+def _use_one_core() -> None:
+    torch.get_num_threads()  # a thread takes over the number for all when torch is first asked for it
+    torch.set_num_threads(1)
 
 
 def stream_seed(*words: object) -> int:

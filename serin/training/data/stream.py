@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from serin.training.data.loader import stream_seed
+from serin.training.data.loader import one_core_thread, stream_seed
 from serin.training.data.tables import Batch, MappedTable, gather
 
 BLOCK_ROWS = 4096
@@ -73,7 +73,7 @@ class StreamLoader:
         if start >= stop:
             return
         first, last = self._chunk_of(start), self._chunk_of(stop - 1)
-        with ThreadPoolExecutor(1, "read-ahead") as thread:
+        with one_core_thread("read-ahead") as thread:
             coming: Future[_Chunk] = thread.submit(self._load, first, None)
             for number in range(first, last + 1):
                 clock = time.perf_counter()

@@ -8,7 +8,7 @@ import torch
 
 from serin.errors import BundleBroken
 from serin.formats.shards import SplitArrays
-from serin.training.data.loader import Loader
+from serin.training.data.loader import Loader, one_core_thread
 from serin.training.data.stream import BLOCK_ROWS, StreamLoader
 from serin.training.data.tables import MappedTable, ResidentTable, open_table
 
@@ -127,3 +127,15 @@ def test_a_table_that_does_not_fit_the_budget_stays_in_its_files() -> None:
 def test_a_code_beyond_its_vocabulary_is_refused_before_training(budget: int) -> None:
     with pytest.raises(BundleBroken, match="has codes 0 to 4"):
         open_table(split(), CPU, sizes=(4,), budget=budget)
+
+
+def test_a_thread_beside_the_training_uses_one_core_and_leaves_the_others_to_it() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_core_thread("beside") as thread:
+            thread.submit(torch.randperm, 100_000).result()
+            assert thread.submit(torch.get_num_threads).result() == 1
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
