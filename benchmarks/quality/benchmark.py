@@ -100,8 +100,8 @@ def mean_ranks(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def summary(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ranks = mean_ranks(scores)
-    others = [rank for name, rank in ranks.items() if name != AUTO]
-    line = {"rank_auto": ranks[AUTO], "rank_best_other": min(others, default=float("nan"))}
+    other = min((rank for name, rank in ranks.items() if name != AUTO), default=float("nan"))
+    line = {"rank_auto": ranks[AUTO], "rank_best_other": other, "rank_behind": ranks[AUTO] - other}
     gaps = [_best_trees(found) - found[NETWORK] for found in scores.values() if NETWORK in found]
     if gaps:
         line["network_gap"] = statistics.mean(gaps)

@@ -21,7 +21,13 @@ def test_equal_scores_share_a_rank_and_our_network_is_not_ranked_beside_auto() -
 
 def test_the_last_line_compares_auto_with_the_best_other_and_the_network_with_the_best_trees() -> None:
     assert summary(SCORES) == pytest.approx(
-        {"rank_auto": 1.75, "rank_best_other": 2.0, "network_gap": 0.02, "auc_gap": 0.01}
+        {
+            "rank_auto": 1.75,
+            "rank_best_other": 2.0,
+            "rank_behind": -0.25,
+            "network_gap": 0.02,
+            "auc_gap": 0.01,
+        }
     )
 
 
