@@ -45,7 +45,8 @@ _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed)
 _FORMER_WORKER_ENDS_S = 60.0
 _ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
 _FEW_ROWS, _EPOCHS_OF_FEW_ROWS = 50_000, 20  # a network needs more passes over few rows
-_NUMBERS = {"numeric_scaling": "robust", "numeric_embedding": "piecewise_linear"}
+_WAVES = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
+_PIECES = {"numeric_scaling": "robust", "numeric_embedding": "piecewise_linear"}
 
 
 def main() -> None:
@@ -87,11 +88,11 @@ def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[tuple[str
     shallow: dict[str, JsonValue] = {"eta": 0.05, "max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.8}
     yield "trees", ModelSpec(kind="xgboost"), trees
     wide = common.model_copy(update={"learning_rate": 2e-3, "weight_decay": 0.02})
-    yield "tabm", ModelSpec.model_validate({"kind": "tabm", "dropout": 0.1, **_NUMBERS}), wide
+    yield "mlp", ModelSpec.model_validate({"kind": "mlp", "dropout": 0.2, **_WAVES}), wide
     yield "trees-slow", ModelSpec(kind="xgboost", rounds=1000, options=slow), trees
-    yield "mlp", ModelSpec.model_validate({"kind": "mlp", "dropout": 0.2, **_NUMBERS}), wide
+    yield "tabm", ModelSpec.model_validate({"kind": "tabm", "dropout": 0.1, **_PIECES}), wide
     yield "trees-shallow", ModelSpec(kind="xgboost", rounds=1500, options=shallow), trees
-    yield "dcn", ModelSpec.model_validate({"kind": "dcn", "dropout": 0.2, **_NUMBERS}), wide
+    yield "dcn", ModelSpec.model_validate({"kind": "dcn", "dropout": 0.2, **_WAVES}), wide
     if data.rows["train"] * (len(data.numeric) + len(data.categorical)) <= _ATTENTION_CELLS:
         model = ModelSpec(kind="ft_transformer", embedding=32, heads=4, numeric_scaling="robust")
         yield "ft_transformer", model, common

@@ -42,6 +42,8 @@ def test_models_with_different_errors_are_blended_and_weights_add_up() -> None:
     assert set(weights) == {"a", "b"}
     assert sum(weights.values()) == pytest.approx(1)
     assert all(weight > 0.2 for weight in weights.values())
+    uneven = choose_weights({"a": noisy(0.7), "b": noisy(1.4)}, goodness)
+    assert 0 < uneven["b"] < 0.4 < uneven["a"]  # a weaker one gets a small share
 
 
 def test_one_model_stays_alone_when_no_other_helps_or_blends_are_off() -> None:
@@ -71,7 +73,7 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     run = tmp_path / "run"
     checkpoint = launcher.train(model, TrainingSpec(epochs=2), dataset, folder=run)
 
-    results = [run / "candidates" / name / "result" for name in ("trees", "tabm")]
+    results = [run / "candidates" / name / "result" for name in ("trees", "mlp")]
     for result in results:
         metrics = json.loads((result / "metrics.json").read_text())["metrics"]
         assert "valid_auc" in metrics
