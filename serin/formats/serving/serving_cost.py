@@ -21,8 +21,8 @@ _PER = 1000
 class Counters:
     """Counters that only grow while one process of the release lives. `process`: its id and the time of its start.
 
-    `rows` and `requests` are Triton's own; `asked` are the requests of clients, by the gateway's log. `joules` are
-    those of the release's GPUs, None while somebody else uses them."""
+    `rows` and `requests` are Triton's own, without the golden rows of checks; `asked` are the requests of clients, by
+    the gateway's log. `joules` are those of the release's GPUs, None while somebody else uses them."""
 
     at: float
     process: tuple[int, float]
@@ -34,8 +34,7 @@ class Counters:
 
     @property
     def predictions(self) -> int:
-        """Rows that were scored for clients. Triton's other requests are probes of one row each, and the golden rows
-        of the check at its start, which count."""
+        """Rows that were scored for clients. Triton's other requests are probes of one row each."""
         return max(0, self.rows - max(0, self.requests - self.asked)) if self.asked else 0
 
 

@@ -19,6 +19,7 @@ from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
 from serin.serving.triton.backends import NOT_RECORDED
+from serin.serving.triton.checked_rows import add_checked
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
 from serin.serving.triton.probe import RowTimes, answers
@@ -140,7 +141,8 @@ class Releases:
         """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
         batches."""
         bundle = self._store.bundle(release.model, release.version)
-        verify_release(release, self.endpoint(release), bundle)
+        asked = verify_release(release, self.endpoint(release), bundle)
+        add_checked(self._folder / release.name, self._host.pid(release.name), asked)
 
     def stop(self, release: Release) -> None:
         """Removes the process, shared memory and folder of the release. Its log is kept."""

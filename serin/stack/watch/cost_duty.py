@@ -24,6 +24,7 @@ from serin.machine.hardware import Device, Nvml, core_count
 from serin.machine.process import ProcessHost
 from serin.machine.usage import GpuDriver, process_tree
 from serin.monitoring.history.read import requests_of
+from serin.serving.triton.checked_rows import read_checked
 from serin.serving.triton.release_record import Served, read_record
 from serin.stack.gpu_use import GpuUse, read_gpu_use
 from serin.stack.host.supervisor import Supervisor
@@ -71,6 +72,7 @@ class CostDuty:
         tree = [psutil.Process(each) for each in process_tree(pid)]
         times = [process.cpu_times() for process in tree]
         rows, requests = read_triton_counts(record.place.metrics_port, release)
+        checked = read_checked(folder, pid)
         own = [uses[device] for device in record.served.devices if device in uses]
         alone = own if all(_only(use, release) for use in own) else []
         return Look(
@@ -78,8 +80,8 @@ class CostDuty:
                 at=now,
                 process=(pid, tree[0].create_time()),
                 cpu_s=sum(each.user + each.system for each in times),
-                rows=rows,
-                requests=requests,
+                rows=max(0, rows - checked.rows),
+                requests=max(0, requests - checked.requests),
                 asked=requests_of(self._home, release.model, release.name, tree[0].create_time() - 60),
                 joules=self._joules(alone),
             ),

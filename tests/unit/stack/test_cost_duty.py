@@ -18,6 +18,7 @@ import pytest
 from serin.formats.serving.serving_cost import Counters, ServingCost, read_serving_cost
 from serin.machine.hardware import Device
 from serin.machine.process import Process, ProcessState
+from serin.serving.triton.checked_rows import CheckedRows, add_checked
 from serin.serving.triton.process import TritonPorts
 from serin.serving.triton.release_record import Record, Served, write_record
 from serin.stack.watch import cost_duty
@@ -154,6 +155,9 @@ def test_a_running_release_is_measured_and_its_file_is_added_to(
     ):
         place = TritonPorts(http_port=1, grpc_port=2, metrics_port=port, shared_memory_prefix="x")
         write_record(home / "releases" / RELEASE.name, RELEASE, Record(place=place, served=ON_GPU))
+        folder, another = home / "releases" / RELEASE.name, child.pid + 1
+        for process, rows in ((another, 500), (child.pid, 30), (child.pid, 10)):
+            add_checked(folder, process, CheckedRows(rows=rows, requests=rows // 10))
         duty = CostDuty(home, OneChild(child.pid), Driver())
         began = psutil.Process(child.pid).create_time()
         for seconds in (10.0, 20.0):
@@ -162,7 +166,9 @@ def test_a_running_release_is_measured_and_its_file_is_added_to(
         child.communicate(b"\n", timeout=60)
     assert found is not None
     assert found.seconds == pytest.approx(20.0, abs=0.1)
-    assert (found.predictions, found.requests) == (1010, 20)
+    assert (found.predictions, found.requests) == (1020 - 40 - (30 - 4 - 20), 20), (
+        "rows of checks are no client's"
+    )
     assert found.joules == 50.0
     assert found.gpu_s == pytest.approx(10.0, abs=0.1)
     assert found.peak_memory_bytes > 1_000_000
