@@ -50,7 +50,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             rows=rows[chosen].get(),
         )
 
-    hurry = nullcontext() if request.get("durable") else patch("serin.etl.engines.device.begin_sync")
+    hurry = nullcontext() if request.get("durable") else patch("serin.etl.engines.device.begin_sync_beside")
     with hurry, ThreadPoolExecutor(len(SPLITS)) as pool:
         list(pool.map(write, range(len(SPLITS))))
     if request.get("durable"):

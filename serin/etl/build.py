@@ -30,6 +30,7 @@ from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
 from serin.formats.dataset import FORMAT, VERSION, SourceFile
 from serin.formats.shards import part_paths
+from serin.machine.durable import Syncs
 from serin.machine.stopping import check_stopped
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
@@ -81,7 +82,7 @@ def _find_or_build(
         logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
         judge_freshness(data.checks, Path(known.path))
         return known
-    with store.workspace() as folder:
+    with store.workspace() as folder, Syncs() as syncs:
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
@@ -93,10 +94,11 @@ def _find_or_build(
             kept=kept,
             fresh=fresh,
         )
-        digest = _compute(data, features, etl, sources, earlier, scratch, result, piece_rows)
+        digest = _compute(data, features, etl, sources, earlier, syncs, scratch, result, piece_rows)
         refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
         edition = _edition(digest, features, files)
         check_stopped()
+        syncs.wait()
         published = store.publish_dataset(key, edition, result, lasting=set(part_paths(result)))
         store.remember_dataset(family, edition)
         return published
@@ -123,11 +125,13 @@ def _compute(
     etl: EtlSpec,
     sources: Mapping[str, tuple[SourceFile, ...]],
     earlier: Earlier,
+    syncs: Syncs,
     scratch: Path,
     result: Path,
     piece_rows: int | None,
 ) -> str:
-    """Fills the folder `result`; the dataset's digest."""
+    """Fills the folder `result`, which is whole on the disk when `syncs` has nothing left to do; the dataset's
+    digest."""
     tables = _open_tables(sources, earlier, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
@@ -141,6 +145,7 @@ def _compute(
 
     def fill(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         """One attempt. Called again, with smaller pieces or another engine, when memory runs out."""
+        syncs.drop()
         _empty(result)
         engine.tell = progress = Progress()
         progress.begin("read and joined")
@@ -154,6 +159,7 @@ def _compute(
             previous=earlier.previous,
             engine=engine,
             progress=progress,
+            syncs=syncs,
         ).fill(held, result)
 
     size = sum(file.size for file in files)

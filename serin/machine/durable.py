@@ -6,11 +6,15 @@ import contextlib
 import ctypes
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Self
 
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _WORTH_BYTES = 2**20
+_SYNCS_AT_ONCE = 16  # a disk takes several at the price of one
+_beside = ThreadPoolExecutor(4, thread_name_prefix="begin-sync")  # its threads start when they are needed
 _SYNC_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
 if _SYNC_RANGE is not None:
     _SYNC_RANGE.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -32,6 +36,55 @@ def begin_sync(descriptor: int, begin: int, end: int) -> None:
     """
     if _SYNC_RANGE is not None and end - begin >= _WORTH_BYTES:
         _SYNC_RANGE(descriptor, begin, end - begin, _WRITE)
+
+
+def begin_sync_beside(path: Path) -> None:
+    """`begin_sync` of a whole file by another thread: a busy disk does not hold up the caller.
+
+    It reports no errors: those are left to the `sync` that has to follow.
+    """
+    if _SYNC_RANGE is not None:
+        _beside.submit(_begin_sync_of, path)
+
+
+def _begin_sync_of(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        begin_sync(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
+
+
+class Syncs:
+    """Syncs files and folders in the background until `wait` is called. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync")
+        self._waiting: list[Future[None]] = []  # appending is safe from any thread
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, *paths: Path) -> None:
+        """Syncs these, one after the other."""
+        self._waiting.append(self._threads.submit(_sync_all, paths))
+
+    def wait(self) -> None:
+        """Returns when all that was added is on the disk; raises what a sync raised."""
+        while self._waiting:
+            self._waiting.pop().result()
+
+    def drop(self) -> None:
+        """Forgets what was added: its files are to be removed."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.cancel()
+        wait(waiting)
+
+
+def _sync_all(paths: Sequence[Path]) -> None:
+    for path in paths:
+        sync(path)
 
 
 def write_whole(path: Path, data: str | bytes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.machine.durable import write_secret, write_whole
+from serin.machine.durable import Syncs, write_secret, write_whole
 from serin.stack.prefect.login import login_file, make_login
 
 
@@ -54,3 +54,30 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(
     with pytest.raises(OSError, match="disk full"):
         write_whole(file, "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"it": "old"}
+
+
+def test_files_are_synced_in_the_background_in_the_order_of_each_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+    )
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    with Syncs() as syncs:
+        for name in "ab":
+            syncs.add(tmp_path / name / "file", tmp_path / name)
+        syncs.wait()
+        for name in "ab":
+            assert [path for path in synced if name in path.relative_to(tmp_path).parts] == [
+                tmp_path / name / "file",
+                tmp_path / name,
+            ]
+        syncs.add(tmp_path / "lost")
+        with pytest.raises(FileNotFoundError, match="lost"):
+            syncs.wait()
+        syncs.add(tmp_path / "lost")
+        syncs.drop()
+        syncs.wait()

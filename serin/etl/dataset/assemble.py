@@ -44,6 +44,7 @@ from serin.formats.dataset import (
 )
 from serin.formats.shards import count_parts
 from serin.formats.statistics import ColumnStatistics, write_statistics
+from serin.machine.durable import Syncs
 from serin.reports.data_report import Report, render, write_report
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -57,7 +58,8 @@ Sizes = npt.NDArray[np.int64]  # rows by piece and split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """One build. `previous`: the dataset before this one, which checks may compare with."""
+    """One build. `previous`: the dataset before this one, which checks may compare with. `syncs`: brings the rows to
+    the disk; a dataset is whole when nothing waits there any more."""
 
     data: DataSpec
     features: Sequence[FeatureSpec]
@@ -67,6 +69,7 @@ class Assembly:
     previous: Dataset | None
     engine: Engine
     progress: Progress
+    syncs: Syncs
 
     def fill(self, held: Held, folder: Path) -> str:
         """Fills `folder`; the dataset's digest."""
@@ -90,12 +93,15 @@ class Assembly:
                 self._tell, folder, described, statistics, train_sample, extents, totals, warnings
             )
             candidates = self._write_rows(held, plan, folder, sizes, totals)
-            page = telling.result()
-        with PartSeals(folder, described.splits, plan, threads=self.engine.workers) as seals:
-            made = Made(lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived)
-            golden = choose_golden(self.layout.inputs, plan, made, candidates)
-            pq.write_table(golden, folder / GOLDEN)
-            digest = seal_dataset(folder, described, plan, lookups, seals.digests())
+            parts = PartSeals(folder, described.splits, plan, self.syncs, threads=self.engine.workers)
+            with parts as seals:
+                made = Made(
+                    lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived
+                )
+                golden = choose_golden(self.layout.inputs, plan, made, candidates)
+                pq.write_table(golden, folder / GOLDEN)
+                page = telling.result()
+                digest = seal_dataset(folder, described, plan, lookups, seals.digests())
         write_report(folder, digest, page)
         logger.info(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -26,57 +26,51 @@ from serin.formats.dataset import (
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.formats.shards import HEADER, part_files, part_folder, seal_part
-from serin.machine.durable import sync
-
-_SYNCS_AT_ONCE = 16  # a disk takes several at the price of one
+from serin.machine.durable import Syncs
 
 
 class PartSeals:
-    """Computes digests and headers of all parts in the background until `digests` is called, and syncs them to disk.
-
-    Publishing then does not wait for the disk. Use it as a context manager.
-    """
+    """Computes digests and headers of all parts in the background until `digests` is called; `syncs` brings all files
+    of the parts to the disk. Use it as a context manager."""
 
     def __init__(
-        self, folder: Path, splits: Mapping[str, SplitDescription], plan: FeaturePlan, *, threads: int
+        self,
+        folder: Path,
+        splits: Mapping[str, SplitDescription],
+        plan: FeaturePlan,
+        syncs: Syncs,
+        *,
+        threads: int,
     ) -> None:
         categorical = [output.name for output in plan.categorical]
         self._names = plan.numeric, categorical, list(plan.approximate)
+        self._syncs = syncs
         parts = [
             (folder / name, index, split.rows)
             for name, split in splits.items()
             for index in range(split.parts)
         ]
+        for split, index, _ in parts:
+            for file in part_files(split, index):
+                syncs.add(file)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
-        self._disk = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="sync")
-        self._synced = [
-            self._disk.submit(sync, file) for split, index, _ in parts for file in part_files(split, index)
-        ]
         self._sealed = [self._threads.submit(self._seal, *part) for part in parts]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in (self._threads, self._disk):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def digests(self) -> list[str]:
-        """One per part, in order, when all is done."""
-        sealed = [each.result() for each in self._sealed]
-        for synced in (*self._synced, *(named for _, named in sealed)):
-            synced.result()
-        return [digest for digest, _ in sealed]
+        """One per part, in order, when all headers are written."""
+        return [sealed.result() for sealed in self._sealed]
 
-    def _seal(self, split: Path, index: int, rows: int) -> tuple[str, Future[None]]:
+    def _seal(self, split: Path, index: int, rows: int) -> str:
         digest = seal_part(split, index, rows, *self._names)
-        return digest, self._disk.submit(_sync_header, part_folder(split, index))
-
-
-def _sync_header(folder: Path) -> None:
-    """With the names of all files of the part."""
-    sync(folder / HEADER)
-    sync(folder)
+        folder = part_folder(split, index)
+        self._syncs.add(folder / HEADER, folder)  # the folder: the names of all its files
+        return digest
 
 
 def seal_dataset(

@@ -19,7 +19,7 @@ from serin.errors import GpuUnusable
 from serin.etl.engines.subnormals import keep_subnormals, warn_if_flushed
 from serin.formats.shards import Rows, place_rows, write_at, write_rows
 from serin.machine import environment
-from serin.machine.durable import begin_sync
+from serin.machine.durable import begin_sync_beside
 from serin.machine.hardware import inventory
 from serin.spec.features import FeatureSpec
 
@@ -191,8 +191,7 @@ def _copy_out(file: Path, array: Any, offset: int) -> None:
     try:
         for start in range(0, len(content), _STAGE_BYTES):
             block = content[start : start + _STAGE_BYTES]
-            begin, end = offset + start, offset + start + len(block)
-            write_at(descriptor, block.get(out=stage[: len(block)]), begin)
-            begin_sync(descriptor, begin, end)  # the disk works while the next block is copied
+            write_at(descriptor, block.get(out=stage[: len(block)]), offset + start)
     finally:
         os.close(descriptor)
+    begin_sync_beside(file)  # the disk is much slower than the copies

@@ -251,3 +251,30 @@ def test_a_served_file_without_a_reliable_mark_is_never_taken_for_known(
     assert key_of(server, store) is None
     _Served.content = SECOND.encode()
     assert build_dataset(spec.data, spec.features, engine, store=store).digest != first.digest
+
+
+def test_all_of_a_dataset_is_on_the_disk_before_it_is_published(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    late: list[Path] = []
+    real_fsync, real_rename = os.fsync, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        real_fsync(descriptor)
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name == "dataset":
+            found = [self, *self.rglob("*")]
+            assert len(found) > 20  # three splits with a part of five files each, and more
+            late.extend(path for path in found if path not in synced)
+        return real_rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    file = tmp_path / "t.csv"
+    file.write_text(FIRST)
+    spec = spec_over(str(file))
+    build_dataset(spec.data, spec.features, EtlSpec(), store=store)
+    assert late == []
