@@ -13,7 +13,7 @@ from serin.machine.hardware import core_count
 
 Curve = Mapping[int, float]  # CPU seconds by size
 AXES = ("rows", "columns", "cardinality")
-FIXED = {"rows": 50_000, "columns": 10, "cardinality": 1000}  # what the other axes are meanwhile
+FIXED = {"rows": 50_000, "columns": 10, "cardinality": 1000}  # the size of the other axes
 QUICK = {
     "rows": (50_000, 200_000, 800_000),
     "columns": (10, 50, 250),
