@@ -44,7 +44,7 @@ from serin.training.results.publish import publish_result
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed)
 _FORMER_WORKER_ENDS_S = 60.0
 _ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
-_FEW_ROWS, _EPOCHS_OF_FEW_ROWS = 50_000, 20  # a network needs more passes over few rows
+_EPOCHS_BELOW_ROWS = {10_000: 60, 50_000: 20}  # a network needs more passes over few rows
 _WAVES = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
 _PIECES = {"numeric_scaling": "robust", "numeric_embedding": "piecewise_linear"}
 
@@ -73,7 +73,8 @@ def main() -> None:
 def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[tuple[str, ModelSpec, TrainingSpec]]:
     """Yields what is tried, in order: kinds that differ most come first, variations of them later."""
     given = job.training
-    epochs = given.epochs if data.rows["train"] >= _FEW_ROWS else max(given.epochs, _EPOCHS_OF_FEW_ROWS)
+    enough = [epochs for below, epochs in _EPOCHS_BELOW_ROWS.items() if data.rows["train"] < below]
+    epochs = max([given.epochs, *enough])
     common = TrainingSpec(
         seed=given.seed, class_weights=given.class_weights, processes=job.processes, epochs=epochs
     )
