@@ -11,9 +11,10 @@ import hashlib
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from serin.etl.dataset.assemble import Assembly
 from serin.etl.dataset.compare import family_key, find_previous
@@ -25,6 +26,7 @@ from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache, digests_in
 from serin.etl.sources.find import SQL, find_all_again, find_table
+from serin.etl.sources.late_digests import Sources, computed_beside, find_settled
 from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
 from serin.formats.canonical import canonical
@@ -59,49 +61,100 @@ def build_dataset(
     replaces what they kept.
     """
     with store.using_kept() as kept:
-        return _find_or_build(data, features, etl, store, kept, name, piece_rows, fresh=fresh)
+        wanted = _Wanted(
+            data=data, features=features, etl=etl, store=store, kept=kept, name=name, piece_rows=piece_rows,
+            fresh=fresh,
+        )  # fmt: skip
+        return _build_if_new(wanted) or _find_or_build(wanted)
 
 
-def _find_or_build(
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    etl: EtlSpec,
-    store: Store,
-    kept: Path,
-    name: str,
-    piece_rows: int | None,
-    *,
-    fresh: bool,
-) -> Dataset:
-    sources = _sources(data, store, rows=kept / SQL)
-    files = [file for found in sources.values() for file in found]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """The arguments of `build_dataset`, and the folder with what builds keep."""
+
+    data: DataSpec
+    features: Sequence[FeatureSpec]
+    etl: EtlSpec
+    store: Store
+    kept: Path
+    name: str
+    piece_rows: int | None
+    fresh: bool
+
+    def sources(self) -> Sources:
+        return _sources(self.data, self.store, rows=self.kept / SQL)
+
+
+def _build_if_new(wanted: _Wanted) -> Dataset | None:
+    """Builds where no earlier dataset can be the one, and computes the digests of the tables' files beside that. None
+    where they have to be known first."""
+    store, family = wanted.store, family_key(wanted.name, wanted.data)
+    settled = None if store.knows_dataset(family) else find_settled(wanted.data.tables)
+    if settled is None:
+        return None
+    if not wanted.fresh and store.knows_dataset(_likeness(wanted, settled.sources)):
+        return None
+    with computed_beside(wanted.sources) as hashed:
+        return _build(wanted, settled.sources, hashed, unchanged=settled.unchanged)
+
+
+def _find_or_build(wanted: _Wanted) -> Dataset:
+    sources = wanted.sources()
+    files = _files(sources)
     _log_unreliable(files)
-    key = dataset_key(data, features, files) or secrets.token_hex(32)  # a random key is never looked up again
-    known = None if fresh else store.find_dataset(key)
+    key = dataset_key(wanted.data, wanted.features, files)
+    known = None if wanted.fresh or key is None else wanted.store.find_dataset(key)
     if known is not None:
         logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
-        judge_freshness(data.checks, Path(known.path))
+        judge_freshness(wanted.data.checks, Path(known.path))
         return known
+    built = _build(wanted, sources, lambda: sources, unchanged=lambda: True)
+    assert built is not None, "nothing else can make it None"
+    return built
+
+
+def _build(
+    wanted: _Wanted, sources: Sources, hashed: Callable[[], Sources], *, unchanged: Callable[[], bool]
+) -> Dataset | None:
+    """Computes and publishes. `hashed`: waits for the sources with their digests. None when the files are not
+    `unchanged` since they were found."""
+    data, features, store, kept = wanted.data, wanted.features, wanted.store, wanted.kept
     with store.workspace() as folder, Syncs() as syncs:
         scratch, result = folder / "scratch", folder / "dataset"
         scratch.mkdir()
         result.mkdir()
-        family = family_key(name, data)
+        family = family_key(wanted.name, data)
         earlier = Earlier(
             family=family,
             known=store.knows_dataset(family),
-            previous=find_previous(store, name, data),
+            previous=find_previous(store, wanted.name, data),
             kept=kept,
-            fresh=fresh,
+            fresh=wanted.fresh,
         )
-        digest = _compute(data, features, etl, sources, earlier, syncs, scratch, result, piece_rows)
+        digest = _compute(wanted, sources, hashed, earlier, syncs, scratch, result)
+        files = _files(hashed())
         refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
+        if not unchanged():
+            logger.info("a file was touched while it was read: building again")
+            return None
+        key = dataset_key(data, features, files) or secrets.token_hex(32)  # a random key is never looked up
         edition = _edition(digest, features, files)
         check_stopped()
         syncs.wait()
         published = store.publish_dataset(key, edition, result, lasting=set(part_paths(result)))
-        store.remember_dataset(family, edition)
+        for another in (family, _likeness(wanted, sources)):
+            store.remember_dataset(another, edition)
         return published
+
+
+def _likeness(wanted: _Wanted, sources: Sources) -> str:
+    """The same for all datasets that may have the same key: made by the same rules from files of the same sizes."""
+    files = [[file.table, file.path, file.size] for file in _files(sources)]
+    return hashlib.sha256(canonical({"like": files, **_rules(wanted.data, wanted.features)})).hexdigest()
+
+
+def _files(sources: Sources) -> list[SourceFile]:
+    return [file for found in sources.values() for file in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +173,22 @@ class Earlier:
 
 
 def _compute(
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    etl: EtlSpec,
-    sources: Mapping[str, tuple[SourceFile, ...]],
+    wanted: _Wanted,
+    sources: Sources,
+    hashed: Callable[[], Sources],
     earlier: Earlier,
     syncs: Syncs,
     scratch: Path,
     result: Path,
-    piece_rows: int | None,
 ) -> str:
     """Fills the folder `result`, which is whole on the disk when `syncs` has nothing left to do; the dataset's
     digest."""
+    data, features = wanted.data, wanted.features
     tables = _open_tables(sources, earlier, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     logger.info(f"{main.rows:,} rows in {main.name}{partners}")
-    files = [file for found in sources.values() for file in found]
     cache = _piece_cache(data, layout, sources, earlier)
     work = Preparation(
         data=data, features=features, layout=layout, tables=tables, scratch=scratch, cache=cache
@@ -155,16 +206,22 @@ def _compute(
             features=features,
             layout=layout,
             joins=joins,
-            files=files,
+            files=lambda: _files(hashed()),
             previous=earlier.previous,
             engine=engine,
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
 
-    size = sum(file.size for file in files)
+    size = sum(file.size for file in _files(sources))
     return run_within_memory(
-        fill, table=main, layout=layout, etl=etl, data_bytes=size, scratch=scratch, piece_rows=piece_rows
+        fill,
+        table=main,
+        layout=layout,
+        etl=wanted.etl,
+        data_bytes=size,
+        scratch=scratch,
+        piece_rows=wanted.piece_rows,
     )
 
 
@@ -223,14 +280,21 @@ def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence
     if not all(file.content for file in files):
         return None
     document = {
+        "files": [[file.table, file.path, file.size, file.content] for file in files],
+        **_rules(data, features),
+    }
+    return hashlib.sha256(canonical(document)).hexdigest()
+
+
+def _rules(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, Any]:
+    """What decides a dataset besides its files."""
+    return {
         "format": [FORMAT, VERSION, _FIT_VERSION],
         "data": said(data),
         "features": [said(feature) for feature in features],
         "operators": [feature.operators for feature in features],
-        "files": [[file.table, file.path, file.size, file.content] for file in files],
         "made_by": made_by("etl"),
     }
-    return hashlib.sha256(canonical(document)).hexdigest()
 
 
 def _edition(digest: str, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:

@@ -37,6 +37,13 @@ def content_digest(path: Path, entries: Path) -> str:
     return digest
 
 
+def settled_mark(path: Path) -> str | None:
+    """A value that changes with every later change of the file; None when the file changed a moment ago, since another
+    change might then look the same."""
+    status = path.stat()
+    return _stat(status) if _settled(status, time.time_ns()) else None
+
+
 def _stat(status: os.stat_result) -> str:
     parts = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev
     return " ".join(map(str, parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +59,13 @@ Sizes = npt.NDArray[np.int64]  # rows by piece and split
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """One build. `previous`: the dataset before this one, which checks may compare with. `syncs`: brings the rows to
-    the disk; a dataset is whole when nothing waits there any more."""
+    the disk; a dataset is whole when nothing waits there any more. `files`: waits for the digests of the files."""
 
     data: DataSpec
     features: Sequence[FeatureSpec]
     layout: Layout
     joins: Sequence[LoadedJoin]
-    files: Sequence[SourceFile]
+    files: Callable[[], Sequence[SourceFile]]
     previous: Dataset | None
     engine: Engine
     progress: Progress
@@ -181,7 +181,7 @@ class Assembly:
             },
             inputs=self.layout.inputs,
             lookups=tuple(lookup for lookup, _ in lookups),
-            sources=tuple(self.files),
+            sources=tuple(self.files()),
             digest="",
             dropped=totals.dropped | gap,
             derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
