@@ -140,7 +140,7 @@ def measure(*, full: bool, say: Say) -> Report:
                 spec = write_pipeline(
                     Path(scratch) / f"{way}-{number}", rows=rows, epochs=epochs, seed=seed
                 )  # fmt: skip
-                again = way != "bare"  # a plain export runs again: that is no figure for 'nothing changed'
+                again = way != "bare"  # a plain export runs again even if nothing changed
                 done[way].append(lap := place.lap(way, spec, again=again))
                 say(
                     f"{way}: {lap.seconds:.1f} s"

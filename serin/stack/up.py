@@ -168,7 +168,7 @@ def _start(
     supervisor, gateway, settler = Supervisor(home), build_gateway(home), processes.reconciler(stack)
     supervisor.start(gateway.process())
     if stack.owns_prefect:
-        start_prefect(stack, meanwhile=partial(_start_rest, stack, settler))
+        start_prefect(stack, when_it_answers=partial(_start_rest, stack, settler))
     else:
         _start_rest(stack, settler)
         use_prefect(stack)

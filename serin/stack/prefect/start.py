@@ -40,10 +40,10 @@ _WORKER_STARTED = " started!"
 Result = TypeVar("Result")
 
 
-def start_prefect(stack: Stack, *, meanwhile: Callable[[], None]) -> None:
+def start_prefect(stack: Stack, *, when_it_answers: Callable[[], None]) -> None:
     """Starts the stack's own server, its workers and deployments, and waits for them.
 
-    `meanwhile` is called when the server answers: it starts what would have made the server slower.
+    `when_it_answers` is called when the server answers: it starts what would have made the server slower.
     """
     assert stack.prefect_port is not None
     supervisor, home = Supervisor(stack.home), stack.home
@@ -59,7 +59,7 @@ def start_prefect(stack: Stack, *, meanwhile: Callable[[], None]) -> None:
     for pool in processes.POOLS:  # of the usual type; corrected when the server can be asked
         supervisor.start(processes.prefect_worker(stack, pool, template=pool_template(pool)))
     wait_until_ready(supervisor, server, lambda: rest_api.answers(stack.prefect_api_url))
-    meanwhile()
+    when_it_answers()
     if not prepared.is_prepared(home):
         prepared.note_prepared(home)
     ask = partial(_ask, supervisor, server)
