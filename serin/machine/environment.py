@@ -341,16 +341,8 @@ def runtime_folder(of: Path) -> Path:
 
 def cache_folder() -> Path:
     """The folder of this user for what can be made again; it may not exist."""
-    found = os.environ.get("XDG_CACHE_HOME") or ""
-    base = Path(found) if Path(found).is_absolute() else Path.home() / ".cache"
-    return base / "serin"
-
-
-def application_folder() -> Path:
-    """What holds flows/, tasks/, deployments/ and triton_models/: serin/app in a wheel, else the checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "app"
-    return inside if inside.is_dir() else package.parent
+    found = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (found if found.is_absolute() else Path.home() / ".cache") / "serin"
 
 
 def _path(variable: str) -> Path | None:

@@ -17,6 +17,7 @@ import psutil
 from serin.errors import SpecError, StoreError
 from serin.formats.cluster.host_report import WorkerReport, worker_key
 from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.machine.hardware import core_count
 from serin.machine.private import make_private
 from serin.stack.gpu_use import read_gpu_use
@@ -42,7 +43,7 @@ def worker_command(home: Path, pool: str, *, limit: int | None) -> tuple[list[st
     if url is None or problems:
         raise SpecError(where="serin worker", problems=problems)
     make_private(home)
-    folder = environment.application_folder()
+    folder = application_folder()
     command = [
         sys.executable, "-m", "prefect", "--no-prompt", "worker", "start", "--pool", pool, "--type", WORKER_TYPE,
         "--name", f"serin-{pool}-{environment.host()}", "--install-policy", "never",

@@ -14,7 +14,7 @@ import yaml
 from prefect.settings import get_current_settings
 
 from serin.machine import environment
-from serin.machine.environment import application_folder
+from serin.machine.application import application_folder
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import POOLS
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from prefect.settings import get_current_settings
 
-from serin.machine.environment import application_folder
+from serin.machine.application import application_folder
 from serin.machine.process_identity import start_ticks
 from serin.stack.host.run_processes import record_run
 from serin.stack.prefect import lost_runs, reconcile

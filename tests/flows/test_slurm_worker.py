@@ -18,7 +18,7 @@ from prefect.workers.base import BaseWorker
 from deployments.workers.slurm import worker as module
 from deployments.workers.slurm.worker import SlurmWorker
 from serin.errors import PrefectGone
-from serin.machine.environment import application_folder
+from serin.machine.application import application_folder
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.processes import SLURM_TYPE
 from tests.fakes.slurm import FakeSlurm, fake_slurm

@@ -15,12 +15,12 @@ from typing import Literal
 
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import DType, OutputTensor, Schema
-from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.serving.native.compiler import Compiler, build_mark, compile_library
 
 NATIVE = "serin_onnx"  # its name among Triton's backends
 SETTINGS = "native.txt"
-SOURCES = environment.application_folder() / "triton_models" / "onnx_native"
+SOURCES = application_folder() / "triton_models" / "onnx_native"
 LIBRARY = f"libtriton_{NATIVE}.so"
 
 _RUNTIME = "libonnxruntime.so"

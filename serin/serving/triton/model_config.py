@@ -12,14 +12,14 @@ from tritonclient.grpc import model_config_pb2
 
 from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
-from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.recording import Recording
 from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 
-BACKENDS = environment.application_folder() / "triton_models"
+BACKENDS = application_folder() / "triton_models"
 PYTHON_BACKEND = BACKENDS / "onnx_python"
 MODEL_CODE = PYTHON_BACKEND / "1" / "model.py"
 RECORDING_CODE = tuple(PYTHON_BACKEND / "1" / name for name in ("recording.py", "spool_writer.py"))

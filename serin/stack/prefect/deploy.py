@@ -12,6 +12,7 @@ from pathlib import Path
 
 from serin.errors import NotFound, NotUp, ProcessFailed
 from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.machine.hardware import inventory
 from serin.machine.process import Process
 from serin.spec import section
@@ -34,7 +35,7 @@ _SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
 
 def pool_template(pool: str, *, kind: str = WORKER_TYPE) -> Path:
-    folder = environment.application_folder() / "deployments"
+    folder = application_folder() / "deployments"
     return (folder / "slurm" if kind == SLURM_TYPE else folder) / f"{pool}-pool.json"
 
 
@@ -161,7 +162,7 @@ def apply_file(settings: Mapping[str, str], log: Path, *, file: Path | None = No
                     "--prefect-file",
                     str(file or _FILE),
                 ],
-                cwd=environment.application_folder(),
+                cwd=application_folder(),
                 env=dict(settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -178,7 +179,7 @@ def apply_file(settings: Mapping[str, str], log: Path, *, file: Path | None = No
 def deployments_digest() -> str:
     """Returns a digest of everything a deployment depends on: its file, the flows' parameters, the location of the
     code."""
-    application = environment.application_folder()
+    application = application_folder()
     found = hashlib.sha256(f"{application}\0{sys.executable}".encode())
     spec = Path(section.__file__).parent
     for folder in (application / "deployments", application / "flows", spec):

@@ -17,6 +17,7 @@ from typing import Any
 
 from serin.errors import NotUp, PipelineFailed, RunNotResumable
 from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.stack.host.process_scan import STACK_MARK
@@ -170,7 +171,7 @@ def _follow(server: _Server, command: list[str], *, what: str) -> None:
     watching = subprocess.Popen(
         command,
         env=settings,
-        cwd=environment.application_folder(),
+        cwd=application_folder(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from serin.machine import environment
+from serin.machine.application import application_folder
 from serin.machine.durable import write_whole
 from serin.machine.process import Process
 from serin.stack.host.standing import stack_environment, standing_process
@@ -140,7 +141,7 @@ def prefect_worker(stack: Stack, pool: str, *, template: Path, kind: str = WORKE
             "--base-job-template", str(template),
         ),
         environment=prefect_environment(stack.home, stack.prefect_api_url, own=stack.owns_prefect),
-        folder=environment.application_folder(),
+        folder=application_folder(),
         log=worker_log(stack.home, pool),
         stop_s=20.0,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from serin.machine.environment import application_folder
+from serin.machine.application import application_folder
 from serin.stack.host.logs import mask_secrets
 
 
