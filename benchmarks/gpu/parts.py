@@ -29,7 +29,7 @@ BENCHMARKS = (
         name="etl.gpu",
         command=("-m", "benchmarks.etl.gpu", "--only", "speed", "--repetitions", "3", "--without-host"),
         alone=True,
-        goals={"limit": Goal(least=0.8), "cudf": Goal(least=0.7)},
+        goals={"limit": Goal(least=0.8), "limit_durable": Goal(least=0.8), "cudf": Goal(least=0.7)},
     ),
     Part(
         name="parallel",

@@ -181,8 +181,7 @@ def _compute(
     scratch: Path,
     result: Path,
 ) -> str:
-    """Fills the folder `result`, which is whole on the disk when `syncs` has nothing left to do; the dataset's
-    digest."""
+    """Fills the folder `result`, which is on the disk when `syncs` has nothing left to do. Returns the digest."""
     data, features = wanted.data, wanted.features
     tables = _open_tables(sources, earlier, scratch)
     layout = lay_out(data, features, tables)

@@ -342,7 +342,7 @@ def runtime_folder(of: Path) -> Path:
 def cache_folder() -> Path:
     """The folder of this user for what can be made again; it may not exist."""
     found = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (found if found.is_absolute() else Path.home() / ".cache") / "serin"
+    return (found if found.is_absolute() else Path("~/.cache").expanduser()) / "serin"
 
 
 def _path(variable: str) -> Path | None:
