@@ -14,7 +14,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,15 +21,14 @@ from pathlib import Path
 from serin.errors import ProcessFailed
 from serin.machine.parent_death import die_with_parent
 from serin.machine.private import make_private
-from serin.stack.host.logs import log_tail
 from serin.stack.host.ports import choose_port, port_claims
+from serin.stack.host.waiting import wait_while_alive
 from serin.stack.prefect import prepared, processes, rest_api
 from serin.stack.prefect.deploy import apply_file, deployments_digest, make_pools
 from serin.stack.prefect.login import read_login
 
 logger = logging.getLogger(__name__)
 
-_START_S = 600.0  # ten seconds of work; minutes on a busy machine
 _STOP_S = 30.0
 
 
@@ -72,7 +70,9 @@ def _server(home: Path) -> Iterator[rest_api.Api]:
             )
         try:
             url = f"http://127.0.0.1:{port}/api"
-            _wait(server, url, process.log)
+            wait_while_alive(
+                "Prefect's server", process.log, partial(rest_api.answers, url), partial(_ended, server)
+            )
             yield rest_api.Api(url, read_login(home))
         finally:
             server.terminate()
@@ -83,17 +83,8 @@ def _server(home: Path) -> Iterator[rest_api.Api]:
                 server.wait()
 
 
-def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while not rest_api.answers(url):
-        if server.poll() is not None:
-            reason = f"it exited with code {server.returncode}"
-        elif time.monotonic() > deadline:
-            reason = f"not ready within {_START_S:.0f} s"
-        else:
-            time.sleep(0.1)
-            continue
-        raise ProcessFailed(name="Prefect's server", reason=reason, log=log, tail=log_tail(log))
+def _ended(server: subprocess.Popen[bytes]) -> str | None:
+    return None if server.poll() is None else f"it exited with code {server.returncode}"
 
 
 def _save(database: Path, target: Path) -> None:

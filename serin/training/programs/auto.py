@@ -7,24 +7,20 @@ valid rows decide; the test rows are scored once, by what was chosen. How it end
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 from pydantic import JsonValue
 
-from serin.errors import LossNotFinite, NetworkUnfit, Preempted, SerinError, TrainingRefused, WorkerFailed
+from serin.errors import LossNotFinite, NetworkUnfit, Preempted, TrainingRefused, WorkerFailed
 from serin.formats.blend import write_blend
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import Array, Rows, read_split
 from serin.formats.trained import read_trained, write_trained
 from serin.machine import environment
-from serin.machine.parent_death import die_with_parent
 from serin.models.margins import Margins, open_margins
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec
@@ -32,17 +28,16 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.engine.evaluate import goodness
 from serin.training.launch import launcher
-from serin.training.launch.job import TrainingJob, read_job, result_folder
+from serin.training.launch.job import TrainingJob, result_folder
 from serin.training.launch.machines import Machines
 from serin.training.launch.progress import tell
-from serin.training.launch.run_lock import only_one
-from serin.training.launch.status import Status, write_status
+from serin.training.launch.status import Status
+from serin.training.programs.attempt import run_attempt
 from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed)
-_FORMER_WORKER_ENDS_S = 60.0
 _ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
 _EPOCHS_BELOW_ROWS = {10_000: 60, 50_000: 20}  # a network needs more passes over few rows
 _WAVES = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
@@ -50,24 +45,7 @@ _PIECES = {"numeric_scaling": "robust", "numeric_embedding": "piecewise_linear"}
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    die_with_parent(int(sys.argv[2]))
-    stop = threading.Event()
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask)
-    job = read_job(folder)
-    try:
-        with only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S):
-            status = train(job, folder, stop)
-    except Preempted as stopped:
-        status = Status(state="preempted", step=stopped.fields["step"])
-    except SerinError as error:
-        status = Status(state="refused", reason=str(error))
-    write_status(folder, status)
-    sys.exit({"done": 0, "preempted": Preempted.exit_code}.get(status.state, 1))
+    run_attempt(train)
 
 
 def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[tuple[str, ModelSpec, TrainingSpec]]:

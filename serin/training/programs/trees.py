@@ -9,29 +9,25 @@ each begun from the saved trees with its own seed: after an interruption it ends
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from serin.errors import Preempted, SerinError
+from serin.errors import Preempted
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.formats.trained import TREES, write_trained
 from serin.machine.hardware import core_count
-from serin.machine.parent_death import die_with_parent
 from serin.models.trees import load_xgboost, read_booster, scores
 from serin.training.data.tree_matrix import ALL, Share, margins_on, quantile_matrix, sizes_of
-from serin.training.launch.job import TrainingJob, read_job
+from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
-from serin.training.launch.run_lock import only_one
-from serin.training.launch.status import Status, write_status
+from serin.training.launch.status import Status
+from serin.training.programs.attempt import run_attempt
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 from serin.training.results.tree_checkpoints import Grown, TreeCheckpoints
@@ -40,7 +36,6 @@ STRETCH_ROUNDS = 50  # of a run that samples; changing it changes the trees
 PATIENCE_ROUNDS = 50  # without a better valid metric, when training.patience is not set
 _TOLD_EVERY_S = 1.0
 _CELLS_WORTH_THREADS = 200_000
-_FORMER_WORKER_ENDS_S = 60.0
 _DEFAULTS = {"eta": 0.1, "max_depth": 6}
 _OBJECTIVE = {"binary": "binary:logistic", "multiclass": "multi:softprob", "regression": "reg:squarederror"}
 _METRIC = {"binary": "auc", "multiclass": "mlogloss", "regression": "rmse"}
@@ -48,25 +43,7 @@ _SAMPLING = ("subsample", "colsample_bytree", "colsample_bylevel", "colsample_by
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    die_with_parent(int(sys.argv[2]))
-    asked = False
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-
-    signal.signal(signal.SIGTERM, ask)
-    job = read_job(folder)
-    try:
-        with only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S):
-            status = train(job, folder, lambda: asked)
-    except Preempted as stopped:
-        status = Status(state="preempted", step=stopped.fields["step"])
-    except SerinError as error:
-        status = Status(state="refused", reason=str(error))
-    write_status(folder, status)
-    sys.exit({"done": 0, "preempted": Preempted.exit_code}.get(status.state, 1))
+    run_attempt(lambda job, folder, stop: train(job, folder, stop.is_set))
 
 
 def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Status:

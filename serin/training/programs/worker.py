@@ -44,9 +44,8 @@ from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
 from serin.training.parallel.losses import Loss, loss_of
 from serin.training.parallel.ranks import Ranks, open_world
+from serin.training.programs.attempt import FORMER_WORKER_ENDS_S
 from serin.training.results.result import write_result
-
-_FORMER_WORKER_ENDS_S = 60.0
 
 
 class StopFlag:
@@ -260,7 +259,7 @@ def _roofline(loop: Loop, job: TrainingJob, shape: TableShape, world: Ranks) -> 
 
 def _sole_writer(folder: Path, world: Ranks) -> AbstractContextManager[None]:
     """Waits, on the first rank, until a worker of an earlier attempt that was just killed is really gone."""
-    return only_one(folder / "worker.lock", wait_s=_FORMER_WORKER_ENDS_S) if world.first else nullcontext()
+    return only_one(folder / "worker.lock", wait_s=FORMER_WORKER_ENDS_S) if world.first else nullcontext()
 
 
 def _table(
