@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clock import Watch
 from benchmarks.race import Lap
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,12 +110,11 @@ def main(module: str) -> None:
             prepare = None
         gc.collect()
         with peak_memory() as peak:
-            begin = time.perf_counter()
-            answer = contender.run(request)
-            seconds = time.perf_counter() - begin
+            watch = Watch()
+            answer = contender.run(request) or {}
             # A contender may time its own work, to leave out preparation such as a capture or a process group.
-            seconds = (answer or {}).pop("seconds", seconds)
-        _answer(answers, {"seconds": seconds, "peak_bytes": peak[0], "answer": answer or {}})
+            spent = {name: answer.pop(name, value) for name, value in watch.read().items()}
+        _answer(answers, {**spent, "peak_bytes": peak[0], "answer": answer})
 
 
 def _answer(stream: Any, value: dict[str, Any]) -> None:

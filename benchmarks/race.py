@@ -9,10 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from benchmarks.clock import Watch
+from benchmarks.machine import core_count
+
 Role = Literal["ours", "peer", "limit"]
 Each = TypeVar("Each")
 MIN_REPETITIONS = 7
-SLOW_OURS = "SERIN_BENCHMARK_SLOW_OURS"  # 0.2: our contender sleeps a fifth of its time more, to try `make bench-check`
+SLOW_OURS = (
+    "SERIN_BENCHMARK_SLOW_OURS"  # 0.2: our contender takes a fifth more CPU time, to try `make bench-check`
+)
 
 
 class Unequal(Exception):
@@ -25,6 +30,7 @@ class Lap:
 
     seconds: float
     peak_bytes: int
+    cpu_s: float = 0.0  # of the contender's threads and children
     answer: dict[str, Any] = field(default_factory=dict)
 
 
@@ -35,12 +41,19 @@ class Choice:
     contenders: frozenset[str] | None = None
     cases: frozenset[str] | None = None
     repetitions: int = MIN_REPETITIONS
-    times_the_data: int = 1  # in a lap: longer ones vary less
+    times_the_data: float = 1  # in a lap: longer ones vary less
+    limit_times: int = 1  # a limit that takes a fraction of our time does its work so often in a lap
+    threads: int | None = None  # one: threads that wait for each other use CPU time
 
     def of(self, contenders: Mapping[str, Each]) -> dict[str, Each]:
         """Returns the contenders that take part."""
         wanted = self.contenders
         return {name: one for name, one in contenders.items() if wanted is None or name in wanted}
+
+    @property
+    def cores(self) -> int:
+        """Returns the threads of each contender."""
+        return self.threads or core_count()
 
     def has_case(self, name: str) -> bool:
         return self.cases is None or name in self.cases
@@ -63,6 +76,10 @@ class Result:
     @property
     def seconds(self) -> list[float]:
         return [lap.seconds for lap in self.laps]
+
+    @property
+    def cpu_seconds(self) -> list[float]:
+        return [lap.cpu_s for lap in self.laps]
 
     @property
     def median_s(self) -> float:
@@ -98,7 +115,7 @@ def race(
         for name in names[start:] + names[:start]:
             asked = request(name, turn)
             role, runner = runners[name]
-            lap = _slowed(runner.run(asked)) if role == "ours" else runner.run(asked)
+            lap = slowed(runner.run(asked)) if role == "ours" else runner.run(asked)
             accept(name, asked, lap)
             if turn > 0:
                 laps[name].append(lap)
@@ -106,11 +123,14 @@ def race(
     return {name: Result(role=runners[name][0], laps=tuple(laps[name])) for name in names}
 
 
-def _slowed(lap: Lap) -> Lap:
-    """Adds a sleep to a lap where a deliberate slowdown is asked for."""
+def slowed(lap: Lap) -> Lap:
+    """Adds work to a lap where a deliberate slowdown is asked for: CPU time, and the rest of the time asleep."""
     share = float(os.environ.get(SLOW_OURS) or 0)
     if not share:
         return lap
-    began = time.perf_counter()
-    time.sleep(lap.seconds * share)
-    return replace(lap, seconds=lap.seconds + time.perf_counter() - began)
+    watch, spent = Watch(), {"cpu_s": 0.0}
+    while spent["cpu_s"] < share * lap.cpu_s:
+        spent = watch.read()
+    time.sleep(max(0.0, share * lap.seconds - watch.read()["seconds"]))
+    added = watch.read()
+    return replace(lap, seconds=lap.seconds + added["seconds"], cpu_s=lap.cpu_s + added["cpu_s"])

@@ -17,7 +17,6 @@ from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from serin.export.build import export_model
 from serin.export.session import has_device
-from serin.machine.hardware import core_count
 from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
@@ -30,6 +29,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     roles = choice.of(ROLES)
     on_gpu = bool(machine()["gpus"]) and has_device("cuda")
     rows = (16_000_000 if full else 800_000) if on_gpu else (2_000_000 if full else 320_000)
+    rows = int(rows * choice.times_the_data)
     places = ("cpu", "cuda") if on_gpu else ("cpu",)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         bundle = _export(Path(scratch))
@@ -42,11 +42,11 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
         runners: dict[str, tuple[Role, Child]] = {}
         for place in places:
             for name, role in _roles(roles, place, places).items():
-                child = Child("benchmarks.bulk.contenders", python=sys.executable, threads=core_count())
+                child = Child("benchmarks.bulk.contenders", python=sys.executable, threads=choice.cores)
                 runners[f"{place} {name}"] = (role, stack.enter_context(child))
         versions = {name: child.versions for name, (_, child) in runners.items()}
         asked = {"bundle": bundle, "rows": str(folder), "scratch": scratch}
-        results = _race(runners, asked, rows, choice.repetitions, say)
+        results = _race(runners, asked, rows, choice, say)
     cases = {
         place: {name: results[f"{place} {name}"] for name in _roles(roles, place, places)} for place in places
     }
@@ -58,7 +58,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     return Report(
         benchmark="bulk",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": choice.cores, "versions": versions, "rows": rows},
         cases=cases,
         line=line,
         notes=[] if on_gpu else ["no GPU that ONNX Runtime can use: the CPU alone"],
@@ -82,18 +82,18 @@ def _race(
     runners: Mapping[str, tuple[Role, Child]],
     told: Mapping[str, Any],
     rows: int,
-    repetitions: int,
+    choice: Choice,
     say: Callable[[str], None],
 ) -> dict[str, Result]:
     sums: dict[str, float] = {}
 
     def request(name: str, _turn: int) -> Mapping[str, Any]:
         place, _, who = name.partition(" ")
-        return {"who": who, "place": place, "threads": core_count(), **told}
+        return {"who": who, "place": place, "threads": choice.cores, **told}
 
     def accept(name: str, _asked: Mapping[str, Any], lap: Lap) -> None:
         sums[name] = lap.answer["sum"]
         if lap.answer["rows"] != rows or max(sums.values()) - min(sums.values()) > APART * rows:
             raise Unequal(f"{name} scored {lap.answer['rows']:,} of {rows:,} rows; sums of scores: {sums}")
 
-    return race(runners, request, accept, repetitions=repetitions, say=say)
+    return race(runners, request, accept, repetitions=choice.repetitions, say=say)

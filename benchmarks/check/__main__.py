@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.check.kept import KeptRatios, read_kept, write_kept
+from benchmarks.check.kept import KeptRatios, newest, read_kept, write_kept
 from benchmarks.check.measure import CHECKS, Check, Ratios, measure_all
 from benchmarks.check.statistics import Change, compare
 from benchmarks.machine import kind_of_machine
 from benchmarks.suite.parts import ROOT
 
 Say = Callable[[str], None]
-_RUNS = 5  # that are committed
+_RUNS = 5  # of each ratio, that are committed
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
             commit=chosen.commit,
             ratios=measure_all(checks, say),
         )
-        write_kept(path, [*read_kept(path), run][-_RUNS:])
+        write_kept(path, newest([*read_kept(path), run], _RUNS))
         print(f"added to {path}")
         return 0
     kept = read_kept(path)

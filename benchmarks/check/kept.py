@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.machine import machine
@@ -38,6 +39,18 @@ def write_kept(path: Path, runs: Sequence[KeptRatios]) -> None:
     facts = {name: found[name] for name in ("cpu", "cores", "architecture")}
     document = {"format": "serin.benchmark-check", "version": 1, "machine": facts, "runs": rounded}
     path.write_text(json.dumps(document, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def newest(runs: Sequence[KeptRatios], count: int) -> list[KeptRatios]:
+    """Returns the newest runs of each ratio: some runs have a few of them only."""
+    left: Counter[str] = Counter()
+    found = []
+    for run in reversed(runs):
+        ratios = {name: rounds for name, rounds in run.ratios.items() if left[name] < count}
+        left.update(ratios.keys())
+        if ratios:
+            found.append(replace(run, ratios=ratios))
+    return found[::-1]
 
 
 def _rounded(rounds: Sequence[float]) -> list[float]:

@@ -49,24 +49,32 @@ def compare(
         raise ValueError(f"{len(earlier)} earlier runs are too few to compare with; {LEAST_RUNS} are needed")
     random = np.random.default_rng(seed)
     before = [np.log(np.asarray(run, np.float64)) for run in earlier]
-    medians = np.stack([_medians(run, draws, random) for run in before])  # [runs, draws]
-    centres = np.array([np.median(run) for run in before])
+    middles = np.stack([_middles(run, draws, random) for run in before])  # [runs, draws]
+    centres = np.array([_middle(run) for run in before])
     chosen = random.integers(0, len(before), (len(before), draws))
-    old = np.take_along_axis(medians, chosen, axis=0).mean(axis=0)
-    new = _medians(np.log(np.asarray(now, np.float64)), draws, random)
+    old = np.take_along_axis(middles, chosen, axis=0).mean(axis=0)
+    latest = np.log(np.asarray(now, np.float64))
+    new = _middles(latest, draws, random)
     # A run's common effect, with the tails that so few earlier runs leave possible.
-    effect = _between_runs(centres, medians) * random.standard_t(len(before) - 1, draws)
+    effect = _between_runs(centres, middles) * random.standard_t(len(before) - 1, draws)
     low, high = np.quantile(new + effect - old, (ALPHA, 1 - ALPHA))
-    middle = float(np.median(np.log(now)) - centres.mean())
-    return Change(ratio=math.exp(middle), low=math.exp(low), high=math.exp(high))
+    change = float(_middle(latest) - centres.mean())
+    return Change(ratio=math.exp(change), low=math.exp(low), high=math.exp(high))
 
 
-def _medians(rounds: Floats, draws: int, random: np.random.Generator) -> Floats:
-    """Returns the medians of rounds that are drawn with replacement."""
-    found: Floats = np.median(random.choice(rounds, (draws, len(rounds))), axis=1)
+def _middle(rounds: Floats) -> Floats:
+    """Returns the mean of the middle half along the last axis: outliers do not count, and it varies less than the
+    median."""
+    cut, ordered = rounds.shape[-1] // 4, np.sort(rounds, axis=-1)
+    found: Floats = ordered[..., cut : rounds.shape[-1] - cut].mean(axis=-1)
     return found
 
 
-def _between_runs(centres: Floats, medians: Floats) -> float:
+def _middles(rounds: Floats, draws: int, random: np.random.Generator) -> Floats:
+    """Returns the middles of rounds that are drawn with replacement."""
+    return _middle(random.choice(rounds, (draws, len(rounds))))
+
+
+def _between_runs(centres: Floats, middles: Floats) -> float:
     """Returns the standard deviation of runs beyond what their own rounds explain."""
-    return math.sqrt(max(0.0, float(centres.var(ddof=1) - medians.var(axis=1).mean())))
+    return math.sqrt(max(0.0, float(centres.var(ddof=1) - middles.var(axis=1).mean())))

@@ -44,6 +44,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
                 Path(scratch),
                 versions,
                 repetitions=max(choice.repetitions, 11 if full else MIN_REPETITIONS),
+                limit_times=choice.limit_times,
                 say=say,
             )
     return Report(
@@ -63,6 +64,7 @@ def _race(
     versions: dict[str, dict[str, str]],
     *,
     repetitions: int,
+    limit_times: int,
     say: Callable[[str], None],
 ) -> dict[str, Result]:
     size = 0
@@ -75,6 +77,7 @@ def _race(
             "threads": core_count(),
             "out": str(scratch / f"{case.name}-{name}-{turn}"),
             "output_bytes": size,
+            "limit_times": limit_times,
         }
 
     def accept(name: str, asked: Mapping[str, Any], lap: Lap) -> None:

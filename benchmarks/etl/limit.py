@@ -12,6 +12,12 @@ import pyarrow.parquet as pq
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(request.get("limit_times", 1)):
+        rows = decode_and_write(request)
+    return {"decoded_rows": rows}
+
+
+def decode_and_write(request: dict[str, Any]) -> int:
     jobs = []
     for path, columns in request["decode"].items():
         schema = pq.read_schema(path)
@@ -20,9 +26,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     with ThreadPoolExecutor(request["threads"]) as pool:
         rows = sum(pool.map(_decode, jobs))
     folder = Path(request["out"])
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "bytes").write_bytes(bytes(request["output_bytes"]))
-    return {"decoded_rows": rows}
+    return rows
 
 
 def _decode(job: tuple[str, list[str], list[str], int]) -> int:

@@ -14,7 +14,6 @@ from benchmarks.machine import machine
 from benchmarks.race import EVERYTHING, Choice, Lap, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
-from serin.machine.hardware import core_count
 
 ROLES: dict[str, Role] = {"ours": "ours", "dataloader": "peer", "batchsampler": "peer", "limit": "limit"}
 BATCH_ROWS = 8192
@@ -35,13 +34,13 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
         runners = {}
         for name, role in roles.items():
             child = stack.enter_context(
-                Child("benchmarks.loader.contenders", python=sys.executable, threads=core_count())
+                Child("benchmarks.loader.contenders", python=sys.executable, threads=choice.cores)
             )
             versions[name] = child.versions
             runners[name] = (role, child)
 
         def request(name: str, turn: int) -> Mapping[str, Any]:
-            epochs = EPOCHS.get(name, 1)
+            epochs = int(EPOCHS.get(name, 1) * choice.times_the_data)
             return {
                 "who": name, "table": str(table), "batch_rows": BATCH_ROWS, "epoch": turn * epochs, "epochs": epochs,
             }  # fmt: skip
@@ -55,7 +54,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     return Report(
         benchmark="loader",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": choice.cores, "versions": versions, "rows": rows},
         cases={"resident": results},
         line={name: results[name].times_as_long_as(results["ours"]) for name in roles if name != "ours"},
     )

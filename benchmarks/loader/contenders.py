@@ -5,7 +5,6 @@ Serin, torch's DataLoader in its two usual forms, and index_select alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from benchmarks.clock import Watch
 from benchmarks.training.networks import device, finish
 from benchmarks.training.table import NUMERIC, read_table
 from serin.formats.shards import SplitArrays
@@ -79,15 +79,15 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     ]
     rows, ones = 0, torch.zeros((), device=device())
     finish(device())
-    began = time.perf_counter()
+    watch = Watch()
     for number in range(request["epochs"]):
         for num, cat, target in source({**request, "epoch": request["epoch"] + number}):
             assert cat.dtype == torch.int64
             rows += len(num)
             ones += target.sum()
     finish(device())
-    seconds = (time.perf_counter() - began) / request["epochs"]
-    return {"seconds": seconds, "rows": rows / request["epochs"], "ones": float(ones) / request["epochs"]}
+    found = {**watch.read(), "rows": rows, "ones": float(ones)}
+    return {name: value / request["epochs"] for name, value in found.items()}
 
 
 def _tensors(request: dict[str, Any]) -> Columns:

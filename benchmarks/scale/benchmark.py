@@ -1,4 +1,4 @@
-"""The scale benchmark: what three hosts cost over one, a controller with many models, and curves of the ETL."""
+"""The scale benchmark: curves over sizes, a controller with many models, and what three hosts cost over one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from benchmarks.child import Child
 from benchmarks.machine import machine
 from benchmarks.race import Result
 from benchmarks.report import Report
-from benchmarks.scale import curves as etl_curves
+from benchmarks.scale.clients_curve import measure_clients
+from benchmarks.scale.curves import Curve
+from benchmarks.scale.curves import table as curves_table
+from benchmarks.scale.etl_curves import measure_etl
 from benchmarks.scale.evidence_load import EvidenceCost, measure_evidence
 from benchmarks.scale.host_race import HostCosts, measure_hosts
+from benchmarks.scale.log_curve import measure_log
+from benchmarks.scale.model_curve import measure_model
 
 MODELS = (10, 100)
 ROLLOUTS_OF = 10  # one of so many models is rolled out
@@ -25,36 +30,48 @@ Ticks = Mapping[int, Mapping[str, Any]]  # by the number of models
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     evidence = measure_evidence(full=full, say=lambda text: say(f"evidence: {text}"))
     controllers = measure_controllers(FULL_TICKS if full else QUICK_TICKS, say)
-    curves = etl_curves.measure_curves(full=full, say=say)
+    curves, remarks = measure_curves(full=full, say=say)
     found = measure_hosts(full=full, say=say)
     costs = found if isinstance(found, HostCosts) else None
     cases: dict[str, dict[str, Result]] = {"evidence (CPU seconds)": dict(evidence.results)}
     if costs is not None:
-        cases["ETL"] = dict(costs.etl)
-        cases["training (a million rows)"] = dict(costs.training)
+        cases |= {name: dict(results) for name, results in costs.cases.items()}
     return Report(
         benchmark="scale",
         mode="full" if full else "quick",
         environment=machine(),
         cases=cases,
         line={
-            **{axis: etl_curves.exponent(curve) for axis, curve in curves.items()},
+            **{curve.name: curve.slope for curve in curves},
             **last_line(evidence, controllers, costs),
         },
-        tables=[*etl_curves.table(curves), *table(controllers)],
+        tables=[*curves_table(curves), *table(controllers)],
         figures={
             "controller": {str(models): dict(ticks) for models, ticks in controllers.items()},
-            "curves": curves,
+            "curves": {curve.name: curve.to_json() for curve in curves},
         },
         notes=[
             "hosts are network namespaces on the same cores; both contenders have three processes and one store",
-            "training: rows/s of the ranks, without the start of processes",
-            "curves: one process, a generated table; the exponent is that of the two largest sizes",
+            "training on hosts (with --full): rows/s of the ranks, without the start of processes",
+            "curves: the figure is the slope between the two largest sizes on logarithmic axes: 1 is linear",
+            *remarks,
             "evidence: reading, cutting and judging the same requests; the judgements are equal",
             f"controller: one of {ROLLOUTS_OF} models is rolled out in the second figure; three hosts report",
             *([] if costs is not None else [f"no figures of hosts: {found}"]),
         ],
     )
+
+
+def measure_curves(*, full: bool, say: Callable[[str], None]) -> tuple[list[Curve], list[str]]:
+    """Returns all curves, and remarks about them."""
+    clients, rates = measure_clients(full=full, say=say)
+    log, memory = measure_log(full=full, say=say)
+    return [
+        *measure_etl(full=full, say=say),
+        *measure_model(full=full, say=say),
+        *clients,
+        *log,
+    ], [*rates, *memory]
 
 
 def measure_controllers(ticks: int, say: Callable[[str], None]) -> dict[int, dict[str, Any]]:
@@ -80,7 +97,7 @@ def last_line(evidence: EvidenceCost, controllers: Ticks, costs: HostCosts | Non
     if costs is not None:
         ratios = {
             f"hosts_3_{name}": _over_one(results, "one host", "three hosts")
-            for name, results in (("etl", costs.etl), ("training", costs.training))
+            for name, results in costs.named.items()
         }
         line |= {"hosts_3": max(ratios.values()), **ratios}
     return line

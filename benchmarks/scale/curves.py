@@ -1,63 +1,77 @@
-"""Scaling curves of the ETL: CPU seconds against rows, columns and distinct values, and their exponents."""
+"""Scaling curves: what a size costs, the slope on logarithmic axes, and where a curve bends. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.child import Child, ContenderFailed
-from serin.machine.hardware import core_count
+import numpy as np
 
-Curve = Mapping[int, float]  # CPU seconds by size
-AXES = ("rows", "columns", "cardinality")
-FIXED = {"rows": 50_000, "columns": 10, "cardinality": 1000}  # the size of the other axes
-QUICK = {
-    "rows": (50_000, 200_000, 800_000),
-    "columns": (10, 50, 250),
-    "cardinality": (100, 3_000, 40_000),
-}
-FULL = {
-    "rows": (100_000, 1_000_000, 10_000_000, 100_000_000),
-    "columns": (10, 50, 250, 1000, 2000),
-    "cardinality": (100, 10_000, 1_000_000, 10_000_000),
-}
-FULL_ROWS = 20_000_000  # of the table with many distinct values: two rows for each
+BEND = 0.2  # a slope so much steeper than expected is reported
 
 
-def measure_curves(*, full: bool, say: Callable[[str], None]) -> dict[str, dict[int, float]]:
-    """The faster of two runs at each size (one with `full`), after a small one that reads the libraries."""
-    found: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
-    with tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch:
-        child = Child("benchmarks.scale.etl_load", python=sys.executable, threads=core_count())
-        with child:
-            child.run({**FIXED, "folder": f"{scratch}/first"})
-            for axis, sizes in (FULL if full else QUICK).items():
-                for size in sizes:
-                    request = {**FIXED, axis: size, "folder": str(Path(scratch) / f"{axis}-{size}")}
-                    if axis == "cardinality" and full:
-                        request["rows"] = FULL_ROWS
-                    laps = [child.run(request) for _ in range(1 if full else 2)]
-                    if any(lap.answer["rows"] != request["rows"] for lap in laps):
-                        raise ContenderFailed(
-                            f"{laps[0].answer['rows']:,} rows of {request['rows']:,} were written"
-                        )
-                    found[axis][size] = min(lap.seconds for lap in laps)
-                say(f"curve of {axis}")
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """`points`: what each size costs. `expected`: the steepest slope that is good: 1 is linear, 0 does not grow."""
+
+    name: str
+    what: str
+    unit: str
+    expected: float
+    points: Mapping[int, float]
+
+    @property
+    def slope(self) -> float:
+        """Returns the slope between the two largest sizes, where a fixed cost matters least."""
+        return self.slopes[-1][1]
+
+    @property
+    def fitted(self) -> float:
+        """Returns the slope of a straight line through all sizes."""
+        sizes, costs = np.log([*self.points.items()]).T
+        return float(np.polyfit(sizes, costs, 1)[0])
+
+    @property
+    def slopes(self) -> list[tuple[int, float]]:
+        """Returns the slope up to each size but the first."""
+        pairs = itertools.pairwise(sorted(self.points.items()))
+        return [(many, math.log(more / less) / math.log(many / few)) for (few, less), (many, more) in pairs]
+
+    @property
+    def bends(self) -> list[int]:
+        """Returns the sizes up to which it rises more than it should."""
+        return [size for size, slope in self.slopes if slope > self.expected + BEND]
+
+    @property
+    def verdict(self) -> str:
+        good = {0.0: "flat", 1.0: "linear"}.get(self.expected, f"slope at most {self.expected:g}")
+        if not self.bends:
+            return f"{good}, or better"
+        return f"steeper than {good} up to {', '.join(f'{size:,}' for size in self.bends)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "unit": self.unit,
+            "expected": self.expected,
+            "points": {str(size): float(f"{value:.4g}") for size, value in self.points.items()},
+            "slope": round(self.slope, 3),
+            "fitted": round(self.fitted, 3),
+            "verdict": self.verdict,
+        }
 
 
-def exponent(curve: Curve) -> float:
-    """Returns the slope between the two largest sizes on logarithmic axes: 1 is linear, 0 does not grow."""
-    (few, less), (many, more) = sorted(curve.items())[-2:]
-    return math.log(more / less) / math.log(many / few)
-
-
-def table(curves: Mapping[str, Curve]) -> list[str]:
-    lines = ["scale, the ETL (CPU seconds)"]
-    for axis, curve in curves.items():
-        cells = "".join(f"{size:>12,}: {seconds:.2f} s" for size, seconds in curve.items())
-        lines.append(f"  {axis:<12}{cells}   exponent {exponent(curve):.2f}")
-    return [*lines, ""]
+def table(curves: Sequence[Curve]) -> list[str]:
+    lines = []
+    for curve in curves:
+        cells = "  ".join(f"{size:,}: {value:.4g}" for size, value in sorted(curve.points.items()))
+        lines += [
+            f"scale, {curve.name}: {curve.what} ({curve.unit})",
+            f"  {cells}",
+            f"  slope {curve.slope:.2f} at the end, {curve.fitted:.2f} fitted: {curve.verdict}",
+            "",
+        ]
+    return lines

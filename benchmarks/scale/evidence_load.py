@@ -81,7 +81,12 @@ class _Runner:
 
 def at_one_gateway(log: Path, end: float) -> Evidence:
     """As the controller of one machine: it reads the gateway's log."""
-    evidence, offset, more = Evidence(), START, True
+    return judge_log(log, Evidence(), end)
+
+
+def judge_log(log: Path, evidence: Evidence, end: float | None = None) -> Evidence:
+    """Adds all lines of a file, as many at a time as the controller reads. `end`: no more will come."""
+    offset, more = START, True
     while more:
         batch = read_requests(log, offset)
         offset, more = batch.offset, batch.more
@@ -131,6 +136,15 @@ def write_logs(folder: Path, lines: int) -> list[Path]:
             files[0].write(line)
             files[1 + gateway[number]].write(line)
     return paths
+
+
+def write_log(path: Path, *, first: int, lines: int) -> None:
+    """Writes a file of a log that is rotated, which begins with the request of this number."""
+    rng = np.random.default_rng(first)
+    us = np.round(rng.lognormal(7.0, 0.4, lines)).astype(int).tolist()
+    candidate = (rng.random(lines) < SHARE).tolist()
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(_line(first + index, us[index], candidate[index]) for index in range(lines))
 
 
 def _line(number: int, us: int, candidate: bool) -> str:

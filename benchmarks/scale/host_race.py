@@ -34,15 +34,26 @@ from tests.cluster.parts.namespaces import install
 NAMES = ("a", "b", "c")
 PREFIX = "198.18.80"
 QUICK_ROWS, FULL_ROWS = 400_000, 3_000_000
-QUICK_TRAINED, FULL_TRAINED = 60_000, 600_000
+TRAINED_ROWS = 600_000
 _DASK = Path(sys.executable).with_name("dask")
 _LIMIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
+    """`training`: only of a full run, because every lap of it starts three processes or more with torch."""
+
     etl: Mapping[str, Result]
-    training: Mapping[str, Result]
+    training: Mapping[str, Result] | None = None
+
+    @property
+    def named(self) -> dict[str, Mapping[str, Result]]:
+        return {"etl": self.etl} | ({} if self.training is None else {"training": self.training})
+
+    @property
+    def cases(self) -> dict[str, Mapping[str, Result]]:
+        titles = {"etl": "ETL", "training": "training (a million rows)"}
+        return {titles[name]: results for name, results in self.named.items()}
 
 
 def measure_hosts(*, full: bool, say: Callable[[str], None]) -> HostCosts | str:
@@ -55,7 +66,7 @@ def measure_hosts(*, full: bool, say: Callable[[str], None]) -> HostCosts | str:
         folder = Path(made)
         with dask_clusters(network, folder) as addresses:
             etl = _race_etl(network, folder, addresses, FULL_ROWS if full else QUICK_ROWS, say)
-        training = _race_training(network, folder, FULL_TRAINED if full else QUICK_TRAINED, say)
+        training = _race_training(network, folder, TRAINED_ROWS, say) if full else None
     return HostCosts(etl=etl, training=training)
 
 

@@ -11,18 +11,7 @@ _NAME = "bare"
 
 def bare_proxy(port: int, to_port: int) -> dict[str, Any]:
     """Starts an Envoy that forwards every request: no log, no keys, no checks, no retries."""
-    route = {"match": {"prefix": "/"}, "route": {"cluster": _NAME}}
-    manager = {
-        "@type": CONNECTION_MANAGER,
-        "stat_prefix": _NAME,
-        "route_config": {"virtual_hosts": [{"name": _NAME, "domains": ["*"], "routes": [route]}]},
-        "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER}}],
-    }
-    listener = {
-        "name": _NAME,
-        "address": _loopback(port),
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-    }
+    listener = _listener(port, {"route": {"cluster": _NAME}})
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": _loopback(to_port)}}]}]
     cluster = {
         "name": _NAME,
@@ -30,6 +19,26 @@ def bare_proxy(port: int, to_port: int) -> dict[str, Any]:
         "load_assignment": {"cluster_name": _NAME, "endpoints": endpoints},
     }
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+def plain_answer(port: int) -> dict[str, Any]:
+    """Returns a listener for such an Envoy that answers every request itself, with nothing in it."""
+    return _listener(port, {"direct_response": {"status": 200}})
+
+
+def _listener(port: int, what: dict[str, Any]) -> dict[str, Any]:
+    route = {"match": {"prefix": "/"}, **what}
+    manager = {
+        "@type": CONNECTION_MANAGER,
+        "stat_prefix": _NAME,
+        "route_config": {"virtual_hosts": [{"name": _NAME, "domains": ["*"], "routes": [route]}]},
+        "http_filters": [{"name": "router", "typed_config": {"@type": ROUTER}}],
+    }
+    return {
+        "name": f"{_NAME}-{port}",
+        "address": _loopback(port),
+        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
+    }
 
 
 def _loopback(port: int) -> dict[str, Any]:

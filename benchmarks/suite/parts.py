@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "not run"]
@@ -48,17 +49,20 @@ class Part:
     tests: bool = False
     goals: Mapping[str, Goal] = field(default_factory=dict)
     complete: bool = True
+    report: bool = False  # it is a benchmark that writes all its figures with --json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a part. `figures`: those of its last line. `detail`: counts of tests, or the last lines."""
+    """The outcome of a part. `figures`: those of its last line. `detail`: counts of tests, or the last lines. `curves`:
+    those of a benchmark that has some."""
 
     name: str
     result: Verdict
     seconds: float
     figures: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
+    curves: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Running:
@@ -67,7 +71,9 @@ class Running:
     def __init__(self, part: Part, folder: Path) -> None:
         name = re.sub(r"\W+", "-", part.name)
         self.part, self.log, self._report = part, folder / f"{name}.log", folder / f"{name}.xml"
+        self._figures = folder / f"{name}.json"
         command = [sys.executable, *part.command, *([f"--junitxml={self._report}"] if part.tests else [])]
+        command += ["--json", str(self._figures)] if part.report else []
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -129,8 +135,18 @@ class Running:
         judged = [goal.is_met(figures[name]) for name, goal in self.part.goals.items() if name in figures]
         met = all(judged) and not missing
         return Outcome(
-            name=self.part.name, result="passed" if met else "goal missed", seconds=seconds, figures=figures
+            name=self.part.name,
+            result="passed" if met else "goal missed",
+            seconds=seconds,
+            figures=figures,
+            curves=self._curves(),
         )
+
+    def _curves(self) -> Mapping[str, Any]:
+        if not self._figures.exists():
+            return {}
+        found: Mapping[str, Any] = json.loads(self._figures.read_text(encoding="utf-8"))["figures"]
+        return found.get("curves", {})
 
     def _tail(self, lines: int = 25) -> str:
         text = self.log.read_text(encoding="utf-8", errors="replace")

@@ -16,7 +16,6 @@ from benchmarks.machine import machine
 from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from benchmarks.training.table import make_table
-from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
 # Rows of the table by rows per step: enough steps for timing, and a quick run within two minutes on two cores, or
@@ -35,7 +34,7 @@ LOSS_TOLERANCE = 0.05  # initial weights and row order differ
 def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
     gpu = bool(machine()["gpus"])
     rows = ROWS[("gpu, full" if full else "gpu") if gpu else "full" if full else "quick"]
-    rows = {batch_rows: count * choice.times_the_data for batch_rows, count in rows.items()}
+    rows = {batch_rows: int(count * choice.times_the_data) for batch_rows, count in rows.items()}
     results: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}
     notes = []
@@ -55,7 +54,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
             make_table(table, count)
         runners = {}
         for name, (role, module, python) in contenders.items():
-            child = stack.enter_context(Child(module, python=python, threads=core_count()))
+            child = stack.enter_context(Child(module, python=python, threads=choice.cores))
             versions[name] = child.versions
             runners[name] = (role, child)
         cases = QUICK_ON_GPU if gpu and not full else [(kind, size) for kind in KINDS for size in rows]
@@ -65,7 +64,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
             say(f"{kind}, {batch_rows} rows per step")
             request = {
                 "table": str(tables[rows[batch_rows]]), "kind": kind, "batch_rows": batch_rows,
-                "threads": core_count(), "hidden": [512, 256] if gpu or full else [128, 64], "rate": 0.003,
+                "threads": choice.cores, "hidden": [512, 256] if gpu or full else [128, 64], "rate": 0.003,
                 "epochs": 2 if gpu and batch_rows == 65536 else 1, "precision": "tf32" if gpu else "fp32",
             }  # fmt: skip
             results[f"{kind}_{batch_rows}"] = _race(runners, request, choice.repetitions, say)
@@ -76,7 +75,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     return Report(
         benchmark="training",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": choice.cores, "versions": versions, "rows": rows},
         cases=results,
         line=key_figures(results),
         notes=notes,

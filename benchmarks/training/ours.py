@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.clock import Watch
 from benchmarks.training.networks import device
 from benchmarks.training.table import EMBEDDING, NUMERIC, SIZES, read_table
 from serin.formats.shards import SplitArrays
@@ -59,9 +60,13 @@ def train(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
             job=job, choices=choices, task="binary", learner=learner, loader=loader, valid=None,
             folder=Path(folder), stop_asked=lambda: False,
         )  # fmt: skip
+        watch = Watch()
         loop.run()
+        spent = watch.read()
     return {
+        "weights": sum(each.numel() for each in network.parameters()),
         "seconds": loop.work_s,
+        "cpu_s": spent["cpu_s"],  # with the preparation of steps, and files at the end
         "loss": loop.position.epochs[-1].loss,
         "step": loop.choices.execution,
         "reason": loop.choices.execution_reason,

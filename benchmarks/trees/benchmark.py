@@ -18,7 +18,6 @@ from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from serin.formats.dataset import CategoricalColumn, DatasetDescription, SplitDescription, write_dataset
 from serin.formats.shards import Rows, count_parts, seal_part, write_rows
-from serin.machine.hardware import core_count
 from serin.models.trees import load_xgboost
 
 ROLES: dict[str, Role] = {"ours": "ours", "pandas": "peer", "limit": "limit"}
@@ -32,6 +31,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     roles = choice.of(ROLES)
     on_gpu = bool(machine()["gpus"]) and bool(load_xgboost().build_info()["USE_CUDA"])
     rows = (8_000_000 if full else 500_000) if on_gpu else (1_000_000 if full else 100_000)
+    rows = int(rows * choice.times_the_data)
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     cases: dict[str, dict[str, Result]] = {}
     versions: dict[str, dict[str, str]] = {}
@@ -43,10 +43,10 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
         with contextlib.ExitStack() as stack:
             for device in devices:
                 for name, role in _roles(roles, device, devices).items():
-                    child = Child("benchmarks.trees.contenders", python=sys.executable, threads=core_count())
+                    child = Child("benchmarks.trees.contenders", python=sys.executable, threads=choice.cores)
                     runners[f"{device} {name}"] = (role, stack.enter_context(child))
                     versions[name] = child.versions
-            results = _race(runners, dataset, choice.repetitions, say)
+            results = _race(runners, dataset, choice, say)
     for device in devices:
         cases[device] = {name: results[f"{device} {name}"] for name in _roles(roles, device, devices)}
     last = cases[devices[-1]]
@@ -56,7 +56,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     return Report(
         benchmark="trees",
         mode="full" if full else "quick",
-        environment={"machine": machine(), "threads": core_count(), "versions": versions, "rows": rows},
+        environment={"machine": machine(), "threads": choice.cores, "versions": versions, "rows": rows},
         cases=cases,
         line=line,
         notes=[] if on_gpu else ["no GPU that XGBoost can use: the CPU alone"],
@@ -69,14 +69,14 @@ def _roles(roles: dict[str, Role], device: str, devices: tuple[str, ...]) -> dic
 
 
 def _race(
-    runners: Mapping[str, tuple[Role, Child]], dataset: Path, repetitions: int, say: Callable[[str], None]
+    runners: Mapping[str, tuple[Role, Child]], dataset: Path, choice: Choice, say: Callable[[str], None]
 ) -> dict[str, Result]:
     found: dict[str, float] = {}
 
     def request(name: str, _turn: int) -> Mapping[str, Any]:
         device, _, who = name.partition(" ")
         return {
-            "who": who, "device": device, "dataset": str(dataset), "rounds": ROUNDS, "threads": core_count(),
+            "who": who, "device": device, "dataset": str(dataset), "rounds": ROUNDS, "threads": choice.cores,
         }  # fmt: skip
 
     def accept(name: str, _asked: Mapping[str, Any], lap: Lap) -> None:
@@ -84,7 +84,7 @@ def _race(
         if max(found.values()) - min(found.values()) > AUC_APART:
             raise Unequal(f"the valid AUC differs by more than {AUC_APART}: {found}")
 
-    return race(runners, request, accept, repetitions=repetitions, say=say)
+    return race(runners, request, accept, repetitions=choice.repetitions, say=say)
 
 
 def write_shards(folder: Path, rows: int) -> None:

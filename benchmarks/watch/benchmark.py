@@ -11,7 +11,7 @@ from benchmarks.watch import capture, drift_race, records
 
 
 def measure(*, full: bool, say: Callable[[str], None]) -> Report:
-    rounds, lap_s = (25, 3.0) if full else (MIN_REPETITIONS, 1.0)
+    rounds, lap_s = (25, 3.0) if full else (MIN_REPETITIONS, 0.7)
     recorded = records.measure_records(full=full, say=say)
     drift = drift_race.measure_drift(full=full, say=say)
     costs = capture.measure_capture(rounds=rounds, lap_s=lap_s, say=say)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.check import __main__ as check
-from benchmarks.check.kept import KeptRatios, read_kept, write_kept
+from benchmarks.check.kept import KeptRatios, newest, read_kept, write_kept
 from benchmarks.check.measure import Check, Ratios
 from benchmarks.check.statistics import compare
 from benchmarks.race import SLOW_OURS, Lap, race
@@ -97,13 +97,23 @@ def test_runs_are_kept_in_a_file(tmp_path: Path) -> None:
     assert (found.commit, found.ratios) == ("abc", {"loader resident limit": [0.5, 0.1235]})
 
 
+def test_the_newest_runs_of_each_ratio_are_kept() -> None:
+    def run(commit: str, *names: str) -> KeptRatios:
+        return KeptRatios(date="", commit=commit, ratios={name: [1.0] for name in names})
+
+    runs = [run("1", "loader"), run("2", "loader", "etl"), run("3", "loader"), run("4", "loader")]
+    found = {run.commit: sorted(run.ratios) for run in newest(runs, 2)}
+    assert found == {"2": ["etl"], "3": ["loader"], "4": ["loader"]}
+
+
 class Quick:
     def run(self, request: object) -> Lap:
-        return Lap(seconds=0.01, peak_bytes=0)
+        return Lap(seconds=0.01, peak_bytes=0, cpu_s=0.02)
 
 
 def test_a_deliberate_slowdown_is_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SLOW_OURS, "0.2")
     found = race({"ours": ("ours", Quick()), "eager": ("peer", Quick())}, lambda *_: {}, lambda *_: None)
     assert all(seconds >= 0.012 for seconds in found["ours"].seconds)
-    assert found["eager"].seconds == [0.01] * 7
+    assert all(0.024 <= seconds < 0.03 for seconds in found["ours"].cpu_seconds)
+    assert (found["eager"].seconds, found["eager"].cpu_seconds) == ([0.01] * 7, [0.02] * 7)

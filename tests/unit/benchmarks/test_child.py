@@ -26,6 +26,7 @@ def test_a_contender_answers_its_requests_and_its_time_leaves_the_preparation_ou
     assert first.answer == {"calls": ["prepare", "run"], "n": 1}
     assert second.answer == {"calls": ["prepare", "run", "run"], "n": 2}
     assert first.seconds < 3600
+    assert 0 < first.cpu_s < 60
     assert first.peak_bytes > 1_000_000
     assert child.versions["numpy"]
 
