@@ -104,11 +104,11 @@ hooks: $(INSTALLED) ## lint before each commit of this clone, with the programs 
 release: $(INSTALLED) ## sdist and wheel, tried in an empty folder; then the tag (DRY_RUN=1: no tag)
 	@PYTHON=$(BIN)/python DRY_RUN=$(DRY_RUN) .ci/release
 
-bench: $(INSTALLED) $(BENCH_READY) ## all benchmarks, goals met and missed; or one: make bench BENCH=etl ARGS=--full
+bench: $(INSTALLED) $(TRITON) $(BENCH_READY) ## all benchmarks, goals met and missed; or one: make bench BENCH=etl ARGS=--full
 	@$(BIN)/python -m $(if $(BENCH),benchmarks $(BENCH),benchmarks.suite --commit "$(COMMIT)") $(ARGS)
 
 # Its references need no other environment than ours.
-bench-check: $(INSTALLED) ## five minutes: fails when a part became slower than the committed ratios
+bench-check: $(INSTALLED) $(TRITON) ## five minutes: fails when a part became slower than the committed ratios
 	@$(BIN)/python -m benchmarks.check --commit "$(COMMIT)" $(ARGS)
 
 bench-setup: $(BENCH_READY) ## the peers' own environment

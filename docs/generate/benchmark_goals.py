@@ -1,4 +1,4 @@
-"""Writes the table of goals in docs/benchmarks.md from the results in benchmarks/results.
+"""Writes the tables of goals and scaling curves in docs/benchmarks.md from the results in benchmarks/results.
 
     python docs/generate/benchmark_goals.py
 
@@ -23,19 +23,37 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- goals: written by docs/generate/benchmark_goals.py from benchmarks/results -->"
 END = "<!-- end of goals -->"
+CURVES_BEGIN = "<!-- curves: written by docs/generate/benchmark_goals.py from benchmarks/results -->"
+CURVES_END = "<!-- end of curves -->"
 
 
 def render(results: Path = RESULTS) -> str:
     """Returns one table for each kind of machine without a GPU whose results are committed."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("cpu-*.json"))]
-    tables = ["\n".join(_table(document)) for document in found]
+    tables = ["\n".join(_table(document)) for document in _documents(results)]
     return "\n\n".join(tables) or "No results are committed yet."
 
 
-def updated(page: str, block: str) -> str:
+def render_curves(results: Path = RESULTS) -> str:
+    """Returns one table of curves for each kind of machine that has some."""
+    tables = ["\n".join(_curves(document)) for document in _documents(results)]
+    return "\n\n".join(table for table in tables if table) or "No curves are committed yet."
+
+
+def page_from(page: str, results: Path = RESULTS) -> str:
+    """Returns the page with all its tables as the results have them."""
+    curves = (CURVES_BEGIN, CURVES_END)
+    return updated(updated(page, render(results)), render_curves(results), curves)
+
+
+def _documents(results: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("cpu-*.json"))]
+
+
+def updated(page: str, block: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """Returns the page with the block between the two comments replaced."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{block}\n\n{END}{rest.split(END)[1]}"
+    begin, end = marks
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"
 
 
 def _table(document: Mapping[str, Any]) -> Iterator[str]:
@@ -61,6 +79,24 @@ def _table(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {name} | `{key}` | {goal} | {shown} | {_verdict(value, goal)} | {when} |"
 
 
+def _curves(document: Mapping[str, Any]) -> Iterator[str]:
+    curves = {name: curve for part in document["parts"] for name, curve in part.get("curves", {}).items()}
+    if not curves:
+        return
+    machine = document["machine"]
+    yield f"{machine['cores']} cores, {machine['cpu']}, {machine['architecture']}:"
+    yield ""
+    yield "| curve | what | size: cost | slope at the end | fitted | |"
+    yield "|---|---|---|---|---|---|"
+    for name, curve in curves.items():
+        sizes = sorted(map(int, curve["points"]))
+        costs = ", ".join(f"{size:,}: {curve['points'][str(size)]:,.3g}" for size in sizes)
+        yield (
+            f"| `{name}` | {curve['what']}, {curve['unit']} | {costs} | {curve['slope']:.2f} | {curve['fitted']:.2f} | "
+            f"{curve['verdict']} |"
+        )
+
+
 def _verdict(value: float | None, goal: Goal) -> str:
     if value is None:
         return "not measured"
@@ -68,4 +104,4 @@ def _verdict(value: float | None, goal: Goal) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), render()), encoding="utf-8")
+    PAGE.write_text(page_from(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
