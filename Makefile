@@ -4,6 +4,7 @@ PYTHON       ?= python3
 VENV         := .venv
 BIN          := $(VENV)/bin
 INSTALLED    := $(VENV)/.installed
+USERS        := $(VENV)/.users
 TRITON       := $(VENV)-triton/.installed
 BENCH_VENV   := .venv-bench
 BENCH_READY  := $(BENCH_VENV)/.installed
@@ -13,6 +14,7 @@ COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 # Tests and stacks start hundreds of Python processes: without bytecode each compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,13 +37,14 @@ export LIBPYTHON
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) $(TRITON) ## the environments, without running anything
+install: $(USERS) $(TRITON) ## the environments, without running anything
 
-demo: $(INSTALLED) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back
+demo: $(USERS) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back
 	@$(BIN)/python examples/flights/demo.py
 
 # Types and import rules are checked beside the tests, which wait most of the time; what they find comes last.
 test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why
+	@$(BIN)/python -m serin.stack.prefect.template  # once, before several tests need it at the same time
 	@said=$$(mktemp); { $(TYPES); } >$$said 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; \
@@ -139,19 +142,20 @@ clean: ## caches, builds and environments; leaves .serin/ (stop the stack first:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --no-compile: Python compiles what it imports, and that is a small part of what is installed.
+# What users need is installed by `make install` and `make demo`; $(INSTALLED) adds what developers need.
+$(USERS): pyproject.toml constraints.txt
+	@if [ -e $(INSTALLED) ] && [ -z "$$(find pyproject.toml constraints.txt -newer $(INSTALLED))" ]; then exit 0; fi; \
+	$(PYTHON) .ci/install.py users
+	@touch $@
+
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else \
-	  "Serin needs Python 3.11, 3.12 or 3.13, not %d.%d; name one: make PYTHON=python3.12" % sys.version_info[:2])'
-	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing into $(VENV) (about two minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(PYTHON) .ci/install.py developers
 	@touch $@
 
 # Triton's Python stub breaks with numpy 2, so it has a separate environment (docs/adr/0002).
 $(TRITON): constraints.txt serin/serving/triton/installation.py \
-           $(wildcard $(addprefix serin/serving/native/,*.py sources/*.* sources/*/*.*) triton_models/onnx_native/*.*) | $(INSTALLED)
-	@$(BIN)/serin install triton
+           $(wildcard $(addprefix serin/serving/native/,*.py sources/*.* sources/*/*.*) triton_models/onnx_native/*.*) | $(USERS)
+	@$(PYTHON) .ci/install.py triton
 	@touch $@
 
 $(BENCH_READY): benchmarks/requirements.txt

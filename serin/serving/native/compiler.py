@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
@@ -32,10 +32,11 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """A C++ compiler. `cache`: where ziglang stores the C++ runtime, which it compiles at first use (1.5 minutes, 84
-    MB)."""
+    MB). `early`: where libraries are that were compiled before they could be used (compile_early.py)."""
 
     command: tuple[str, ...]
     cache: Path | None = None
+    early: Path | None = None
 
     def variables(self) -> dict[str, str]:
         if self.cache is None:
@@ -68,7 +69,7 @@ def obtain_compiler(folder: Path) -> Compiler:
     """
     found = machine_compiler() or packaged_compiler(folder)
     if found is not None:
-        return found
+        return replace(found, early=early_folder(folder))
     logger.info(
         f"no C++ compiler is on PATH: installing {PACKAGE} into {folder}; its first compilation takes minutes"
     )
@@ -84,7 +85,21 @@ def obtain_compiler(folder: Path) -> Compiler:
         last = " ".join(said.splitlines()[-1:])
         reason = f"no C++ compiler is on PATH, and {PACKAGE} cannot be installed ({last})"
         raise TritonInstallFailed(step="looking for a C++ compiler", reason=reason)
-    return found
+    return replace(found, early=early_folder(folder))
+
+
+def early_folder(folder: Path) -> Path:
+    return folder / "serin-early"
+
+
+def early_library(compiler: Compiler, source: Path, flags: Iterable[str]) -> Path | None:
+    """Returns where this compiler's library of `source` is if it was compiled early: another file for other sources,
+    headers or flags."""
+    if compiler.early is None:
+        return None
+    parts = sorted(path for path in source.parent.iterdir() if path.suffix in (".cc", ".h", ".map"))
+    mark = build_mark(parts, *compiler.command, *flags, source.name)
+    return compiler.early / f"{source.stem}-{mark[:16]}.so"
 
 
 def build_mark(sources: Iterable[Path], *flags: str) -> str:
@@ -98,7 +113,11 @@ def build_mark(sources: Iterable[Path], *flags: str) -> str:
 def compile_library(
     compiler: Compiler, source: Path, library: Path, *, what: str, flags: Iterable[str] = ()
 ) -> None:
-    """Compiles `source`; raises TritonInstallFailed with the compiler's messages when that fails."""
+    """Compiles `source`, unless it was compiled early. Raises TritonInstallFailed with the compiler's messages."""
+    early = early_library(compiler, source, flags)
+    if early is not None and early.is_file():
+        shutil.move(early, library)
+        return
     exports = f"-Wl,--version-script={source.with_suffix('.map')}"
     command = [*compiler.command, *_FLAGS, *flags, exports, "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(

