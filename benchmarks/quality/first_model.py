@@ -17,7 +17,7 @@ import pandas as pd
 
 import serin
 from serin.draft import write_spec
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 
 SEEDS = (1, 2, 3)
 _FEW_ROWS = 50_000  # below, a network needs more than the usual epochs

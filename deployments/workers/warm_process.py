@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import sys
 import time
 from collections.abc import Mapping
@@ -21,16 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.machine import environment
+from serin.stack.prefect.processes import is_starting
 
 _ENGINE = "prefect.engine"
 _IMPORTED = (
     "prefect.flow_engine", "prefect.task_engine", "prefect.deployments.steps.core", "fastapi",
     "serin.stack.prefect.pull", "flows.placed", "flows.pipeline", "serin.etl.build",
 )  # fmt: skip
+_STARTING_S, _LOOK_S = 60.0, 0.1
 _OF_THE_RUN = "PREFECT__"  # variables that differ from run to run; no import reads them
 
 
 def main() -> None:
+    _wait_for_the_stack()
     began = time.time_ns()
     for module in _IMPORTED:
         importlib.import_module(module)
@@ -46,6 +50,15 @@ def main() -> None:
     sys.argv = [_ENGINE]
     sys.modules.pop(_ENGINE, None)  # it was imported as a module; now it runs as a program
     runpy.run_module(_ENGINE, run_name="__main__")
+
+
+def _wait_for_the_stack() -> None:
+    """Waits while `serin up` is at work, for which these imports would only take processor time; not when a run is
+    there."""
+    deadline = time.monotonic() + _STARTING_S
+    while is_starting(environment.home()) and time.monotonic() < deadline:
+        if select.select([sys.stdin], [], [], _LOOK_S)[0]:
+            return
 
 
 def fits(wanted: Mapping[str, str]) -> bool:

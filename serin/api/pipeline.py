@@ -16,8 +16,9 @@ from serin.errors import SpecError
 from serin.machine import environment
 from serin.pipeline.stage import StageResult
 from serin.spec.kind_settings import without_unused
-from serin.spec.load import load_spec, read_yaml
+from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Release
 
 if TYPE_CHECKING:

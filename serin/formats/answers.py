@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.formats.schema import Schema
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 
 
 def answer_meaning(output: str, schema: Schema, bundle: Path) -> str:

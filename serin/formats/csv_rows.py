@@ -18,8 +18,8 @@ from serin.formats.csv_cells import CellRules
 from serin.formats.csv_format import PLAIN, CsvFormat, csv_format
 from serin.formats.csv_values import parse_options
 from serin.formats.schema import InputColumn, Schema
-from serin.spec.load import read_mapping
 from serin.spec.tables import TableSource
+from serin.spec.yaml_file import read_mapping
 
 _SPEC = "spec.yaml"
 _BLOCK_BYTES = 8 * 2**20

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.kind_settings import unused_in
-from serin.spec.load import absolute_tables, read_mapping
+from serin.spec.load import absolute_tables
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.steps.parse import parse_step
 from serin.spec.target import TargetSpec
+from serin.spec.yaml_file import read_mapping
 
 _MAKES_NO_NAMES = {
     "target", "time", "id", "split", "checks", "training_only", "allow_leaks", "where", "unique",

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from serin.errors import BundleBroken
-from serin.spec.load import read_yaml
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.yaml_file import read_yaml
 
 
 def stored_segments(bundle: Path) -> tuple[str, ...]:

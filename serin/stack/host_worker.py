@@ -20,7 +20,6 @@ from serin.machine import environment
 from serin.machine.application import application_folder
 from serin.machine.hardware import core_count
 from serin.machine.private import make_private
-from serin.stack.gpu_use import read_gpu_use
 from serin.stack.prefect.processes import WORKER_TYPE, prefect_environment
 from serin.store.objects import Objects
 from serin.store.stage_results import shared_objects
@@ -69,6 +68,8 @@ class Reports:
     def report(self, runs: Iterable[str]) -> None:
         if self._objects is None:
             return
+        from serin.stack.gpu_use import read_gpu_use  # here: most workers have no store that they share
+
         self._beat += 1
         report = WorkerReport(
             host=self._host,

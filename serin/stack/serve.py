@@ -28,7 +28,7 @@ from serin.stack.host.ports import port_claims
 from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.host.state import Stack, changing_stack, read_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, launch_stack, start_serving
+from serin.stack.wiring import build_gateway, launch_stack, start_serving, start_watching
 
 log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
 
@@ -72,8 +72,10 @@ def serve(
             console=_console(last),
         )
     try:
+        Supervisor(home).start(build_gateway(home).process())
         start_serving(stack)
         _wait_for_gateway(home, stack)
+        start_watching(stack)
         log.info("serving on %s:%d", address, port)
         while not stop.wait(_LOOK_S):
             if not stack.is_alive:

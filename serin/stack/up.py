@@ -38,6 +38,7 @@ from serin.stack.wiring import (
     controller_process,
     launch_stack,
     start_serving,
+    start_watching,
 )
 
 logger = logging.getLogger(__name__)
@@ -177,6 +178,8 @@ def _start(
         wait_until_ready(supervisor, process, partial(supervisor.runs, process.name))
     if console:
         _wait_for_console(supervisor, home, console)
+    start_watching(stack)
+    processes.note_up(home)
     logger.info(f"up after {time.monotonic() - began:.1f} s")
     return stack
 

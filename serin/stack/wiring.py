@@ -7,22 +7,23 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from serin.errors import SerinError
-from serin.formats.serving.spool import spool_root
-from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.machine.process import Process
 from serin.machine.process_identity import start_ticks
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
-from serin.serving.triton.releases import Releases
 from serin.stack.console.place import ConsolePlace
 from serin.stack.host.standing import stack_environment, standing_process
 from serin.stack.host.state import Stack, socket_folder, write_stack
 from serin.stack.host.supervisor import Supervisor
-from serin.store.store import Store
+
+if TYPE_CHECKING:
+    from serin.serving.triton.releases import Releases
+    from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,11 @@ def key_file(home: Path) -> KeyFile:
 
 def build_releases(home: Path, store: Store | None = None) -> Releases:
     """`store`: where versions come from; None: the store that this process is configured to use."""
+    from serin.formats.serving.spool import spool_root
+    from serin.formats.trust import Trust  # here: what starts the stack needs no releases
+    from serin.serving.triton.releases import Releases
+    from serin.store.store import Store
+
     return Releases(
         home / "releases",
         host=Supervisor(home),
@@ -116,13 +122,16 @@ def launch_stack(
 
 
 def start_serving(stack: Stack) -> None:
-    """Starts the gateway, the controller, the watcher and the console."""
-    supervisor, home = Supervisor(stack.home), stack.home
-    watcher = watcher_process(home, owns_prefect=stack.owns_prefect)
-    for process in (build_gateway(home).process(), controller_process(home), watcher):
-        supervisor.start(process)
+    """Starts the controller and the console, beside the gateway."""
+    supervisor = Supervisor(stack.home)
+    supervisor.start(controller_process(stack.home))
     if stack.console_port is not None:
-        supervisor.start(console_process(home))
+        supervisor.start(console_process(stack.home))
+
+
+def start_watching(stack: Stack) -> None:
+    """Starts the watcher, which nobody waits for: last, so that its imports delay nothing else."""
+    Supervisor(stack.home).start(watcher_process(stack.home, owns_prefect=stack.owns_prefect))
 
 
 def remove_shared_memory(home: Path) -> int:

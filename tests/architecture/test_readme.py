@@ -15,7 +15,8 @@ from typer.main import get_command
 
 from serin.cli import app
 from serin.commands.suggest import MEANT
-from serin.spec.load import load_spec, read_yaml
+from serin.spec.load import load_spec
+from serin.spec.yaml_file import read_yaml
 from tests.architecture.sources import ROOT, repository_files
 
 PAGES = [name for name in repository_files() if name.endswith(".md")]

@@ -24,7 +24,7 @@ from serin.formats.explain import FOLDER, read_explain
 from serin.formats.schema import Task
 from serin.formats.trained import RECORD, read_record
 from serin.formats.wire import Array, to_wire
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

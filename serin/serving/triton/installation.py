@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.machine import environment
@@ -23,8 +24,10 @@ from serin.serving.native.compiler import Compiler, machine_compiler, obtain_com
 from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
-from serin.serving.triton.backends import Server
 from serin.serving.triton.cuda_libraries import cuda_folders, why_no_cuda
+
+if TYPE_CHECKING:
+    from serin.serving.triton.backends import Server
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ class TritonInstall:
 
     def describe(self, *, gpus: bool) -> Server:
         """Returns what it can run. Its Python is asked for accelerators only where there are GPUs."""
+        from serin.serving.triton.backends import Server  # here: `serin up` needs neither arrays nor specs
+
         found = self.backends.iterdir() if self.backends.is_dir() else ()
         backends = frozenset(path.name for path in found if path.is_dir())
         if not onnx_backend.is_built(self.backends):

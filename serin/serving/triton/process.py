@@ -13,8 +13,9 @@ from serin.machine import environment
 from serin.machine.process import Leftovers, Process
 from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.triton.installation import TritonInstall
-from serin.serving.triton.recording import SPOOL_VARIABLE
 from serin.store.artifacts import Endpoint, Release
+
+SPOOL_VARIABLE = "SERIN_SPOOL"  # the release's spool folder; without it nothing is recorded
 
 LOOPBACK = "127.0.0.1"
 

@@ -14,13 +14,10 @@ from serin.errors import BundleBroken
 from serin.formats.schema import OutputTensor, Schema
 from serin.formats.serving import spool_blocks
 from serin.formats.serving.spool_blocks import DEFAULT_LIMIT_BYTES, encode_header
-from serin.spec.load import read_yaml
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle, Release
 
-SPOOL_VARIABLE = (
-    "SERIN_SPOOL"  # of Triton's process: the release's spool folder; without it nothing is recorded
-)
 FORMAT_CODE = Path(spool_blocks.__file__)  # the Python backend gets a copy
 
 _READ = ("share", "mask", "drop")  # the other keys are the recorder's

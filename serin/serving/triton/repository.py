@@ -28,8 +28,8 @@ from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.recording import recorded_share, recording_of
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.serving.triton.tuned import read_tuned
-from serin.spec.load import read_yaml
 from serin.spec.serving import ServingSpec
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle, Release
 
 _BACKEND_OF_PLATFORM = {

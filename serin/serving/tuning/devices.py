@@ -9,7 +9,7 @@ from serin.machine.hardware import inventory
 from serin.serving.triton.backends import Place, Server
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.repository import choose_for, serving_settings
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 
 

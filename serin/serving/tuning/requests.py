@@ -14,7 +14,7 @@ from serin.formats.schema import read_schema
 from serin.serving.client.load import model_target
 from serin.serving.client.load_connections import Target
 from serin.serving.triton.repository import serving_settings
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 
 Mix = Mapping[int, float]  # rows in a request: share of the requests, summing to 1

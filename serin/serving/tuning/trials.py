@@ -14,7 +14,7 @@ from serin.reports.tuning import LoadPoint
 from serin.serving.client.load import LoadResult
 from serin.serving.triton.backends import Place
 from serin.serving.tuning.requests import Mix
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 

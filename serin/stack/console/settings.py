@@ -10,8 +10,8 @@ from pydantic_core import ErrorDetails
 
 from serin.errors import SpecError, nearest
 from serin.machine import environment
-from serin.spec.load import read_mapping
 from serin.spec.section import Duration, Section
+from serin.spec.yaml_file import read_mapping
 
 LOOPBACK = "127.0.0.1"
 

@@ -21,11 +21,14 @@ from typing import Any
 from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.machine.durable import write_secret
 from serin.machine.process import Process, ProcessState
-from serin.stack.host import exec_wrapper, supervisord
+from serin.stack.host import exec_wrapper
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members
 from serin.stack.host.rpc import call_supervisor
 from serin.stack.host.state import socket_folder
 
+_DAEMON = (
+    "serin.stack.host.supervisord"  # by name: every process of the stack imports this file, one that one
+)
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
 _STATES: Mapping[str, ProcessState] = {
     "STOPPED": "absent",
@@ -70,7 +73,7 @@ class Supervisor:
                 [
                     sys.executable,
                     "-m",
-                    supervisord.__name__,
+                    _DAEMON,
                     "-n",
                     "-c",
                     str(self.folder / "supervisord.conf"),

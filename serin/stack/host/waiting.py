@@ -13,6 +13,7 @@ from serin.stack.host.supervisor import Supervisor
 
 READY_S = 600.0  # seconds of work; minutes on a busy machine. A process that ends is noticed at once
 _LOOK_S = 0.05
+_ALIVE_S = 0.5  # asking the supervisor costs it and us more than a look at a port or a log
 
 
 def wait_until_ready(supervisor: Supervisor, process: Process, ready: Callable[[], bool]) -> None:
@@ -31,10 +32,12 @@ def wait_while_alive(
     name: str, log: Path, ready: Callable[[], bool], ended: Callable[[], str | None]
 ) -> None:
     """`wait_until_ready` for any process. `ended`: how it has died, None while it lives."""
-    deadline = time.monotonic() + READY_S
+    began = asked = time.monotonic()
     while not ready():
-        reason = ended()
-        if reason is None and time.monotonic() > deadline:
+        reason, now = None, time.monotonic()
+        if now - asked >= _ALIVE_S:
+            reason, asked = ended(), now
+        if reason is None and now > began + READY_S:
             reason = f"not ready within {READY_S:.0f} s"
         if reason is not None:
             raise ProcessFailed(name=name, reason=reason, log=log, tail=log_tail(log))

@@ -36,8 +36,22 @@ def workers_of(home: Path) -> tuple[str, ...]:
 
 
 def workers_gate(home: Path) -> Path:
-    """Returns the file whose existence lets the stack's workers ask the server for work."""
+    """Returns the file whose existence lets the stack's workers ask the server for work. It is empty until the whole
+    stack is up: processes that wait for runs import what they need after that, because nobody waits for them."""
     return home / "stack" / "workers-may-begin"
+
+
+def note_up(home: Path) -> None:
+    """Notes that the whole stack is up."""
+    workers_gate(home).write_text("up\n")
+
+
+def is_starting(home: Path) -> bool:
+    """Returns whether `serin up` is at work in `home`."""
+    try:
+        return workers_gate(home).stat().st_size == 0
+    except OSError:
+        return False  # no stack here
 
 
 def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str]:

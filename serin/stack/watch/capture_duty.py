@@ -16,8 +16,8 @@ from serin.monitoring.capture.counters import Counters, models_captured
 from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.recorder import Recorder, Settings
 from serin.monitoring.capture.retention import expire
-from serin.spec.load import read_mapping
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.yaml_file import read_mapping
 from serin.stack.wiring import request_log
 from serin.store.artifacts import Release
 from serin.store.store import Store

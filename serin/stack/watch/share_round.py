@@ -38,8 +38,8 @@ from serin.monitoring.capture.shared_retention import expire_shared
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.monitoring.capture.spool_files import complete_files, open_files
 from serin.pipeline import labels
-from serin.spec.load import read_mapping
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.yaml_file import read_mapping
 from serin.stack.watch.served import has_agent, served_models
 from serin.store.artifacts import Release
 from serin.store.store import Store

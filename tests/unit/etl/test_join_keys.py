@@ -7,8 +7,9 @@ import pytest
 
 from serin.errors import ColumnMissing, JoinNotManyToOne, SpecError
 from serin.formats.dataset import read_dataset
-from serin.spec.load import load_spec, read_yaml
+from serin.spec.load import load_spec
 from serin.spec.relation import JoinSpec
+from serin.spec.yaml_file import read_yaml
 from serin.store.store import Store
 from tests.unit.etl.test_large_joins import FEATURES, narrow, taxis
 from tests.unit.etl.trips import build, rates, spec_of

@@ -20,7 +20,7 @@ from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.quality import read_quality_reference
 from serin.formats.rows import write_rows
 from serin.formats.schema import Schema, Task
-from serin.spec.load import read_yaml
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.logs import heard

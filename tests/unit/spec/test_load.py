@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 
 from serin.errors import SpecError
-from serin.spec.load import load_spec, read_yaml, spec_from_mapping
+from serin.spec.load import load_spec, spec_from_mapping
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.rollout import RolloutSpec
+from serin.spec.yaml_file import read_yaml
 
 GOOD = """
 name: flight-delays

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from serin.errors import CodeChanged, LossNotFinite, SearchFailed, SearchStopped
-from serin.spec.load import load_spec, read_yaml
+from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
 from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
 from serin.spec.training import TrainingSpec
+from serin.spec.yaml_file import read_yaml
 from serin.training.search.chosen_spec import write_chosen
 from serin.training.search.search import search
 from serin.training.search.study import Study
