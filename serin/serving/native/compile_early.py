@@ -18,7 +18,7 @@ from serin.serving.native.compiler import Compiler, compile_library, early_libra
 
 LIBRARIES: tuple[tuple[str, Path, tuple[str, ...]], ...] = (
     ("the gRPC cancel guard", grpc_cancel_guard.SOURCE, ()),
-    ("the gateway's request filter", request_filter.SOURCE, ()),
+    ("the gateway's request filter", request_filter.source_file(), ()),
     ("the ONNX backend", onnx_backend.SOURCE, onnx_backend.FLAGS),
 )
 

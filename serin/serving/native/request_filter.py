@@ -17,7 +17,10 @@ from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_fil
 from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
-SOURCE = SOURCES / "filter.cc"
+
+
+def source_file() -> Path:
+    return SOURCES / "filter.cc"
 
 
 def request_filter_path(folder: Path) -> Path:
@@ -30,7 +33,7 @@ def request_filter_path(folder: Path) -> Path:
 
 def build_request_filter(compiler: Compiler, library: Path) -> None:
     """Builds the filter; raises TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
-    build_library(compiler, SOURCE, library, what="the gateway's request filter", tried_by=_try)
+    build_library(compiler, source_file(), library, what="the gateway's request filter", tried_by=_try)
 
 
 def _try(library: Path) -> None:
