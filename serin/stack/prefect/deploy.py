@@ -42,14 +42,18 @@ def pool_template(pool: str, *, kind: str = WORKER_TYPE) -> Path:
 def make_pools(api: rest_api.Api) -> None:
     """Creates the pools cpu and gpu on the stack's own server, with a slot in `gpu` for each GPU of this machine.
 
-    A pool that somebody has made for other infrastructure, such as Slurm, is left as it is.
+    A pool that somebody has made for other infrastructure, such as Slurm, is left as it is, and so is one that has
+    these settings already.
     """
     for pool in POOLS:
-        if rest_api.pool_type(api, pool) not in (None, WORKER_TYPE, _PROCESS):
+        found = rest_api.read_pool(api, pool)
+        if found is not None and found["type"] not in (WORKER_TYPE, _PROCESS):
             continue
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
-        rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
+        wanted = {"type": WORKER_TYPE, "base_job_template": template, "concurrency_limit": slots}
+        if found is None or any(found.get(name, ...) != value for name, value in wanted.items()):
+            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
 
 
 def make_missing_pools(api: rest_api.Api) -> None:

@@ -210,14 +210,21 @@ def is_elsewhere(run: Mapping[str, Any]) -> bool:
     return kind not in (_HERE, "process")
 
 
-def pool_type(api: Api | str, name: str) -> str | None:
-    """Returns the type of a work pool; None when there is none of that name."""
+def read_pool(api: Api | str, name: str) -> dict[str, Any] | None:
+    """Returns a work pool; None when there is none of that name."""
     try:
-        return str(call(api, "GET", f"/work_pools/{name}")["type"])
+        found: dict[str, Any] = call(api, "GET", f"/work_pools/{name}")
     except PrefectRefused as refusal:
         if refusal.fields["code"] != 404:
             raise
         return None
+    return found
+
+
+def pool_type(api: Api | str, name: str) -> str | None:
+    """Returns the type of a work pool; None when there is none of that name."""
+    found = read_pool(api, name)
+    return None if found is None else str(found["type"])
 
 
 def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
