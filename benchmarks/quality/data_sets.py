@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.child import ROOT, ContenderFailed
 from benchmarks.etl.cases import flights_3m, prepare_cases
+from benchmarks.race import EVERYTHING
 from serin.etl.build import build_dataset
 from serin.formats.schema import Task
 from serin.spec.load import load_spec
@@ -26,10 +27,9 @@ TASKS: dict[str, Task] = {
     "flchain": "binary", "breast_cancer": "binary", "digits": "multiclass", "california": "regression",
     "diamonds": "regression",
 }  # fmt: skip
+FLIGHTS_TABLES = ("flights", "flights-3m")  # split by time
 QUICK = ("credit", "churn", "breast_cancer")
-_FLIGHTS_3M_ROWS = (
-    300_000  # of the three million: every tenth, so that a contender's trials take minutes, not hours
-)
+_FLIGHTS_3M_ROWS = 300_000  # of the three million: every tenth, so that a contender can try several settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class DataSet:
     name: str
     task: Task
     folder: str
+    rows: int
 
     @property
     def metric(self) -> str:
@@ -44,10 +45,35 @@ class DataSet:
         return {"binary": "AUC", "multiclass": "accuracy", "regression": "R2"}[self.task]
 
 
+def task_of(name: str) -> Task:
+    return TASKS.get(name, "binary")
+
+
 def prepare(
     scratch: Path, *, full: bool, peers: Path, say: Callable[[str], None], only: tuple[str, ...] = ()
 ) -> tuple[list[DataSet], list[str]]:
     """Returns the data sets that are available, and a note for each that is not."""
+    wanted = only or ((*TASKS, *FLIGHTS_TABLES) if full else QUICK)
+    tables = [name for name in wanted if name in TASKS]
+    problems = {} if all((DATA / f"{name}.parquet").exists() for name in tables) else _fetch(peers)
+    notes = [f"{name} was skipped: {problem}" for name, problem in problems.items() if name in wanted]
+    specs = {name: _spec(name) for name in tables if name not in problems}
+    if set(wanted) & set(FLIGHTS_TABLES):
+        found, more = _flights(peers, say)
+        specs |= {name: spec for name, spec in found.items() if name in wanted}
+        notes += more
+    store, sets = Store(str(scratch / "store")), []
+    for name, spec in specs.items():
+        made = build_dataset(spec.data, spec.features, spec.etl, store=store)
+        task = spec.data.target.task
+        assert task is not None
+        sets.append(DataSet(name=name, task=task, folder=made.path, rows=sum(made.rows.values())))
+        say(f"{name}: {made.rows}")
+    return sets, notes
+
+
+def _fetch(peers: Path) -> dict[str, str]:
+    """Writes the tables from packages of the peers' environment; returns what is missing, with the reason."""
     done = subprocess.run(
         [str(peers), "-m", "benchmarks.quality.fetch", str(DATA)],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
@@ -55,21 +81,7 @@ def prepare(
     if done.returncode != 0:
         raise ContenderFailed(f"the tables could not be written: {done.stderr[-2000:]}")
     problems: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    notes = [f"{name} was skipped: {problem}" for name, problem in problems.items()]
-    wanted = only or (tuple(TASKS) if full else QUICK)
-    specs = {name: _spec(name) for name in wanted if name in TASKS and name not in problems}
-    if full and not only:
-        found, more = _flights(peers, say)
-        specs |= found
-        notes += more
-    store, sets = Store(str(scratch / "store")), []
-    for name, spec in specs.items():
-        made = build_dataset(spec.data, spec.features, spec.etl, store=store)
-        task = spec.data.target.task
-        assert task is not None
-        sets.append(DataSet(name=name, task=task, folder=made.path))
-        say(f"{name}: {made.rows}")
-    return sets, notes
+    return problems
 
 
 def _spec(name: str) -> PipelineSpec:
@@ -92,32 +104,28 @@ def _spec(name: str) -> PipelineSpec:
 
 def _flights(peers: Path, say: Callable[[str], None]) -> tuple[dict[str, PipelineSpec], list[str]]:
     """Returns the two tables of flights, split by time."""
-    cases, notes = prepare_cases(full=False, peers=peers, say=say)
-    found = {}
-    if (FLIGHTS.parent / "data" / "flights.parquet").exists():
-        found["flights"] = load_spec(FLIGHTS)
-    case = flights_3m()
-    if any(each.name == case.name for each in cases):
-        every = pq.read_metadata(case.table).num_rows // _FLIGHTS_3M_ROWS
-        thin = DATA / "flights-3m-thin.parquet"
-        if not thin.exists():
+    found, notes, thin = {}, [], DATA / "flights-3m-thin.parquet"
+    flights, case = FLIGHTS.parent / "data" / "flights.parquet", flights_3m()
+    if not (flights.exists() and thin.exists()):
+        cases, notes = prepare_cases(full=False, peers=peers, choice=EVERYTHING, say=say)
+        if any(each.name == case.name for each in cases):
+            every = pq.read_metadata(case.table).num_rows // _FLIGHTS_3M_ROWS
             table = pq.read_table(case.table)
             pq.write_table(table.take(list(range(0, table.num_rows, every))), thin)
-        found["flights-3m"] = load_spec(
-            {
-                "name": "flights-3m",
-                "data": {
-                    "tables": {"rows": str(thin)},
-                    "time": case.time,
-                    "training_only": [case.target],
-                    "target": {"expression": f"{case.target} > {case.above}", "task": "binary"},
-                    "split": {"train": 0.7, "valid": 0.15, "test": 0.15},
-                },
-                "features": [
-                    {"columns": case.numeric, "steps": ["fill_median", "normalize"]},
-                    {"columns": case.categorical, "steps": ["categorify"]},
-                    {"columns": [case.time], "steps": [{"date_parts": ["hour", "weekday"]}]},
-                ],
-            }
-        )
+    if flights.exists():
+        found["flights"] = load_spec(FLIGHTS)
+    if thin.exists():
+        data = {
+            "tables": {"rows": str(thin)},
+            "time": case.time,
+            "training_only": [case.target],
+            "target": {"expression": f"{case.target} > {case.above}", "task": "binary"},
+            "split": {"train": 0.7, "valid": 0.15, "test": 0.15},
+        }
+        features: list[dict[str, Any]] = [
+            {"columns": case.numeric, "steps": ["fill_median", "normalize"]},
+            {"columns": case.categorical, "steps": ["categorify"]},
+            {"columns": [case.time], "steps": [{"date_parts": ["hour", "weekday"]}]},
+        ]
+        found["flights-3m"] = load_spec({"name": "flights-3m", "data": data, "features": features})
     return found, notes

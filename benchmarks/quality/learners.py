@@ -30,6 +30,7 @@ class Data:
     task: Task
     seed: int
     threads: int
+    budget: float  # seconds for all settings together
 
     @property
     def classes(self) -> int:
@@ -110,31 +111,44 @@ def scikit(settings: dict[str, Any], data: Data) -> Predict:
     return lambda rows: _chances(model.predict_proba(rows))
 
 
+_ROWS_PER_S = 30_000  # of a network of this size, about, on each of two cores
+
+
+def _epochs(data: Data, most: int) -> int:
+    """Returns how many epochs a network may have, so that one training ends within the budget."""
+    return max(2, min(most, int(0.7 * data.budget * _ROWS_PER_S * data.threads / len(data.train))))
+
+
 def realmlp(settings: dict[str, Any], data: Data) -> Predict:
     from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
 
     kind = RealMLP_TD_Regressor if data.task == "regression" else RealMLP_TD_Classifier
-    model = kind(random_state=data.seed, n_threads=data.threads, device="cpu", verbosity=0, **settings)
+    settings = {**settings, "n_epochs": _epochs(data, settings.get("n_epochs", 256))}
     names = [column in data.codes for column in range(data.train.shape[1])]
-    model.fit(data.train, data.train_target, data.valid, data.valid_target, cat_col_names=_named(names))
+    model = kind(random_state=data.seed, n_threads=data.threads, device="cpu", verbosity=0, **settings)
+    model.fit(data.train, data.train_target, data.valid, data.valid_target, cat_indicator=names)
     if data.task == "regression":
         return lambda rows: np.asarray(model.predict(rows))
     return lambda rows: _chances(model.predict_proba(rows))
-
-
-def _named(codes: list[bool]) -> list[int]:
-    return [column for column, is_code in enumerate(codes) if is_code]
 
 
 def _chances(found: np.ndarray) -> np.ndarray:
     return found[:, 1] if found.shape[1] == 2 else found
 
 
+def tabm(settings: dict[str, Any], data: Data) -> Predict:
+    from benchmarks.quality.tabm_peer import tabm as learn
+
+    return learn(settings, data)
+
+
 Draw = Callable[[np.random.Generator], dict[str, Any]]
 LEARNERS: dict[str, Callable[[dict[str, Any], Data], Predict]] = {
     "xgboost": xgboost, "lightgbm": lightgbm, "catboost": catboost, "scikit-learn": scikit, "realmlp": realmlp,
+    "tabm": tabm,
 }  # fmt: skip
 TREES = ("xgboost", "lightgbm", "catboost", "scikit-learn")
+NETWORKS = ("realmlp", "tabm")
 
 
 def _log(random: np.random.Generator, low: float, high: float) -> float:
@@ -162,5 +176,8 @@ SPACES: dict[str, Draw] = {
     },
     "realmlp": lambda random: {
         "lr": _log(random, 0.02, 0.2), "p_drop": random.uniform(0, 0.3), "n_epochs": 64,
+    },
+    "tabm": lambda random: {
+        "lr": _log(random, 3e-4, 5e-3), "dropout": random.uniform(0, 0.3), "bins": int(random.integers(8, 64)),
     },
 }  # fmt: skip

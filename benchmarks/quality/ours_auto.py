@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from benchmarks.quality.score import score
 from serin.formats.blend import read_blend
-from serin.formats.shards import read_split
+from serin.formats.shards import Array, read_split
 from serin.formats.trained import BLEND, TREES, read_record
 from serin.models.margins import open_margins
 from serin.models.trees import scores
@@ -23,26 +24,39 @@ from serin.training.programs import auto
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """`trials`: how many candidates it may train."""
+    """`budget`: the seconds it has; `cores`: those it may use."""
+    os.sched_setaffinity(0, request["cores"])
+    settings = {"trials": 100, "budget": f"{request['budget']}s", **request.get("auto", {})}
     job = TrainingJob(
-        model=ModelSpec.model_validate({"kind": "auto", "auto": {"trials": request["trials"]}}),
+        model=ModelSpec.model_validate({"kind": "auto", "auto": settings}),
         training=TrainingSpec(seed=request["seed"]), dataset=request["dataset"], dataset_digest="",
         processes=1, gpu=False, test=False,
     )  # fmt: skip
-    rows, task = read_split(request["dataset"], "test").whole(), request["task"]
-    num, cat, target = np.asarray(rows.num), np.asarray(rows.cat), np.asarray(rows.target)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         auto.train(job, folder, threading.Event())
         result = folder / "result"
         members = read_blend(result) if read_record(result).file == BLEND else [(result, 1.0)]
-        margin = sum(weight * open_margins(place)(num, cat).astype(np.float64) for place, weight in members)
         choices = json.loads((result / "state.json").read_text())["choices"]
-        answer = {"test": score(target, scores(np.asarray(margin, np.float32), task), task), **choices}
-        places = {name: folder / "candidates" / name / "result" for name in choices["valid"]}
-        networks = [name for name, place in places.items() if read_record(place).file != TREES]
+        answer = {"test": _score(request, members), **choices}
+        places = {
+            name: sorted((folder / "candidates" / name).glob("[0-9]*/result")) for name in choices["valid"]
+        }
+        networks = [name for name, found in places.items() if read_record(found[0]).file != TREES]
         if networks:
             best = max(networks, key=lambda name: choices["valid"][name])
-            found = scores(open_margins(places[best])(num, cat), task)
-            answer |= {"network": best, "network_test": score(target, found, task)}
+            whole = folder / "candidates" / best / "all" / "result"  # trained on the valid rows too
+            found = [whole] if whole.is_dir() else places[best]
+            members = [(place, 1 / len(found)) for place in found]
+            answer |= {"network": best, "network_test": _score(request, members)}
     return answer
+
+
+def _score(request: dict[str, Any], members: list[tuple[Path, float]]) -> float:
+    rows = read_split(request["dataset"], "test").whole()
+    num, cat = np.asarray(rows.num), np.asarray(rows.cat)
+    margin: Array = sum(
+        weight * open_margins(place)(num, cat).astype(np.float64) for place, weight in members
+    )
+    found = scores(np.asarray(margin, np.float32), request["task"])
+    return score(np.asarray(rows.target), found, request["task"])

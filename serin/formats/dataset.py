@@ -85,7 +85,7 @@ class SourceFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDescription:
     """`target` is the target's expression; `targets` are the names of several. `dropped` counts rows left out, by
-    reason."""
+    reason. `split_kind`: how rows were assigned to splits, as data.split says; "" when it is not known."""
 
     task: Task
     target: str
@@ -100,6 +100,7 @@ class DatasetDescription:
     dropped: dict[str, int] = field(default_factory=dict)
     derived: tuple[DerivedDescription, ...] = ()  # in the order in which they are calculated
     targets: tuple[str, ...] = ()
+    split_kind: str = ""
 
     @property
     def outputs(self) -> int:
@@ -142,6 +143,7 @@ class DatasetDescription:
             dropped=dict(document["dropped"]),
             derived=tuple(DerivedDescription(**entry) for entry in document.get("derived", ())),
             targets=tuple(document.get("targets", ())),
+            split_kind=document.get("split_kind", ""),
         )
 
 

@@ -33,9 +33,14 @@ class AutoSpec(Section):
     trials: int = Field(default=6, ge=1)
     """The largest number of candidates that are trained: trees and networks of several kinds."""
     budget: Duration = Field(default=1800.0, gt=0)
-    """No candidate begins later than this."""
+    """No candidate begins that would end later than this if it took as long as the longest before it. Where the chosen
+    ones are trained again on the train and valid rows, that time is set aside too."""
+    folds: int = Field(default=5, ge=1, le=20)
+    """The number of folds of the train and valid rows on which each candidate is trained, where rows are split at
+    random and are few. Its models answer together. 1: the valid rows decide, as with a split by time or group."""
     ensemble: bool = True
-    """Whether the answer may be a weighted mean of up to three candidates. Off: the best one alone."""
+    """Whether the answer may be a weighted mean of up to four candidates. Off: the best one alone, trained on the
+    train and valid rows."""
 
 
 class ModelSpec(Section):

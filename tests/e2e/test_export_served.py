@@ -12,16 +12,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
+from serin.etl.build import build_dataset
 from serin.export.build import export_model
 from serin.export.score.predict import Scorer
 from serin.export.take_repository import import_repository
+from serin.formats.blend import read_blend
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
+from serin.formats.shards import read_split
 from serin.formats.wire import to_wire
+from serin.metrics import auc
+from serin.models.margins import open_margins
+from serin.models.trees import scores
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
+from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.training.launch import launcher
 from tests.e2e.serving_host import ChildHost, wait_for
+from tests.fakes.small_pipeline import small_spec
 from tests.unit.export.small_dataset import flights, make_trained
 
 DOUBLE = """
@@ -94,6 +103,32 @@ def test_bulk_scores_equal_the_served_ones(tmp_path: Path) -> None:
         for size in (1, 100, 300):
             answer = predict(url, release.model, columns, schema, "http", release.version, batch_rows=size)
             np.testing.assert_allclose(answer["score"], bulk, rtol=0, atol=1e-6)
+
+
+def test_a_blend_that_auto_found_answers_as_its_trained_members_do(tmp_path: Path) -> None:
+    """From the table to Triton: candidates on two folds, one graph, and the scores that training gives."""
+    auto = {"kind": "auto", "auto": {"trials": 2, "folds": 2}}
+    spec = load_spec(small_spec(tmp_path, rows=600, model=auto, training={"seed": 3}))
+    store = Store(str(tmp_path / "store"))
+    dataset = build_dataset(spec.data, spec.features, spec.etl, store=store)
+    checkpoint = launcher.train(spec.model, spec.training, dataset, folder=tmp_path / "run")
+    members = read_blend(Path(checkpoint.path))
+    assert len(members) in (2, 4)  # one or two kinds, from two folds
+
+    test = read_split(dataset.path, "test").whole()
+    num, cat = np.asarray(test.num), np.asarray(test.cat)
+    margin = sum(weight * open_margins(place)(num, cat).astype(np.float64) for place, weight in members)
+    trained = scores(np.asarray(margin, np.float32), "binary")[:, 0]
+    assert auc(np.asarray(test.target), trained) == pytest.approx(checkpoint.metrics["test_auc"])
+
+    bundle = export_model(spec, checkpoint, dataset, store=store, lineage={})
+    release, schema = Release(model=bundle.model, version=bundle.version), read_schema(Path(bundle.path))
+    rows = pq.read_table(tmp_path / "parcels.parquet").take(np.asarray(test.rows)).drop(["hours"])
+    np.testing.assert_allclose(Scorer(bundle.path).answers(rows)["score"], trained, rtol=0, atol=1e-5)
+    with served(store, release) as (releases, url):
+        releases.verify(release)
+        answer = predict(url, release.model, to_wire(rows, schema), schema, "http", release.version)
+    np.testing.assert_allclose(answer["score"], trained, rtol=0, atol=1e-5)
 
 
 def own_repository(folder: Path, factor: float = 4.0) -> Path:

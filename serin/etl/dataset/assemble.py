@@ -185,6 +185,7 @@ class Assembly:
             digest="",
             dropped=totals.dropped | gap,
             derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
+            split_kind=self.data.split_kind,
         )
         return described, [table for _, table in lookups]
 

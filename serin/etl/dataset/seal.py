@@ -83,7 +83,7 @@ def seal_dataset(
     """Finishes the folder, dataset.json last; the digest over all that is promised to be equal everywhere (class A).
     `parts`: the digests of the parts."""
     content = description.to_json()
-    for key in ("digest", "sources"):
+    for key in ("digest", "sources", "split_kind"):
         del content[key]
     document = {
         "dataset": content,

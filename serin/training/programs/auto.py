@@ -1,35 +1,34 @@
 """Trains candidates of several kinds one after the other and keeps the best, or a weighted blend of a few.
 
 `python -m serin.training.programs.auto FOLDER PARENT_PID`, started by the launcher for `model.kind: auto`. Every
-candidate is an ordinary training in `candidates/NAME`, so that an interrupted run finds those that are done. Only the
-valid rows decide; the test rows are scored once, by what was chosen. How it ended is in status.json.
+candidate is an ordinary training in `candidates/NAME/FOLD`, so that an interrupted run finds those that are done. Only
+rows that a model was not trained on decide; the test rows are scored once, by what was chosen. How it ended is in
+status.json.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import JsonValue
+import torch
 
 from serin.errors import LossNotFinite, NetworkUnfit, Preempted, TrainingRefused, WorkerFailed
 from serin.formats.blend import write_blend
 from serin.formats.dataset import DatasetDescription, read_dataset
-from serin.formats.shards import Array, Rows, read_split
+from serin.formats.shards import Array, read_split
 from serin.formats.trained import read_trained, write_trained
-from serin.machine import environment
-from serin.models.margins import Margins, open_margins
+from serin.models.margins import open_margins
 from serin.models.trees import scores
-from serin.spec.model import ModelSpec
-from serin.spec.training import TrainingSpec
-from serin.store.artifacts import Dataset
+from serin.training.auto.fit import Fitted, fit_candidate, fit_one
+from serin.training.auto.portfolio import candidates
+from serin.training.data.folds import fits, fold_numbers, may_fold, pooled, write_fold
 from serin.training.engine.evaluate import goodness
-from serin.training.launch import launcher
-from serin.training.launch.job import TrainingJob, result_folder
-from serin.training.launch.machines import Machines
+from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
 from serin.training.launch.status import Status
 from serin.training.programs.attempt import run_attempt
@@ -37,163 +36,179 @@ from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 
-_FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed)
-_ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
-_EPOCHS_BELOW_ROWS = {10_000: 60, 50_000: 20}  # a network needs more passes over few rows
-_WAVES = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
-_PIECES = {"numeric_scaling": "robust", "numeric_embedding": "piecewise_linear"}
+_FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, torch.OutOfMemoryError)
+_FOLDS, _ALL = "folds", "all"
+Member = tuple[Path, float]
+"""A result folder and the weight of its answers."""
 
 
 def main() -> None:
     run_attempt(train)
 
 
-def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[tuple[str, ModelSpec, TrainingSpec]]:
-    """Yields what is tried, in order: kinds that differ most come first, variations of them later."""
-    given = job.training
-    enough = [epochs for below, epochs in _EPOCHS_BELOW_ROWS.items() if data.rows["train"] < below]
-    epochs = max([given.epochs, *enough])
-    common = TrainingSpec(
-        seed=given.seed, class_weights=given.class_weights, processes=job.processes, epochs=epochs
-    )
-    trees = common.model_copy(update={"epochs": TrainingSpec().epochs})
-    slow: dict[str, JsonValue] = {
-        "eta": 0.05,
-        "max_depth": 8,
-        "subsample": 0.8,
-        "colsample_bytree": 0.6,
-        "min_child_weight": 5,
-    }
-    shallow: dict[str, JsonValue] = {"eta": 0.05, "max_depth": 4, "subsample": 0.8, "colsample_bytree": 0.8}
-    yield "trees", ModelSpec(kind="xgboost"), trees
-    wide = common.model_copy(update={"learning_rate": 2e-3, "weight_decay": 0.02})
-    yield "mlp", ModelSpec.model_validate({"kind": "mlp", "dropout": 0.2, **_WAVES}), wide
-    yield "trees-slow", ModelSpec(kind="xgboost", rounds=1000, options=slow), trees
-    yield "tabm", ModelSpec.model_validate({"kind": "tabm", "dropout": 0.1, **_PIECES}), wide
-    yield "trees-shallow", ModelSpec(kind="xgboost", rounds=1500, options=shallow), trees
-    yield "dcn", ModelSpec.model_validate({"kind": "dcn", "dropout": 0.2, **_WAVES}), wide
-    if data.rows["train"] * (len(data.numeric) + len(data.categorical)) <= _ATTENTION_CELLS:
-        model = ModelSpec(kind="ft_transformer", embedding=32, heads=4, numeric_scaling="robust")
-        yield "ft_transformer", model, common
-
-
 def train(job: TrainingJob, folder: Path, stop: threading.Event) -> Status:
     """Runs one attempt to the end. Raises Preempted."""
-    data, began = read_dataset(job.dataset), time.monotonic()
+    data, clock = read_dataset(job.dataset), _Clock(job.model.auto.budget)
     if not data.rows.get("valid"):
         reason = "model.kind: auto chooses by the valid rows, and there are none; set data.split.valid"
         raise TrainingRefused(folder=folder, reason=reason)
-    trained = _train_candidates(job, data, folder, stop, began)
-    valid = read_split(job.dataset, "valid").whole()
-    ask = {name: open_margins(place) for name, place in trained.items()}
-    margins = {name: _margins(each, valid) for name, each in ask.items()}
+    folds = _write_folds(job, data, folder)
+    target = np.concatenate([np.asarray(read_split(fold, "valid").whole().target) for fold in folds])
+    fitted = _fit_candidates(job, data, folder, folds, stop, clock)
 
-    def judge(margin: Array) -> float:
-        return goodness(judge_scores(valid.target, scores(margin, data.task), data.task, data.targets))
-
-    weights = choose_weights(margins, judge, blend=job.model.auto.ensemble)
-    tell(folder, "note", text="chosen: " + ", ".join(f"{name} {each:.0%}" for name, each in weights.items()))
-    metrics = _metrics(data, valid, "valid", {name: margins[name] for name in weights}, weights)
-    if job.test and data.rows.get("test"):
-        rows = read_split(job.dataset, "test").whole()
-        metrics |= _metrics(
-            data, rows, "test", {name: _margins(ask[name], rows) for name in weights}, weights
+    def judge(margin: Array) -> dict[str, float]:
+        return judge_scores(
+            target, scores(np.asarray(margin, np.float32), data.task), data.task, data.targets
         )
-    _publish(
-        job, data, folder, trained, weights, metrics, {name: judge(each) for name, each in margins.items()}
-    )
-    return Status(
-        state="done",
-        step=len(trained),
-        rows=len(trained) * data.rows["train"],
-        work_s=time.monotonic() - began,
-    )
+
+    margins = {name: each.margins for name, each in fitted.items()}
+    weights = choose_weights(margins, lambda margin: goodness(judge(margin)), blend=job.model.auto.ensemble)
+    tell(folder, "note", text="chosen: " + ", ".join(f"{name} {each:.0%}" for name, each in weights.items()))
+    blended = sum(weight * margins[name].astype(np.float64) for name, weight in weights.items())
+    metrics = {f"valid_{name}": value for name, value in judge(np.asarray(blended)).items()}
+    members = _members(job, data, folder, fitted, weights, stop, clock)
+    if job.test and data.rows.get("test"):
+        metrics |= _test(job, data, members)
+    judged = {name: goodness(judge(margin)) for name, margin in margins.items()}
+    _publish(job, data, folder, members, metrics, {"weights": dict(weights), "valid": judged})
+    shutil.rmtree(folder / _FOLDS, ignore_errors=True)
+    rows = len(fitted) * len(folds) * data.rows["train"]
+    return Status(state="done", step=len(fitted), rows=rows, work_s=clock.elapsed)
 
 
-def _train_candidates(
-    job: TrainingJob, data: DatasetDescription, folder: Path, stop: threading.Event, began: float
-) -> dict[str, Path]:
-    """Returns the result folders of the candidates that could be trained, at least one."""
-    found: dict[str, Path] = {}
-    devices = tuple((environment.visible_devices() or "").split(",")) if job.gpu else ()
-    dataset = Dataset(path=job.dataset, digest=job.dataset_digest, rows=dict(data.rows))
-    reason = ""
-    for number, (name, model, training) in enumerate(candidates(job, data)):
-        late = time.monotonic() - began > job.model.auto.budget
-        if number >= job.model.auto.trials or (late and found):
+class _Clock:
+    """The time of this attempt, and what fits into the rest of the budget."""
+
+    def __init__(self, budget: float) -> None:
+        self._began, self._budget = time.monotonic(), budget
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def has(self, seconds: float) -> bool:
+        return self.elapsed + seconds <= self._budget
+
+    def allows(self, done: Iterable[Fitted], refits: bool) -> bool:
+        """Returns whether one more candidate fits that takes as long as the longest so far; with `refits`, also all of
+        them a second time."""
+        took = [each.seconds for each in done]
+        longest = max(took)
+        return self.has(longest + (sum(took) + longest if refits else 0.0))
+
+
+def _write_folds(job: TrainingJob, data: DatasetDescription, folder: Path) -> list[Path]:
+    """Returns the datasets that every candidate is trained on: the folds, or the dataset itself."""
+    count = job.model.auto.folds
+    if count < 2 or not may_fold(job.dataset, data) or not fits(data, count):
+        return [Path(job.dataset)]
+    rows = pooled(job.dataset)
+    numbers = fold_numbers(rows.target, data.task, count, job.training.seed)
+    places = [folder / _FOLDS / str(number) for number in range(count)]
+    for number, place in enumerate(places):
+        write_fold(place, data, rows, numbers == number)
+    return places
+
+
+def _fit_candidates(
+    job: TrainingJob,
+    data: DatasetDescription,
+    folder: Path,
+    folds: Sequence[Path],
+    stop: threading.Event,
+    clock: _Clock,
+) -> dict[str, Fitted]:
+    """Returns the candidates that could be trained, at least one."""
+    found: dict[str, Fitted] = {}
+    reason, refits = "", _refits(job, folds)
+    for number, candidate in enumerate(candidates(job, data)):
+        if number >= job.model.auto.trials or (found and not clock.allows(found.values(), refits)):
             break
         if stop.is_set():
             raise Preempted(step=number, folder=folder)
-        place = folder / "candidates" / name
         try:
-            checkpoint = launcher.train(
-                model,
-                training,
-                dataset,
-                folder=place,
-                devices=devices,
-                stop=stop,
-                test=False,
-                machines=Machines(),
-            )
+            fitted = fit_candidate(job, candidate, folds, folder / "candidates" / candidate.name, stop)
         except _FAULTS as error:
             reason = str(error)
-            tell(folder, "note", text=f"candidate {name} failed: {reason.splitlines()[0]}")
+            tell(folder, "note", text=f"candidate {candidate.name} failed: {reason.splitlines()[0]}")
             continue
-        found[name] = result_folder(place)
-        shown = ", ".join(f"{key} {value:.4f}" for key, value in checkpoint.metrics.items())
-        tell(folder, "note", text=f"candidate {name}: {shown}")
+        found[candidate.name] = fitted
+        tell(folder, "note", text=f"candidate {candidate.name}: {fitted.seconds:.1f} s")
     if not found:
         raise TrainingRefused(folder=folder, reason=f"every candidate failed, the last one with: {reason}")
     return found
 
 
-def _margins(ask: Margins, rows: Rows) -> Array:
-    return ask(np.asarray(rows.num), np.asarray(rows.cat))
+def _refits(job: TrainingJob, folds: Sequence[Path]) -> bool:
+    """Returns whether what was chosen is trained again on the train and valid rows together. The models of several
+    folds are blended instead: each row was seen by most of them."""
+    return len(folds) == 1 or not job.model.auto.ensemble
 
 
-def _metrics(
+def _members(
+    job: TrainingJob,
     data: DatasetDescription,
-    rows: Rows,
-    split: str,
-    margins: Mapping[str, Array],
+    folder: Path,
+    fitted: Mapping[str, Fitted],
     weights: Mapping[str, float],
-) -> dict[str, float]:
-    blended = sum(weight * margins[name].astype(np.float64) for name, weight in weights.items())
+    stop: threading.Event,
+    clock: _Clock,
+) -> list[Member]:
+    """Returns the models of the answer with their weights."""
+    if not _refits(job, next(iter(fitted.values())).results):
+        return [
+            (result, weight / len(fitted[name].results))
+            for name, weight in weights.items()
+            for result in fitted[name].results
+        ]
+    place = folder / _FOLDS / _ALL
+    write_fold(place, data, pooled(job.dataset), None)
+    members = []
+    for name, weight in weights.items():
+        each = fitted[name]
+        again = folder / "candidates" / name / _ALL
+        if len(each.results) > 1 or clock.has(each.seconds):
+            whole = each.candidate.for_all_rows(each.amount)
+            members.append((fit_one(job, whole, place, again, stop), weight))
+        else:
+            tell(folder, "note", text=f"{name} stays as it is: no time to train it on the valid rows too")
+            members.append((each.results[0], weight))
+    return members
+
+
+def _test(job: TrainingJob, data: DatasetDescription, members: Sequence[Member]) -> dict[str, float]:
+    rows = read_split(job.dataset, "test").whole()
+    num, cat = np.asarray(rows.num), np.asarray(rows.cat)
+    blended = sum(weight * open_margins(place)(num, cat).astype(np.float64) for place, weight in members)
     found = scores(np.asarray(blended, np.float32), data.task)
     judged = judge_scores(np.asarray(rows.target), found, data.task, data.targets)
-    return {f"{split}_{name}": value for name, value in judged.items()}
+    return {f"test_{name}": value for name, value in judged.items()}
 
 
 def _publish(
     job: TrainingJob,
     data: DatasetDescription,
     folder: Path,
-    trained: Mapping[str, Path],
-    weights: Mapping[str, float],
+    members: Sequence[Member],
     metrics: dict[str, float],
-    judged: Mapping[str, float],
+    choices: dict[str, dict[str, float]],
 ) -> None:
     """Publishes the one that was chosen as if it had been asked for, or the blend."""
     sizes = [column.size for column in data.categorical]
     shape = {"numeric": len(data.numeric), "sizes": sizes, "outputs": data.outputs}
-    chosen = [(trained[name], weight) for name, weight in weights.items()]
 
     def fill(scratch: Path) -> None:
-        if len(chosen) > 1:
-            write_blend(scratch, chosen, {"model": job.model.model_dump(), "shape": shape, "task": data.task})
+        if len(members) > 1:
+            write_blend(
+                scratch, members, {"model": job.model.model_dump(), "shape": shape, "task": data.task}
+            )
             return
-        record, content = read_trained(chosen[0][0])
+        record, content = read_trained(members[0][0])
         write_trained(scratch, content, record.model_dump(exclude={"weights_sha256"}))
 
+    steps = len(choices["valid"])
     publish_result(
-        folder,
-        fill=fill,
-        job=job,
-        step=len(trained),
-        steps=len(trained),
-        choices={"weights": dict(weights), "valid": dict(judged)},
-        metrics=metrics,
+        folder, fill=fill, job=job, step=steps, steps=steps, choices=dict(choices), metrics=metrics
     )
 
 

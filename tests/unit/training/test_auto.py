@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from serin.export.convert.network import read_network
 from serin.export.session import open_session
 from serin.formats.blend import read_blend, write_blend
 from serin.formats.dataset import read_dataset
+from serin.formats.schema import Task
 from serin.formats.shards import read_split
 from serin.metrics import auc
 from serin.models.margins import open_margins
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.launch import launcher
+from serin.training.data.folds import fold_numbers, may_fold, pooled, write_fold
 from serin.training.programs import auto
 from serin.training.results.blend import MOST_MEMBERS, choose_weights
 from tests.fakes.datasets import make_dataset
@@ -71,16 +73,24 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     dataset = make_dataset(tmp_path / "data", rows={"train": 600, "valid": 300, "test": 300})
     model = ModelSpec.model_validate({"kind": "auto", "auto": {"trials": 2}})
     run = tmp_path / "run"
-    checkpoint = launcher.train(model, TrainingSpec(epochs=2), dataset, folder=run)
+    run.mkdir()
+    auto.train(job_of(model, TrainingSpec(epochs=2), dataset), run, threading.Event())
 
-    results = [run / "candidates" / name / "result" for name in ("trees", "mlp")]
+    results = [run / "candidates" / name / "0" / "result" for name in ("trees", "mlp")]
     for result in results:
-        metrics = json.loads((result / "metrics.json").read_text())["metrics"]
+        metrics = _metrics(result)
         assert "valid_auc" in metrics
         assert not [name for name in metrics if name.startswith("test_")]
-    choices = json.loads((Path(checkpoint.path) / "state.json").read_text())["choices"]
-    assert checkpoint.metrics["valid_auc"] >= max(choices["valid"].values())
-    assert checkpoint.metrics["test_auc"] > 0.55
+    found = _metrics(run / "result")
+    choices = json.loads((run / "result" / "state.json").read_text())["choices"]
+    assert found["valid_auc"] >= max(choices["valid"].values())
+    assert found["test_auc"] > 0.55
+    for name in choices[
+        "weights"
+    ]:  # this split may follow time: the chosen ones are trained on its valid rows too
+        record = json.loads((run / "candidates" / name / "all" / "result" / "metrics.json").read_text())
+        assert record["metrics"] == {}
+    assert not (run / "folds").exists()
 
     rows, data = read_split(dataset.path, "test").whole(), read_dataset(dataset.path)
     num, cat = np.array(rows.num), rows.cat.astype(np.int64)
@@ -100,3 +110,35 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     (blend / "members" / "1" / "model.json").write_text("{}")
     with pytest.raises(CheckpointBroken, match=r"not the model of blend\.json"):
         read_blend(blend)
+
+
+def _metrics(result: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((result / "metrics.json").read_text())["metrics"]
+    return found
+
+
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_folds_cover_each_row_once_with_equal_shares(tmp_path: Path, task: Task) -> None:
+    dataset = make_dataset(tmp_path / "data", task=task, rows={"train": 97, "valid": 26, "test": 9})
+    data, rows = read_dataset(dataset.path), pooled(dataset.path)
+    numbers = fold_numbers(rows.target, task, 3, seed=1)
+    assert np.bincount(numbers).tolist() == [41, 41, 41]
+    for number in range(3):
+        held_out = numbers == number
+        write_fold(tmp_path / "fold", data, rows, held_out)
+        train, valid = (read_split(tmp_path / "fold", split).whole() for split in ("train", "valid"))
+        assert np.array_equal(valid.num, rows.num[held_out])
+        assert np.array_equal(train.target, rows.target[~held_out])
+        assert read_dataset(tmp_path / "fold").rows == {"train": 82, "valid": 41}
+        assert abs(valid.target.mean() - rows.target.mean()) < 0.2 * rows.target.std()
+
+
+def test_rows_stay_in_their_splits_where_moving_them_would_tell_the_answer(tmp_path: Path) -> None:
+    data = read_dataset(make_dataset(tmp_path, rows={"train": 50, "valid": 20}).path)
+    allowed = {
+        kind: may_fold(str(tmp_path), replace(data, split_kind=kind))
+        for kind in ("random", "stratified", "temporal", "group", "")
+    }
+    assert allowed == {"random": True, "stratified": True, "temporal": False, "group": False, "": False}
+    (tmp_path / "features.json").write_text('{"operator": "target_encode"}')
+    assert not may_fold(str(tmp_path), replace(data, split_kind="random"))

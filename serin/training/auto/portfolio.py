@@ -1,0 +1,115 @@
+"""Lists the candidates of `model.kind: auto`, in the order in which they are tried. Pure; does not import torch.
+
+The settings come from published defaults (RealMLP and the tuned trees of Holzmüller et al., 2024) and were compared on
+data sets that the benchmark does not use; docs/log.md has the figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from serin.formats.dataset import DatasetDescription
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
+from serin.training.launch.job import TrainingJob
+
+_ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
+_EPOCHS_BELOW_ROWS = {10_000: 60, 50_000: 20}  # a network needs more passes over few rows
+_FEW_ROWS = 50_000
+_SETTLED: dict[str, Any] = {"precision": "fp32", "execution": "eager"}  # nothing worth measuring
+_ROWS_PER_STEP = {3_000: 64, 10_000: 128, _FEW_ROWS: 256}  # below so many train rows
+_MANY_ROWS = 100_000  # above, boosting takes longer steps and fewer of them
+_NUMBERS = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
+_TREES: dict[str, dict[str, JsonValue]] = {
+    "trees": {
+        "max_depth": 5, "subsample": 0.7, "colsample_bynode": 0.5, "min_child_weight": 3, "max_cat_to_onehot": 32,
+    },
+    "trees-shallow": {"max_depth": 3, "subsample": 0.8, "colsample_bytree": 0.8},
+    "trees-wide": {
+        "grow_policy": "lossguide", "max_depth": 0, "max_leaves": 48, "subsample": 0.75, "colsample_bytree": 0.6,
+        "min_child_weight": 5, "lambda": 5,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    name: str
+    model: ModelSpec
+    training: TrainingSpec
+
+    @property
+    def is_trees(self) -> bool:
+        return self.model.kind == "xgboost"
+
+    def for_all_rows(self, amount: int) -> Candidate:
+        """Returns the same without early stopping: `amount` boosting rounds, or epochs of a network."""
+        if self.is_trees:
+            return Candidate(
+                name=self.name,
+                model=self.model.model_copy(update={"rounds": amount}),
+                training=self.training,
+            )
+        changes = {"epochs": amount, "patience": None}
+        return Candidate(name=self.name, model=self.model, training=self.training.model_copy(update=changes))
+
+
+def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
+    """Yields what is tried: kinds that differ most come first, variations of them later. Trees on few rows take little
+    time, so two of them come before the first network."""
+    trees, networks = _trees(job, data), _networks(job, data)
+    first = 1 if data.rows["train"] > _MANY_ROWS else 2
+    yield from itertools.islice(trees, first)
+    yield from itertools.islice(networks, 1)
+    yield from trees
+    yield from networks
+
+
+def _trees(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
+    many = data.rows["train"] > _MANY_ROWS
+    pace: dict[str, JsonValue] = {"eta": 0.1 if many else 0.05}
+    training = TrainingSpec(
+        seed=job.training.seed,
+        class_weights=job.training.class_weights,
+        processes=job.processes,
+        patience=50 if many else 100,
+    )
+    for name, options in _TREES.items():
+        model = ModelSpec(kind="xgboost", rounds=600 if many else 2000, options={**pace, **options})
+        yield Candidate(name=name, model=model, training=training)
+
+
+def _settled(job: TrainingJob, rows: int) -> dict[str, Any]:
+    """Returns the settings that a training would otherwise measure, for few rows on a CPU."""
+    sizes = [size for below, size in _ROWS_PER_STEP.items() if rows < below]
+    return {**_SETTLED, "batch_rows": sizes[0]} if sizes and not job.gpu and job.processes == 1 else {}
+
+
+def _networks(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
+    given, rows = job.training, data.rows["train"]
+    enough = [epochs for below, epochs in _EPOCHS_BELOW_ROWS.items() if rows < below]
+    training = TrainingSpec(
+        seed=given.seed,
+        class_weights=given.class_weights,
+        processes=job.processes,
+        epochs=max([given.epochs, *enough]),
+        learning_rate=2e-3,
+        weight_decay=0.02,
+        **_settled(job, rows),
+    )
+
+    def network(name: str, **settings: Any) -> Candidate:
+        return Candidate(
+            name=name, model=ModelSpec.model_validate({"kind": name, **settings}), training=training
+        )
+
+    yield network("mlp", dropout=0.2, **_NUMBERS)
+    yield network("tabm", dropout=0.1, **_NUMBERS)
+    yield network("dcn", dropout=0.2, **_NUMBERS)
+    if rows * (len(data.numeric) + len(data.categorical)) <= _ATTENTION_CELLS:
+        yield network("ft_transformer", embedding=32, heads=4, numeric_scaling="robust")
