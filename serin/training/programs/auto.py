@@ -24,14 +24,14 @@ from serin.formats.shards import Array, read_split
 from serin.formats.trained import read_trained, write_trained
 from serin.models.margins import open_margins
 from serin.models.trees import scores
-from serin.training.auto.fit import Fitted, fit_candidate, fit_one
-from serin.training.auto.portfolio import candidates
 from serin.training.data.folds import fits, fold_numbers, may_fold, pooled, write_fold
 from serin.training.engine.evaluate import goodness
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
 from serin.training.launch.status import Status
 from serin.training.programs.attempt import run_attempt
+from serin.training.programs.auto_fit import Fitted, fit_candidate, fit_one
+from serin.training.programs.auto_portfolio import candidates
 from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result

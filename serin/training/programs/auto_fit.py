@@ -22,12 +22,12 @@ from serin.formats.shards import Array, read_split
 from serin.machine import environment
 from serin.models.margins import open_margins
 from serin.store.artifacts import Dataset
-from serin.training.auto.portfolio import Candidate
 from serin.training.launch import launcher
 from serin.training.launch.job import TrainingJob, result_folder
 from serin.training.launch.machines import Machines
 from serin.training.parallel.ranks import Ranks
 from serin.training.programs import trees, worker
+from serin.training.programs.auto_portfolio import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
