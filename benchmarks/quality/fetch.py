@@ -47,6 +47,10 @@ def with_target(
     return table.drop(columns=[column, *drop]).assign(target=target)
 
 
+def with_class_numbers(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.drop(columns=column).assign(target=table[column].astype("category").cat.codes)
+
+
 SOURCES: dict[str, Callable[[], pd.DataFrame]] = {
     "adult": lambda: with_target(widedeep("adult"), "income", positive=">50K"),
     "bio": lambda: with_target(widedeep("bio_train"), "target", drop=("EXAMPLE_ID", "BLOCK_ID")),
@@ -58,6 +62,14 @@ SOURCES: dict[str, Callable[[], pd.DataFrame]] = {
     "flchain": lambda: with_target(r_table("survival", "flchain"), "death", drop=("futime", "chapter")),
     "digits": lambda: with_target(scikit("digits"), "target"),
     "breast_cancer": lambda: with_target(scikit("breast_cancer"), "target"),
+    # Those of gates.py, which the benchmark does not use.
+    "attrition": lambda: with_target(r_table("modeldata", "attrition"), "Attrition", positive="Yes"),
+    "wa_churn": lambda: with_target(r_table("modeldata", "wa_churn"), "churn", positive="Yes"),
+    "cells": lambda: with_target(r_table("modeldata", "cells"), "class", positive="PS", drop=("case",)),
+    "spam7": lambda: with_target(r_table("DAAG", "spam7"), "yesno", positive="y"),
+    "stackoverflow": lambda: with_target(r_table("modeldata", "stackoverflow"), "Remote", positive="Remote"),
+    "hpc": lambda: with_class_numbers(r_table("modeldata", "hpc_data"), "class"),
+    "ames": lambda: with_target(r_table("modeldata", "ames"), "Sale_Price"),
 }
 
 

@@ -6,7 +6,6 @@ data sets that the benchmark does not use; docs/log.md has the figures.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,15 +58,12 @@ class Candidate:
         return Candidate(name=self.name, model=self.model, training=self.training.model_copy(update=changes))
 
 
-def candidates(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
-    """Yields what is tried: kinds that differ most come first, variations of them later. Trees on few rows take little
+def candidates(job: TrainingJob, data: DatasetDescription) -> list[Candidate]:
+    """Returns what is tried: kinds that differ most come first, variations of them later. Trees on few rows take little
     time, so two of them come before the first network."""
-    trees, networks = _trees(job, data), _networks(job, data)
+    trees, networks = [*_trees(job, data)], [*_networks(job, data)]
     first = 1 if data.rows["train"] > _MANY_ROWS else 2
-    yield from itertools.islice(trees, first)
-    yield from itertools.islice(networks, 1)
-    yield from trees
-    yield from networks
+    return [*trees[:first], networks[0], *trees[first:], *networks[1:]]
 
 
 def _trees(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:

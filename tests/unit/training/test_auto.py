@@ -70,8 +70,8 @@ def test_a_table_without_valid_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", rows={"train": 600, "valid": 300, "test": 300})
-    model = ModelSpec.model_validate({"kind": "auto", "auto": {"trials": 2}})
+    dataset = make_dataset(tmp_path / "data", rows={"train": 300, "valid": 200, "test": 300})
+    model = ModelSpec.model_validate({"kind": "auto", "auto": {"trials": 3}})
     run = tmp_path / "run"
     run.mkdir()
     auto.train(job_of(model, TrainingSpec(epochs=2), dataset), run, threading.Event())
