@@ -39,9 +39,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         members = read_blend(result) if read_record(result).file == BLEND else [(result, 1.0)]
         choices = json.loads((result / "state.json").read_text())["choices"]
         answer = {"test": _score(request, members), **choices}
-        places = {
-            name: sorted((folder / "candidates" / name).glob("[0-9]*/result")) for name in choices["valid"]
-        }
+        places = {name: _results(folder / "candidates" / name) for name in choices["valid"]}
         networks = [name for name, found in places.items() if read_record(found[0]).file != TREES]
         if networks:
             best = max(networks, key=lambda name: choices["valid"][name])
@@ -50,6 +48,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
             members = [(place, 1 / len(found)) for place in found]
             answer |= {"network": best, "network_test": _score(request, members)}
     return answer
+
+
+def _results(place: Path) -> list[Path]:
+    """Returns the models of a candidate: the one that the valid rows judged, or those of all folds."""
+    held_out = place / "valid" / "result"
+    return [held_out] if held_out.is_dir() else sorted(place.glob("[0-9]*/result"))
 
 
 def _score(request: dict[str, Any], members: list[tuple[Path, float]]) -> float:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,15 @@ from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
 from serin.training.launch.status import Status
 from serin.training.programs.attempt import run_attempt
-from serin.training.programs.auto_fit import Fitted, fit_candidate, fit_one
+from serin.training.programs.auto_fit import HELD_OUT, Fitted, fit_candidate, fit_one
 from serin.training.programs.auto_portfolio import candidates
 from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, torch.OutOfMemoryError)
-_FOLDS, _ALL = "folds", "all"
+_FOLDS, _ALL, _CANDIDATES = "folds", "all", "candidates"
+_LEAST_CANDIDATES = 2  # that a budget must allow on all folds
 Member = tuple[Path, float]
 """A result folder and the weight of its answers."""
 
@@ -52,7 +54,7 @@ def train(job: TrainingJob, folder: Path, stop: threading.Event) -> Status:
     if not data.rows.get("valid"):
         reason = "model.kind: auto chooses by the valid rows, and there are none; set data.split.valid"
         raise TrainingRefused(folder=folder, reason=reason)
-    folds = _write_folds(job, data, folder)
+    folds = _choose_folds(job, data, folder, stop, clock)
     target = np.concatenate([np.asarray(read_split(fold, "valid").whole().target) for fold in folds])
     fitted = _fit_candidates(job, data, folder, folds, stop, clock)
 
@@ -97,17 +99,29 @@ class _Clock:
         return self.has(longest + (sum(took) + longest if refits else 0.0))
 
 
-def _write_folds(job: TrainingJob, data: DatasetDescription, folder: Path) -> list[Path]:
-    """Returns the datasets that every candidate is trained on: the folds, or the dataset itself."""
-    count = job.model.auto.folds
-    if count < 2 or not may_fold(job.dataset, data) or not fits(data, count):
-        return [Path(job.dataset)]
+def _choose_folds(
+    job: TrainingJob, data: DatasetDescription, folder: Path, stop: threading.Event, clock: _Clock
+) -> list[Path]:
+    """Returns the datasets that every candidate is trained on: the folds, or the dataset itself where rows must stay in
+    their splits or two candidates would not end within the budget. The first training on a fold tells."""
+    count, whole = job.model.auto.folds, [Path(job.dataset)]
+    first = candidates(job, data)[0]
+    place = folder / _CANDIDATES / first.name
+    if count < 2 or not may_fold(job.dataset, data) or not fits(data, count) or (place / HELD_OUT).exists():
+        return whole
     rows = pooled(job.dataset)
     numbers = fold_numbers(rows.target, data.task, count, job.training.seed)
-    places = [folder / _FOLDS / str(number) for number in range(count)]
-    for number, place in enumerate(places):
-        write_fold(place, data, rows, numbers == number)
-    return places
+    folds = [folder / _FOLDS / str(number) for number in range(count)]
+    for number, fold in enumerate(folds):
+        write_fold(fold, data, rows, numbers == number)
+    began = clock.elapsed
+    with suppress(*_FAULTS):  # it will fail again, and be reported then
+        fit_one(job, first, folds[0], place / "0", stop)
+    if clock.has(_LEAST_CANDIDATES * count * (clock.elapsed - began)):
+        return folds
+    tell(folder, "note", text=f"no time for {count} folds within model.auto.budget: the valid rows decide")
+    (place / HELD_OUT).mkdir(parents=True)  # a resumed run does the same
+    return whole
 
 
 def _fit_candidates(
@@ -127,7 +141,7 @@ def _fit_candidates(
         if stop.is_set():
             raise Preempted(step=number, folder=folder)
         try:
-            fitted = fit_candidate(job, candidate, folds, folder / "candidates" / candidate.name, stop)
+            fitted = fit_candidate(job, candidate, folds, folder / _CANDIDATES / candidate.name, stop)
         except _FAULTS as error:
             reason = str(error)
             tell(folder, "note", text=f"candidate {candidate.name} failed: {reason.splitlines()[0]}")
@@ -166,7 +180,7 @@ def _members(
     members = []
     for name, weight in weights.items():
         each = fitted[name]
-        again = folder / "candidates" / name / _ALL
+        again = folder / _CANDIDATES / name / _ALL
         if len(each.results) > 1 or clock.has(each.seconds):
             whole = each.candidate.for_all_rows(each.amount)
             members.append((fit_one(job, whole, place, again, stop), weight))

@@ -29,6 +29,8 @@ from serin.training.parallel.ranks import Ranks
 from serin.training.programs import trees, worker
 from serin.training.programs.auto_portfolio import Candidate
 
+HELD_OUT = "valid"  # the folder of a training that the valid rows of the dataset judge
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
@@ -46,11 +48,12 @@ class Fitted:
 def fit_candidate(
     job: TrainingJob, candidate: Candidate, folds: Sequence[Path], place: Path, stop: threading.Event
 ) -> Fitted:
-    """Trains in `place/0`, `place/1`, ...: one for each dataset in `folds`. What an earlier attempt finished is kept.
-    Raises the errors of a training, and Preempted."""
+    """Trains in `place/0`, `place/1`, ... for each of the folds, or in `place/valid` where there is only one dataset.
+    What an earlier attempt finished is kept. Raises the errors of a training, and Preempted."""
     results, found, amounts, began = [], [], [], time.monotonic()
     for number, fold in enumerate(folds):
-        result = fit_one(job, candidate, fold, place / str(number), stop)
+        name = str(number) if len(folds) > 1 else HELD_OUT
+        result = fit_one(job, candidate, fold, place / name, stop)
         rows = read_split(fold, "valid").whole()
         results.append(result)
         found.append(open_margins(result)(np.asarray(rows.num), np.asarray(rows.cat)))

@@ -76,7 +76,7 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     run.mkdir()
     auto.train(job_of(model, TrainingSpec(epochs=2), dataset), run, threading.Event())
 
-    results = [run / "candidates" / name / "0" / "result" for name in ("trees", "mlp")]
+    results = [run / "candidates" / name / "valid" / "result" for name in ("trees", "mlp")]
     for result in results:
         metrics = _metrics(result)
         assert "valid_auc" in metrics
