@@ -1,4 +1,4 @@
-"""Runs the contenders of the quality benchmark: one after the other, or side by side on cores of their own."""
+"""Runs the contenders of the quality benchmark: one after the other, or side by side, each on its share of the cores."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def hold(contest: Contest, sets: Sequence[DataSet], done: Callable[[Outcome, Dat
                 data, name, found = future.result()
                 _enter(outcome, data.name, name, found)
                 done(outcome, data, name)
-        finally:  # also when the run is told to stop: contenders end with it
+        finally:  # also when the run is stopped: contenders end with it
             stop.set()
             for child in tuple(live):
                 child.kill()

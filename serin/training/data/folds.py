@@ -21,7 +21,7 @@ _MOST_BYTES = 2**28  # of all folds together
 
 
 def may_fold(dataset: str, data: DatasetDescription) -> bool:
-    """Returns whether rows may change places between train and valid without telling one about the other.
+    """Returns whether rows may change places between train and valid without leaking answers from one to the other.
 
     Not when the split follows time or groups, nor when a feature was made from the targets of the train rows.
     """

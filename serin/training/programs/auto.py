@@ -103,7 +103,7 @@ def _choose_folds(
     job: TrainingJob, data: DatasetDescription, folder: Path, stop: threading.Event, clock: _Clock
 ) -> list[Path]:
     """Returns the datasets that every candidate is trained on: the folds, or the dataset itself where rows must stay in
-    their splits or two candidates would not end within the budget. The first training on a fold tells."""
+    their splits or two candidates would not end within the budget. The first training on a fold shows it."""
     count, whole = job.model.auto.folds, [Path(job.dataset)]
     first = candidates(job, data)[0]
     place = folder / _CANDIDATES / first.name
