@@ -1,4 +1,4 @@
-"""Runs the contenders of the quality benchmark: one after the other, or side by side, each on its share of the cores."""
+"""Runs the contenders of the quality benchmark, one after the other or side by side, each on its share of cores."""
 
 from __future__ import annotations
 
