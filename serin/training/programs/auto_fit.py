@@ -6,7 +6,6 @@ With one process the training runs in this one: a fold of a small table takes le
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -115,4 +114,4 @@ def _amount(candidate: Candidate, result: Path) -> int:
     state = json.loads((result / "state.json").read_text(encoding="utf-8"))
     if candidate.is_trees:
         return int(state["step"])
-    return math.ceil(state["step"] / state["choices"]["steps_per_epoch"])
+    return -(-int(state["step"]) // int(state["choices"]["steps_per_epoch"]))
