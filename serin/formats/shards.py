@@ -6,9 +6,7 @@ them whole. Several writers may fill one split at once: each row has its place. 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,10 @@ import numpy.typing as npt
 
 from serin.errors import BundleBroken
 from serin.machine.durable import begin_sync
+from serin.store.tree_digest import TreeDigest
 
-FORMAT, VERSION = "serin.shard", 1
+FORMAT, VERSION = "serin.shard", 2
+_READ_VERSIONS = (1, 2)  # the digest of version 1 is the SHA-256 over the files
 PART_ROWS = 2**20
 HEADER = "header.json"
 _FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
@@ -161,18 +161,21 @@ def seal_part(
     categorical: Sequence[str],
     approximate: Sequence[str] = (),
 ) -> str:
-    """Writes the header of a part of a split of `rows` rows; the part's digest: sha256 over its four files in order.
+    """Writes the header of a part of a split of `rows` rows; the part's digest: a tree over its four files in
+    order (store/tree_digest.py).
 
     Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out.
     """
     count = min(PART_ROWS, rows - index * PART_ROWS)
     folder = part_folder(split, index)
-    digest = hashlib.sha256()
+    digest = TreeDigest()
+    size = sum((folder / name).stat().st_size for name, _ in _FILES)
     for name, dtype in _FILES:
         if name == "num.f32" and approximate:
             _digest_columns(digest, _map(folder / name, dtype, (count, len(numeric))), numeric, approximate)
             continue
-        _digest_file(digest, folder / name)
+        with (folder / name).open("rb") as content:
+            digest.add_file(content.fileno(), expected_bytes=size)
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -216,7 +219,7 @@ def read_split(path: Path | str, split: str) -> SplitArrays:
 def _read_part(folder: Path) -> Rows:
     try:
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        if header.get("format") != FORMAT or header.get("version") != VERSION:
+        if header.get("format") != FORMAT or header.get("version") not in _READ_VERSIONS:
             raise ValueError(f"not a {FORMAT} version {VERSION}")
         arrays = [_map(folder / name, dtype, header["files"][name]["shape"]) for name, dtype in _FILES]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -234,18 +237,13 @@ def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
     return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape))
 
 
-def _digest_file(digest: Any, file: Path) -> None:
-    with file.open("rb") as content:
-        if os.fstat(content.fileno()).st_size == 0:  # an empty file cannot be mapped
-            return
-        with mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            digest.update(mapped)
-
-
-def _digest_columns(digest: Any, num: Array, numeric: Sequence[str], approximate: Sequence[str]) -> None:
+def _digest_columns(
+    digest: TreeDigest, num: Array, numeric: Sequence[str], approximate: Sequence[str]
+) -> None:
     exact = [place for place, name in enumerate(numeric) if name not in approximate]
-    for start in range(0, len(num), 2**16):
+    for start in range(0, len(num), 2**16):  # rows of 4-byte numbers: whole pieces of the tree
         digest.update(np.ascontiguousarray(num[start : start + 2**16, exact]).tobytes())
+    digest.end()
 
 
 def write_at(descriptor: int, array: Array, offset: int) -> None:

@@ -15,9 +15,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from serin.store.tree_digest import TreeDigest
+
 HASHED_BYTES = 2**30  # a larger file is known by its stat itself
 _SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system in use
-_ENTRY = re.compile(r"([0-9 ]+)\n(sha256:[0-9a-f]{64})\n")
+_ENTRY = re.compile(r"([0-9 ]+)\n(sha256-tree:[0-9a-f]{64})\n")
 
 
 def content_digest(path: Path, entries: Path) -> str:
@@ -31,7 +33,9 @@ def content_digest(path: Path, entries: Path) -> str:
         if known := _remembered(entry, seen):
             return known
         began = time.time_ns()
-        digest = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        tree = TreeDigest()
+        tree.add_file(stream.fileno())
+        digest = f"sha256-tree:{tree.hexdigest()}"
         if _settled(status, began) and _stat(os.fstat(stream.fileno())) == seen:
             _remember(entry, f"{seen}\n{digest}\n")
     return digest

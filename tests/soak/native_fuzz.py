@@ -19,7 +19,7 @@ from pathlib import Path
 
 from serin.formats.serving.spool import encode_header, is_drawn, read_spool
 from serin.formats.serving.spool_blocks import LONGEST_ID_BYTES
-from serin.serving.native.compiler import machine_compiler
+from serin.machine.native.compiler import machine_compiler
 from serin.serving.native.onnx_backend import NATIVE, Split, native_settings
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.recording import SPOOL_VARIABLE, Recording

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import pytest
 
+from serin.machine.native.compiler import machine_compiler
 from serin.serving.native import compile_early
-from serin.serving.native.compiler import compile_library, early_folder, machine_compiler, obtain_compiler
+from serin.serving.native.compiler import compile_library, early_folder, obtain_compiler
 from serin.serving.triton.installation import NUMPY, WHEEL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
+from serin.machine.native.compiler import Compiler
 from serin.serving.native import grpc_cancel_guard, onnx_backend, request_filter
-from serin.serving.native.compiler import Compiler, compile_library, early_library, obtain_compiler
+from serin.serving.native.compiler import compile_library, early_library, obtain_compiler
 
 LIBRARIES: tuple[tuple[str, Path, tuple[str, ...]], ...] = (
     ("the gRPC cancel guard", grpc_cancel_guard.SOURCE, ()),

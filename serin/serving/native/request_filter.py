@@ -13,8 +13,9 @@ from pathlib import Path
 
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
+from serin.machine.native.compiler import Compiler
 from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_filter
-from serin.serving.native.compiler import Compiler, build_library, build_mark
+from serin.serving.native.compiler import build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hpack import Decoder
 
-from serin.serving.native.compiler import machine_compiler
+from serin.machine.native.compiler import machine_compiler
 from serin.serving.native.grpc_cancel_guard import (
     build_cancel_guard,
     cancel_guard_path,

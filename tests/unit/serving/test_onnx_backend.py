@@ -9,8 +9,9 @@ import pytest
 
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
+from serin.machine.native.compiler import Compiler
 from serin.serving.native import compiler, onnx_backend
-from serin.serving.native.compiler import Compiler, obtain_compiler
+from serin.serving.native.compiler import obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import TritonInstall
 from serin.serving.triton.recording import Recording

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import TritonInstallFailed
+from serin.machine.native.compiler import machine_compiler
 from serin.serving.native import request_filter
-from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
 from tests.e2e.fuzz_messages import EIGHT_BYTES, FOUR_BYTES, LENGTH, NUMBER, Field, written
 from tests.e2e.fuzz_requests import good_body, good_frame
