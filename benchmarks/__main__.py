@@ -17,6 +17,7 @@ BENCHMARKS = {
     "bulk": "benchmarks.bulk.benchmark",
     "claims": "benchmarks.claims.benchmark",
     "etl": "benchmarks.etl.benchmark",
+    "hosts": "benchmarks.scale.hosts_benchmark",
     "loader": "benchmarks.loader.benchmark",
     "orchestration": "benchmarks.orchestration.benchmark",
     "parallel": "benchmarks.parallel.benchmark",

@@ -58,7 +58,7 @@ class Check:
 
 
 class ServingCheck(Check):
-    """Requests of one row from several clients, through the gateway."""
+    """Requests of one row through the gateway."""
 
     def laps(self) -> Mapping[str, Mapping[str, Result]]:
         return {"one row": serving.measure(self.repetitions)}
@@ -77,7 +77,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(benchmark="trees", reference="limit", repetitions=25, times_the_data=0.2),
     Check(benchmark="bulk", reference="limit", repetitions=25, times_the_data=0.1),
-    ServingCheck(benchmark="serving", reference=serving.REFERENCE, repetitions=40),
+    ServingCheck(benchmark="serving", reference=serving.REFERENCE, repetitions=60),
 )
 
 

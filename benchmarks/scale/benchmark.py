@@ -1,4 +1,4 @@
-"""The scale benchmark: curves over sizes, a controller with many models, and what three hosts cost over one."""
+"""The scale benchmark: curves over sizes, a controller with many models, and evidence of several gateways."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 
 from benchmarks.child import Child
 from benchmarks.machine import machine
-from benchmarks.race import Result
 from benchmarks.report import Report
 from benchmarks.scale.clients_curve import measure_clients
 from benchmarks.scale.curves import Curve
 from benchmarks.scale.curves import table as curves_table
 from benchmarks.scale.etl_curves import measure_etl
 from benchmarks.scale.evidence_load import EvidenceCost, measure_evidence
-from benchmarks.scale.host_race import HostCosts, measure_hosts
 from benchmarks.scale.log_curve import measure_log
 from benchmarks.scale.model_curve import measure_model
 
@@ -31,19 +29,14 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     evidence = measure_evidence(full=full, say=lambda text: say(f"evidence: {text}"))
     controllers = measure_controllers(FULL_TICKS if full else QUICK_TICKS, say)
     curves, remarks = measure_curves(full=full, say=say)
-    found = measure_hosts(full=full, say=say)
-    costs = found if isinstance(found, HostCosts) else None
-    cases: dict[str, dict[str, Result]] = {"evidence (CPU seconds)": dict(evidence.results)}
-    if costs is not None:
-        cases |= {name: dict(results) for name, results in costs.cases.items()}
     return Report(
         benchmark="scale",
         mode="full" if full else "quick",
         environment=machine(),
-        cases=cases,
+        cases={"evidence (CPU seconds)": dict(evidence.results)},
         line={
             **{curve.name: curve.slope for curve in curves},
-            **last_line(evidence, controllers, costs),
+            **last_line(evidence, controllers),
         },
         tables=[*curves_table(curves), *table(controllers)],
         figures={
@@ -51,13 +44,10 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             "curves": {curve.name: curve.to_json() for curve in curves},
         },
         notes=[
-            "hosts are network namespaces on the same cores; both contenders have three processes and one store",
-            "training on hosts (with --full): rows/s of the ranks, without the start of processes",
             "curves: the figure is the slope between the two largest sizes on logarithmic axes: 1 is linear",
             *remarks,
             "evidence: reading, cutting and judging the same requests; the judgements are equal",
             f"controller: one of {ROLLOUTS_OF} models is rolled out in the second figure; three hosts report",
-            *([] if costs is not None else [f"no figures of hosts: {found}"]),
         ],
     )
 
@@ -85,22 +75,15 @@ def measure_controllers(ticks: int, say: Callable[[str], None]) -> dict[int, dic
     return found
 
 
-def last_line(evidence: EvidenceCost, controllers: Ticks, costs: HostCosts | None) -> dict[str, float]:
+def last_line(evidence: EvidenceCost, controllers: Ticks) -> dict[str, float]:
     few, many = (controllers[models] for models in MODELS)
-    line = {
+    return {
         "models": math.log(many["settled_ms"] / few["settled_ms"]) / math.log(MODELS[1] / MODELS[0]),
         "tick_cpu_ms": many["shifting_ms"],
         "controller_mb": many["memory_mb"],
         "evidence_lines_per_s": evidence.lines_per_s("three gateways"),
-        "evidence_3": _over_one(evidence.results, "one gateway", "three gateways"),
+        "evidence_3": evidence.results["three gateways"].times_as_long_as(evidence.results["one gateway"]),
     }
-    if costs is not None:
-        ratios = {
-            f"hosts_3_{name}": _over_one(results, "one host", "three hosts")
-            for name, results in costs.named.items()
-        }
-        line |= {"hosts_3": max(ratios.values()), **ratios}
-    return line
 
 
 def table(controllers: Ticks) -> list[str]:
@@ -111,7 +94,3 @@ def table(controllers: Ticks) -> list[str]:
         for models, ticks in controllers.items()
     ]
     return ["scale, a tick of the controller (CPU)", header, *rows, ""]
-
-
-def _over_one(results: Mapping[str, Result], one: str, three: str) -> float:
-    return results[three].times_as_long_as(results[one])

@@ -27,7 +27,7 @@ from serin.stack.agent.evidence import Progress, cut_evidence
 
 MODEL, CANDIDATE, STABLE, EPOCH, SHARE = "flights", "flights-v2", "flights-v1", 3, 0.25
 GATEWAYS = 3
-QUICK_LINES, FULL_LINES = 60_000, 600_000
+QUICK_LINES, FULL_LINES = 30_000, 600_000
 _PER_S = 2_000
 _BEGAN = 1_800_000_000
 _PLAN = Plan()

@@ -12,7 +12,7 @@ from benchmarks.child import Child
 from benchmarks.clock import Watch
 from benchmarks.scale.curves import Curve
 
-QUICK = (64, 256, 1024, 2048)  # units of each of two layers
+QUICK = (64, 256, 1024)  # units of each of two layers
 FULL = (64, 256, 1024, 2048, 4096)
 ROWS, BATCH_ROWS, SCORED = 4096, 1024, 1000
 WHAT = {
