@@ -1,15 +1,14 @@
 """The serving benchmark: gateway and Triton against the same ONNX file in FastAPI, LitServe, BentoML, Ray and MLServer.
 
-Every server is up all the time, and one load generator calls them in turn in a closed loop. Requests/s and latencies
-are medians over the rounds; ratios are of the same round. CPU per request counts only a server's own processes, so it
-is meaningful on a busy machine too.
+Every server is up all the time, and one compiled load generator calls them in turn in a closed loop. Requests/s and
+latencies are medians over the rounds; ratios are of the same round. CPU per request counts only a server's own
+processes, so it is meaningful on a busy machine too.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.machine import machine
 from benchmarks.race import MIN_REPETITIONS, Role
 from benchmarks.report import Report
 from benchmarks.serving.asking import Server
+from benchmarks.serving.load.generator import build_generator, run_generator
 from benchmarks.serving.servers import (
     BEHIND,
     BEST_PEER,
@@ -34,7 +34,6 @@ from benchmarks.serving.servers import (
     running,
 )
 from serin.machine.hardware import core_count
-from serin.serving.client.load import Closed, run_load
 from serin.serving.client.load_connections import Target
 
 WARM_UP_S = 0.1
@@ -74,16 +73,19 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         raise ContenderFailed("the peers are not installed; run `make bench-setup`")
     repetitions = 15 if full else MIN_REPETITIONS
     lap_s = 2.0 if full else 0.4
-    cases = [Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
+    cases = [Case(1, 1), Case(1, 8), Case(1, 32)] + ([Case(64, 1), Case(64, 8), Case(64, 32)] if full else [])
     with (
         tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch,
-        running(Path(scratch), cores=core_count(), say=say) as (servers, graph, notes),
+        running(Path(scratch), cores=core_count(), every_peer=full, say=say) as (servers, graph, notes),
     ):
         check(servers, graph)
+        generator = build_generator(Path(scratch))
         alone = {name: servers[name] for name in ADDED}
-        found = {Case(1, 1): _race(servers if full else alone, Case(1, 1), repetitions, lap_s, say)}
+        found = {}
         for case in cases:
-            found[case] = _race(servers, case, repetitions, lap_s, say)
+            called = servers if full or case.clients > 1 else alone
+            found[case] = _race(generator, called, case, repetitions, lap_s)
+            say(f"{case}: {repetitions} rounds")
         versions = peer_versions([server.package for server in servers.values()])
     return Report(
         benchmark="serving",
@@ -99,6 +101,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
             f"`{BEST_PEER}{BINARY}`: plain bytes, cheaper to read in Python than the protocol's binary tensors",
             f"`{BEHIND.strip(', ')}`: behind an Envoy that only forwards requests, with as many threads as ours",
             "every server is up all the time; the cost of idle ones (above all Ray's processes) affects all",
+            "one load generator in C++ calls all of them, over HTTP and gRPC, with one connection per client",
             *notes,
         ],
     )
@@ -157,7 +160,7 @@ def _ratio(one: Laps, other: Laps, figure: str = "requests_per_s") -> float:
 
 
 def _race(
-    servers: Mapping[str, Server], case: Case, repetitions: int, lap_s: float, say: Callable[[str], None]
+    generator: Path, servers: Mapping[str, Server], case: Case, repetitions: int, lap_s: float
 ) -> dict[str, Laps]:
     """Runs each server once per round in rotating order; the first round is a warm-up and not counted."""
     found = {name: Laps(server.role) for name, server in servers.items()}
@@ -166,30 +169,31 @@ def _race(
     for turn in range(repetitions + 1):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
-            lap = _lap(name, servers[name], targets[name], case.clients, lap_s)
+            lap = _lap(generator, name, servers[name], targets[name], case.clients, lap_s)
             if turn:
                 found[name].laps.append(lap)
-    say(f"{case}: {repetitions} rounds")
     return found
 
 
-def _lap(name: str, server: Server, target: Target, clients: int, lap_s: float) -> Lap:
+def _lap(generator: Path, name: str, server: Server, target: Target, clients: int, lap_s: float) -> Lap:
     """Runs one lap, and a longer one if nothing was answered: on a busy machine servers are slow, not broken."""
     for longer in (1, 8):
-        busy_s, proxy_s, begin = server.cpu_s(), server.proxy_s(), time.perf_counter()
-        result = run_load(target, Closed(clients=clients), seconds=longer * lap_s, warm_up_s=WARM_UP_S)
-        took_s = time.perf_counter() - begin
-        if result.requests:
+        busy_s, proxy_s = server.cpu_s(), server.proxy_s()
+        result = run_generator(
+            generator, target, clients=clients, seconds=longer * lap_s, warm_up_s=WARM_UP_S
+        )
+        if result.good or result.failed:
             break
-    if result.failed or not result.requests:
-        raise ContenderFailed(f"{name} failed {result.failed} of {result.requests} requests: {result.errors}")
-    asked = result.requests_per_s * took_s  # with those of the warm-up
+    if result.failed or not result.good:
+        raise ContenderFailed(
+            f"{name} failed {result.failed} of {result.good + result.failed} requests {result.why}"
+        )
     return Lap(
         result.requests_per_s,
-        result.quantile_ms(0.5),
-        result.quantile_ms(0.99),
-        (server.cpu_s() - busy_s) / asked * 1e6,
-        (server.proxy_s() - proxy_s) / asked * 1e6,
+        result.p50_ms,
+        result.p99_ms,
+        (server.cpu_s() - busy_s) / result.all_requests * 1e6,
+        (server.proxy_s() - proxy_s) / result.all_requests * 1e6,
     )
 
 

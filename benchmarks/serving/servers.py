@@ -42,11 +42,11 @@ JSON, BINARY, BEHIND = ", JSON", ", binary", ", Envoy"
 
 @contextmanager
 def running(
-    folder: Path, *, cores: int, say: Callable[[str], None]
+    folder: Path, *, cores: int, every_peer: bool, say: Callable[[str], None]
 ) -> Iterator[tuple[dict[str, Server], Path, list[str]]]:
     """Starts all servers. Yields ours with and without its gateway, the peers, their common graph, and notes.
 
-    The notes say how ours is served and which peers did not start.
+    Without `every_peer` only the best one is started. The notes say how ours is served and which peers are missing.
     """
     with Children() as host:
         store = Store(str(folder / "store"))
@@ -57,7 +57,10 @@ def running(
             say("starting Triton and the gateway")
             servers = _ours(folder, host, releases, ours[0], ours[1])
             path, notes = Path(bundle.path) / "model.onnx", [f"ours is served as {releases.served(ours[0])}"]
-            for name, peer in PEERS.items():
+            asked = PEERS if every_peer else {BEST_PEER: PEERS[BEST_PEER]}
+            if len(asked) < len(PEERS):
+                notes.append(f"of the peers only {BEST_PEER}, the fastest of them; `--full` runs all")
+            for name, peer in asked.items():
                 say(f"starting {name}")
                 try:
                     servers |= _start(host, name, peer, path, folder, cores)

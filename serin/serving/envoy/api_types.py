@@ -43,6 +43,7 @@ RESOURCE = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
 CLUSTER = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+FILTER_PER_ROUTE = "type.googleapis.com/envoy.config.route.v3.FilterConfig"
 ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 
 SERVICE = "/inference.GRPCInferenceService"

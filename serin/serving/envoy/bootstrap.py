@@ -78,9 +78,12 @@ def bootstrap(
     limits = rate_filters(caller_rates, model_rates)
     last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
-    checks = [*_own_headers(), *keys_filters(keys, issuers), *http_filters]
+    cleaned = [] if request_filter else _own_headers()  # the request filter does this, too, and costs less
+    # The request filter answers what the keys refuse, unless filters of the user are between them.
+    answers = not request_filter or bool(http_filters)
+    checks = [*cleaned, *keys_filters(keys, issuers, answers=answers), *http_filters]
     guarded = _connection_manager(logs, routes, [*checks, *last])
-    private = _inside_listener(inside, _connection_manager(logs, routes, [*_own_headers(), *unlimited]))
+    private = _inside_listener(inside, _connection_manager(logs, routes, [*cleaned, *unlimited]))
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
     return {
@@ -142,11 +145,10 @@ def _connection_manager(logs: list[Document], routes: Path, http_filters: list[D
 
 
 def _own_headers() -> list[Document]:
-    """Removes Envoy's own headers that a client sets, and binary ones, which end a gRPC call if they are not base64.
-    (Serin's own are gone already: client_ids.py.)"""
-    kinds = ({"prefix": "x-envoy-"}, {"suffix": "-bin"})
-    removals = [{"remove_on_match": {"key_matcher": kind}} for kind in kinds]
-    config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": removals}}
+    """Removes binary headers, which end a gRPC call if they are not base64. (Those that only Serin and Envoy set are
+    gone already: client_ids.py.)"""
+    removal = {"remove_on_match": {"key_matcher": {"suffix": "-bin"}}}
+    config = {"@type": HEADER_MUTATION, "mutations": {"request_mutations": [removal]}}
     return [{"name": "own_headers", "typed_config": config}, odd_id_filter()]
 
 

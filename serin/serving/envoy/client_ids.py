@@ -23,10 +23,11 @@ CLIENT_ID_HEADER = "x-serin-client-id"
 
 
 def keep_client_id() -> Document:
-    """Returns the step that copies the id. It first removes every header of Serin's that a client sets."""
+    """Returns the step that copies the id. It first removes every header of Serin's and Envoy's that a client sets."""
     kept = {"key": CLIENT_ID_HEADER, "value": f"%REQ(X-REQUEST-ID):{CLIENT_ID_BYTES}%"}
     mutations = [
         {"remove_on_match": {"key_matcher": {"prefix": "x-serin-"}}},
+        {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
         {"append": {"header": kept, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
     ]
     config = {"@type": EARLY_HEADER_MUTATION, "mutations": mutations}

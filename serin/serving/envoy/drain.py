@@ -12,7 +12,7 @@ from serin.serving.envoy.api_types import LUA, LUA_PER_ROUTE, SOURCES
 
 Document = dict[str, Any]
 
-_NAME = "drain"
+DRAIN_NAME = "drain"
 
 
 def longest_read(max_request_bytes: int) -> int:
@@ -35,9 +35,9 @@ def drain_filter() -> Document:
         "end",
     )
     source = {"inline_string": "\n".join(lines)}
-    return {"name": _NAME, "typed_config": {"@type": LUA, "source_codes": {_NAME: source}}}
+    return {"name": DRAIN_NAME, "typed_config": {"@type": LUA, "source_codes": {DRAIN_NAME: source}}}
 
 
 def drained() -> Document:
     """Returns the settings of a route that refuses: the body is dropped, and the buffer waits for its end."""
-    return {_NAME: {"@type": LUA_PER_ROUTE, "name": _NAME}}
+    return {DRAIN_NAME: {"@type": LUA_PER_ROUTE, "name": DRAIN_NAME}}

@@ -32,8 +32,11 @@ ISSUERS_NAME, KEYS_NAME = "issuers", "keys"
 TLS_NAME = "gateway"
 
 
-def keys_filters(keys: Path, issuers: Path) -> list[Document]:
-    """The places of the checks in the chain. Without their files requests are refused, not let through."""
+def keys_filters(keys: Path, issuers: Path, *, answers: bool) -> list[Document]:
+    """The places of the checks in the chain. Without their files requests are refused, not let through.
+
+    `answers`: with the filter that answers what was refused; else the request filter does that.
+    """
     tokens = {"config_source": followed(issuers), "type_urls": [JWT]}
     discovery = {"config_source": followed(keys), "type_urls": [LUA]}
     refused = {
@@ -47,7 +50,7 @@ def keys_filters(keys: Path, issuers: Path) -> list[Document]:
     return [
         {"name": ISSUERS_NAME, "config_discovery": tokens},
         {"name": KEYS_NAME, "config_discovery": discovery},
-        script_filter("refuse", "refuse.lua", unless=passed),
+        *([script_filter("refuse", "refuse.lua", unless=passed)] if answers else []),
     ]
 
 

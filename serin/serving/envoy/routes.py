@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
+    FILTER_PER_ROUTE,
     PREVIOUS_HOSTS,
     PREVIOUS_PRIORITIES,
     REQUEST_FILTER,
-    REVERSE_BRIDGE_PER_ROUTE,
     SERVICE,
     STREAM_IDLE_S,
 )
@@ -29,7 +29,9 @@ from serin.serving.envoy.clusters import (
     every_host_name,
     weight,
 )
+from serin.serving.envoy.drain import DRAIN_NAME
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large
+from serin.serving.envoy.rates import MODELS_NAME
 from serin.spec.rate import Rate, read_rate
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -140,9 +142,18 @@ def route_configuration(
         "request_body_buffer_limit": max_request_bytes,  # for a second try
         # Triton 2.51 may end when a deadline passes while it answers. Clients keep to theirs by themselves.
         "request_headers_to_remove": ["grpc-timeout"],
-        "typed_per_filter_config": {"bridge": {"@type": REVERSE_BRIDGE_PER_ROUTE, "disabled": True}},
+        "typed_per_filter_config": _without(timeouts),
     }
     return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}
+
+
+def _without(timeouts: Mapping[str, Timeouts]) -> Document:
+    """Leaves out the filters that have nothing to do on most routes: each takes time also when it does nothing. Routes
+    that need one enable it."""
+    names = ["bridge", DRAIN_NAME]
+    if not any(limits.rate for limits in timeouts.values()):
+        names.append(MODELS_NAME)
+    return {name: {"@type": FILTER_PER_ROUTE, "disabled": True} for name in names}
 
 
 def _check(routes: Sequence[ModelRoute], running: Collection[str]) -> None:
@@ -288,10 +299,6 @@ def _limits(limits: Timeouts, *, refuge: bool = False, on_peers: bool = False) -
         "retriable_status_codes": _UNAVAILABLE,
         "num_retries": 1,
         "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},
-        "retry_priority": {
-            "name": "previous_priorities",
-            "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
-        },
     }
     policy: Document = {
         "timeout": _seconds(limits.request_s),
@@ -304,7 +311,11 @@ def _limits(limits: Timeouts, *, refuge: bool = False, on_peers: bool = False) -
             {"name": "previous_hosts", "typed_config": {"@type": PREVIOUS_HOSTS}}
         ]
         again["host_selection_retry_max_attempts"] = 5
-    if refuge or on_peers:
+    if refuge or on_peers:  # the cluster has priorities
+        again["retry_priority"] = {
+            "name": "previous_priorities",
+            "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
+        }
         again["per_try_timeout"] = _seconds(limits.ask_another_s)
         policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try continues
     return policy

@@ -31,6 +31,8 @@ enum TrailersStatus { kTrailersContinue = 0, kTrailersStop = 1 };
 
 bool envoy_dynamic_module_callback_http_get_header(Stream, HeaderKind, Span key, Span* found, size_t index,
                                                    size_t* count);
+size_t envoy_dynamic_module_callback_http_get_headers_size(Stream, HeaderKind);
+bool envoy_dynamic_module_callback_http_get_headers(Stream, HeaderKind, Header* found);
 bool envoy_dynamic_module_callback_http_set_header(Stream, HeaderKind, Span key, Span value);
 bool envoy_dynamic_module_callback_http_add_header(Stream, HeaderKind, Span key, Span value);
 size_t envoy_dynamic_module_callback_http_get_body_size(Stream, BodyKind);

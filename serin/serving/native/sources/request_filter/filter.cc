@@ -1,11 +1,14 @@
 // Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
-// requests that would end Triton are refused (faults.h, message.h). Envoy loads this as a dynamic module.
+// requests that would end Triton are refused (faults.h, message.h). It also removes headers that a client must not set
+// and answers requests that keys.lua has refused: one filter is cheaper than one for each. Envoy loads this as a dynamic
+// module.
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "envoy_api.h"
+#include "headers.h"
 #include "message.h"
 
 namespace serin {
@@ -17,7 +20,7 @@ constexpr Text kInfer = "/infer";
 constexpr size_t kFrameBytes = 5;  // a gRPC message's flag and length
 constexpr size_t kNameBytes = 63;
 
-enum class Call { kOther, kJson, kNamed, kMessage };  // kMessage: one that carries tensors
+enum class Call { kOther, kJson, kNamed, kMessage, kRefused };  // kMessage: one that carries tensors
 
 struct Request {
   Call call = Call::kOther;
@@ -25,34 +28,25 @@ struct Request {
   std::string may;
 };
 
-Span span(Text text) { return {text.data(), text.size()}; }
-
-// All values of a header, joined as Envoy joins them; `count` of them.
-std::string header(Stream stream, Text key, size_t* count = nullptr) {
-  auto read = [&](size_t index, size_t* counted) {
-    Span value{nullptr, 0};
-    envoy_dynamic_module_callback_http_get_header(stream, kRequestHeader, span(key), &value, index, counted);
-    return value.data == nullptr ? Text() : Text(value.data, value.size);
-  };
-  size_t values = 0;
-  std::string joined(read(0, &values));
-  for (size_t index = 1; index < values; ++index) joined.append(",").append(read(index, nullptr));
-  if (count != nullptr) *count = values;
-  return joined;
-}
-
-void remove_header(Stream stream, Text key) {
-  envoy_dynamic_module_callback_http_set_header(stream, kRequestHeader, span(key), {nullptr, 0});
-}
-
-void add_header(Stream stream, Text key, Text value) {
-  envoy_dynamic_module_callback_http_add_header(stream, kRequestHeader, span(key), span(value));
-}
-
 void refuse(Stream stream, uint32_t status, Text grpc_status, Text text) {
-  constexpr Text kKey = "grpc-status";
-  Header headers[] = {{kKey.data(), kKey.size(), grpc_status.data(), grpc_status.size()}};
-  envoy_dynamic_module_callback_http_send_response(stream, status, headers, 1, span(text), span("refused_request"));
+  constexpr Text kKey = "grpc-status", kAsk = "www-authenticate", kBearer = "Bearer";
+  Header headers[] = {{kKey.data(), kKey.size(), grpc_status.data(), grpc_status.size()},
+                      {kAsk.data(), kAsk.size(), kBearer.data(), kBearer.size()}};
+  size_t count = status == 401 ? 2 : 1;
+  envoy_dynamic_module_callback_http_send_response(stream, status, headers, count, span(text), span("refused_request"));
+}
+
+// Answers what keys.lua has refused: a status, a status of gRPC and a text, with spaces between them.
+void refuse_as_told(Stream stream) {
+  std::string told = header(stream, kRefusedHeader);
+  size_t first = told.find(' '), second = told.find(' ', first + 1);
+  if (first == std::string::npos || second == std::string::npos) {
+    refuse(stream, 503, "14", "the key could not be checked");
+    return;
+  }
+  Text text(told);
+  uint32_t status = static_cast<uint32_t>(std::atoi(told.c_str()));
+  refuse(stream, status, text.substr(first + 1, second - first - 1), text.substr(second + 1));
 }
 
 Call call_of(Text path) {
@@ -101,16 +95,6 @@ class Body {
   size_t size_ = 0;
   std::string joined_;
 };
-
-// Decimal digits and nothing else; more than `limit` when it does not fit.
-bool read_length(Text text, size_t limit, size_t& length) {
-  length = 0;
-  for (char digit : text) {
-    if (digit < '0' || digit > '9') return false;
-    length = std::min(length * 10 + static_cast<size_t>(digit - '0'), limit + 1);
-  }
-  return !text.empty();
-}
 
 // Binary tensors follow a JSON text whose length a header tells; without it all is JSON.
 bool accept_json(Stream stream, Body& body) {
@@ -186,36 +170,41 @@ bool accept_message(Stream stream, const Request& request, Body& body) {
 }
 
 bool accept(Stream stream, const Request& request, bool arriving) {
+  if (request.call == Call::kRefused) {
+    refuse_as_told(stream);
+    return false;
+  }
   Body body(stream, arriving);
   return request.call == Call::kJson ? accept_json(stream, body) : accept_message(stream, request, body);
 }
 
 // Whether the whole body came with the headers: the buffer before this filter has waited for it.
-bool is_there(Stream stream) {
+bool is_there(Stream stream, Text content_length) {
   size_t size = envoy_dynamic_module_callback_http_get_body_size(stream, kBufferedRequest), told = 0;
-  return read_length(header(stream, "content-length"), size, told) && told == size;
+  return read_length(content_length, size, told) && told == size;
 }
 
 HeadersStatus on_headers(Stream stream, Request& request, bool last) {
-  size_t count = 0;
-  request.may = header(stream, "x-serin-may", &count);
-  request.guarded = count > 0;
-  if (request.guarded) remove_header(stream, "x-serin-may");
-  if (header(stream, "authorization").find("serin_") != std::string::npos) {
-    remove_header(stream, "authorization");  // a key, although none is asked for: it is nobody else's business
+  Seen seen(stream);
+  bool whole = is_there(stream, seen.content_length());  // before headers change: these views end then
+  request.call = seen.refused() ? Call::kRefused : call_of(seen.path());
+  request.guarded = seen.guarded();
+  if (request.guarded) request.may = header(stream, kMayHeader);
+  seen.remove_odd_ones(stream);
+  if (request.call == Call::kRefused) {
+    if (last) refuse_as_told(stream);
+    return kHeadersStop;  // an answer before the end of the body would reset an HTTP/2 stream
   }
-  header(stream, "content-encoding", &count);
-  if (count > 0) {
+  if (seen.compressed()) {
     refuse(stream, 415, "12", "compressed requests are not accepted; send the body as it is");
     return kHeadersStop;
   }
-  request.call = call_of(header(stream, ":path"));
   if (request.call == Call::kOther || (last && request.call == Call::kJson)) return kHeadersContinue;
   if (last) {
     refuse(stream, 400, "3", "the request carries no message");
     return kHeadersStop;
   }
-  if (!is_there(stream)) return kHeadersStop;
+  if (!whole) return kHeadersStop;
   bool accepted = accept(stream, request, false);
   request.call = Call::kOther;  // nothing more to look at
   return accepted ? kHeadersContinue : kHeadersStop;
