@@ -134,8 +134,8 @@ def install_packages(kind: str) -> int:
 def uv_options(pip_settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Returns uv's options and variables for what `pip config list` prints: uv does not read pip's settings."""
     names = {
-        "index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
-        "trusted-host": "--allow-insecure-host",
+        "index-url": "default-index", "extra-index-url": "index", "find-links": "find-links",
+        "trusted-host": "allow-insecure-host",
     }  # fmt: skip
     options: list[str] = ["--index-strategy", "unsafe-best-match"]  # as pip: the best of all indexes
     variables: dict[str, str] = {}
@@ -144,7 +144,7 @@ def uv_options(pip_settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
         name, value = key.rpartition(".")[2], value.strip("'\"")
         if name in names:
             for word in value.split():
-                if (pair := [names[name], word]) != options[-2:]:
+                if (pair := [f"--{names[name]}", word]) != options[-2:]:
                     options += pair
         elif name == "cert":
             variables["SSL_CERT_FILE"] = value

