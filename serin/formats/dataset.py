@@ -159,7 +159,12 @@ def _source(entry: Mapping[str, Any]) -> SourceFile:
 
 
 def write_dataset(folder: Path, description: DatasetDescription) -> None:
-    text = json.dumps(description.to_json(), indent=1, allow_nan=False, ensure_ascii=False)
+    write_description(folder, description.to_json())
+
+
+def write_description(folder: Path, document: Mapping[str, Any]) -> None:
+    """Writes what `DatasetDescription.to_json` gives."""
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
 

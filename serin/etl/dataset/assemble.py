@@ -101,7 +101,7 @@ class Assembly:
                 golden = choose_golden(self.layout.inputs, plan, made, candidates)
                 pq.write_table(golden, folder / GOLDEN)
                 page = telling.result()
-                digest = seal_dataset(folder, described, plan, lookups, seals.digests())
+                digest = seal_dataset(folder, described, plan, lookups, seals.digests)
         write_report(folder, digest, page)
         logger.info(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest

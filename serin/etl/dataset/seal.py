@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +21,7 @@ from serin.formats.dataset import (
     DatasetDescription,
     LookupDescription,
     SplitDescription,
-    write_dataset,
+    write_description,
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.formats.shards import HEADER, part_files, part_folder, seal_part
@@ -78,23 +77,20 @@ def seal_dataset(
     description: DatasetDescription,
     plan: FeaturePlan,
     lookups: Sequence[pa.Table],
-    parts: Sequence[str],
+    parts: Callable[[], Sequence[str]],
 ) -> str:
     """Finishes the folder, dataset.json last; the digest over all that is promised to be equal everywhere (class A).
-    `parts`: the digests of the parts."""
-    content = description.to_json()
-    for key in ("digest", "sources", "split_kind"):
-        del content[key]
+    `parts`: waits for the digests of the parts, and is called when everything else is done."""
+    described = description.to_json()
     document = {
-        "dataset": content,
+        "dataset": {key: value for key, value in described.items() if key not in ("digest", "sources")},
         "features": plan.to_json(exact_only=True),
         "lookups": [_table_digest(table) for table in lookups],
-        "parts": list(parts),
     }
-    digest = hashlib.sha256(canonical(document)).hexdigest()
     features = json.dumps(plan.to_json(), allow_nan=False, ensure_ascii=False)
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
-    write_dataset(folder, replace(description, digest=digest))
+    digest = hashlib.sha256(canonical({**document, "parts": list(parts())})).hexdigest()
+    write_description(folder, {**described, "digest": digest})
     return digest
 
 
