@@ -1,52 +1,67 @@
-"""A process that has imported the flows and waits for one run: `python -m deployments.workers.warm_process`.
+"""A process that has imported the flows and forks one process for each run: `python -m
+deployments.workers.warm_process`.
 
-Importing takes longer than many stages. The worker keeps one such process waiting (standby.py) and writes the
-environment of a run to its standard input, as one line of JSON. The process then runs Prefect's engine. It is used
-once, and nothing is forked.
+Importing takes longer than many stages. A worker keeps one such process (standby.py) and sends it the environment of a
+run as one message on the socket that is its standard input. The fork has its own session, records which run it has,
+and runs Prefect's engine. This process reports pids and exit codes on the same socket.
 
-A process that differs from a new one (another environment is wanted, a source file was edited) replaces itself with
-`python -m prefect.engine`, which is the command that Prefect's own process worker starts.
+Only what survives a fork may be in memory: no Python thread, no CUDA. Where that does not hold, or where a run would
+find something else in a new process (another environment is wanted, a source file was edited), the fork replaces itself
+with `python -m prefect.engine`, which is the command that Prefect's own process worker starts.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import runpy
 import select
+import signal
+import socket
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from deployments.workers.run_output import open_run_output
 from serin.machine import environment
+from serin.stack.host.run_processes import record_run
 from serin.stack.prefect.processes import is_starting
 
+MESSAGE_BYTES = 1 << 20
+_MODULE = "deployments.workers.warm_process"
 _ENGINE = "prefect.engine"
 _IMPORTED = (
-    "prefect.flow_engine", "prefect.task_engine", "prefect.deployments.steps.core", "fastapi",
-    "serin.stack.prefect.pull", "flows.placed", "flows.pipeline", "serin.etl.build",
+    "prefect.flow_engine", "prefect.task_engine", "prefect.deployments.steps.core", "fastapi", _ENGINE,
+    "serin.stack.prefect.pull", "flows.placed", "flows.pipeline", "flows.stages", "serin.etl.build",
 )  # fmt: skip
 _STARTING_S, _LOOK_S = 60.0, 0.1
 _OF_THE_RUN = "PREFECT__"  # variables that differ from run to run; no import reads them
+_CUDA_DRIVER = "libcuda.so"
 
 
 def main() -> None:
     _wait_for_the_stack()
     began = time.time_ns()
+    gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
+    gc.freeze()  # a collection in a fork would copy the pages of everything that was imported
+    gc.enable()
     imported = Sources.of_this_process(began)
-    line = sys.stdin.buffer.readline()
-    if not line:  # the worker has ended
+    wanted = _fork_for_each_run(socket.socket(fileno=0), imported)
+    if wanted is None:  # the worker has ended
         return
-    wanted: dict[str, str] = json.loads(line)
-    _close_input()
-    if not (fits(wanted) and imported.are_unchanged()):
+    if not (fits(wanted) and survives_a_fork() and imported.are_unchanged()):
         os.execve(sys.executable, [sys.executable, "-m", _ENGINE], wanted)
     environment.replace(wanted)
+    _draw_other_numbers()
     sys.argv = [_ENGINE]
     sys.modules.pop(_ENGINE, None)  # it was imported as a module; now it runs as a program
     runpy.run_module(_ENGINE, run_name="__main__")
@@ -59,6 +74,91 @@ def _wait_for_the_stack() -> None:
     while is_starting(environment.home()) and time.monotonic() < deadline:
         if select.select([sys.stdin], [], [], _LOOK_S)[0]:
             return
+
+
+def _fork_for_each_run(channel: socket.socket, imported: Sources) -> dict[str, str] | None:
+    """Returns in each fork, with the environment of its run; in this process when the worker has ended, with None."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler is needed for the wake-up
+    _report_ended(channel)  # of an earlier program of this process
+    while True:
+        ready, _, _ = select.select([channel, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _report_ended(channel)
+        if channel not in ready:
+            continue
+        message = channel.recv(MESSAGE_BYTES)
+        if not message:
+            channel.detach()
+            return None
+        asked = json.loads(message)
+        begun, begins = os.pipe2(os.O_CLOEXEC)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # it counts the threads of OpenBLAS
+            pid = os.fork()
+        if pid == 0:
+            channel.detach()
+            _begin_run(asked["run"])
+            os.write(begins, b"\n")
+            for pipe in (begun, begins, woken, wake):
+                os.close(pipe)
+            variables: dict[str, str] = asked["variables"]
+            return variables
+        os.close(begins)
+        os.read(begun, 1)  # it can be signalled from now on, or has ended
+        os.close(begun)
+        _report(channel, {"run": asked["run"], "pid": pid})
+        if not imported.are_unchanged():
+            os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # its forks remain its children
+
+
+def _begin_run(run: str) -> None:
+    """Makes this fork a process that signals and the reconciler find as that of `run`."""
+    os.setsid()  # signals reach the run with all its processes, and not the worker
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    with open_run_output() as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    record_run(environment.home(), run, os.getpid())
+
+
+def _report_ended(channel: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _report(channel, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _report(channel: socket.socket, what: Mapping[str, Any]) -> None:
+    try:
+        channel.send(json.dumps(what).encode())
+    except OSError:  # the worker has ended; the next read shows it
+        return
+
+
+def _draw_other_numbers() -> None:
+    """Seeds numpy's global generator, which would give every fork the same numbers. Python seeds its own after a
+    fork."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def survives_a_fork() -> bool:
+    """Returns whether a fork of this process works as a new process would: threads and CUDA do not survive."""
+    if threading.active_count() > 1:
+        return False
+    return _CUDA_DRIVER not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
 
 
 def fits(wanted: Mapping[str, str]) -> bool:
@@ -98,12 +198,6 @@ def _identity(file: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _close_input() -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 if __name__ == "__main__":

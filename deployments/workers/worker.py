@@ -1,6 +1,6 @@
 """Prefect's worker type `serin`: `prefect worker start --type serin --pool cpu`.
 
-It hands each run to a process that has its imports done and waits (standby.py).
+Each run gets a process that is forked from one that has its imports done (standby.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import anyio
-from anyio.abc import Process, TaskStatus
+from anyio.abc import TaskStatus
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import InfrastructureNotAvailable
 from prefect.states import Cancelled
@@ -21,7 +21,7 @@ from serin.machine import environment
 from serin.stack.prefect.processes import WORKER_TYPE
 
 from .listening import Listening  # relative: the entry point loads this package under another name
-from .standby import Standby, end_group
+from .standby import RunProcess, Standby, end_group
 
 _CANCEL_S = 30.0  # a cancelled run may clean up for this long
 _STOP_S = 15.0  # a run whose worker is stopped may save its work for this long
@@ -32,17 +32,17 @@ class RunResult(BaseWorkerResult):
 
 
 class WarmProcessWorker(Listening, BaseWorker[BaseJobConfiguration, BaseVariables, RunResult]):
-    """Runs each flow run in a process that has already imported Prefect and the flows."""
+    """Runs each flow run in a fork of a process that has imported Prefect and the flows."""
 
     type = WORKER_TYPE
     _description = (
-        "Execute flow runs in processes that are started and import everything before the run arrives."
+        "Execute flow runs in forks of a process that has imported everything before the run arrives."
     )
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._standby = Standby()
-        self._running: dict[UUID, Process] = {}
+        self._running: dict[UUID, RunProcess] = {}
         self._cancelled: set[UUID] = set()
 
     async def setup(self) -> None:
@@ -50,9 +50,11 @@ class WarmProcessWorker(Listening, BaseWorker[BaseJobConfiguration, BaseVariable
         await self._standby.prepare()
 
     async def teardown(self, *exc_info: Any) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._standby.dismiss()
-        await super().teardown(*exc_info)
+        try:
+            await super().teardown(*exc_info)
+        finally:  # last: it reports how the runs end that the worker stops
+            with anyio.CancelScope(shield=True):
+                await self._standby.dismiss()
 
     async def run(
         self,

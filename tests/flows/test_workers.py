@@ -1,15 +1,19 @@
-"""The processes that wait for a run (deployments/workers); a run is given to them by hand, on a real server. e2e/ tests
-the worker that does it."""
+"""The processes of runs (deployments/workers); a run is given to them by hand, on a real server. e2e/ tests the worker
+that does it."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
-import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,8 @@ import pytest
 from prefect.settings import get_current_settings
 from prefect.workers.base import BaseWorker
 
-from deployments.workers import standby, warm_process
-from deployments.workers.standby import APPLICATION, Standby, end_group
+from deployments.workers import run_output, standby, warm_process
+from deployments.workers.standby import APPLICATION, Source, Standby, end_group
 from deployments.workers.warm_process import Sources
 from serin.errors import PrefectRefused
 from serin.machine import environment
@@ -102,20 +106,146 @@ def test_a_source_that_was_edited_replaced_or_removed_is_noticed(
     assert not Sources.of_this_process(written).are_unchanged()
 
 
-def test_a_process_that_gets_no_run_ends_with_its_worker() -> None:
-    with _waiting({}) as process:
-        assert process.communicate(timeout=400)[0] == ""
-        assert process.returncode == 0
+@pytest.fixture
+def quick_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources whose forks run tests/fakes/run_engine.py; returns the home of their records."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    monkeypatch.setenv("SERIN_STACK", str(home))
+    monkeypatch.setattr(standby, "_WAITING", "tests.fakes.warm_source")
+    monkeypatch.setattr(standby, "_ENGINE", "tests.fakes.run_engine")
+    return home
 
 
-def test_a_worker_ends_although_its_waiting_process_has_ended_before() -> None:
-    async def dismiss_ended() -> None:
-        ended = Standby()
-        ended._process = await anyio.open_process(["true"], stdin=subprocess.PIPE)
+def _variables(run: str, asked: str, **more: str) -> dict[str, str]:
+    return environment.child_environment(PREFECT__FLOW_RUN_ID=run, PREFECT__TEST=asked, **more)
+
+
+@contextlib.asynccontextmanager
+async def _source() -> AsyncIterator[Source]:
+    source = await Source.start(environment.child_environment())
+    try:
+        yield source
+    finally:
+        await source.end()
+
+
+def test_a_source_without_runs_ends_with_its_worker(quick_source: Path) -> None:
+    async def story() -> int:
+        source = await Source.start(environment.child_environment())
+        source._channel.shutdown(socket.SHUT_RDWR)
+        with anyio.fail_after(60):
+            code = await source._process.wait()
+        await source.end()
+        return code
+
+    assert anyio.run(story) == 0
+
+
+def test_every_run_gets_its_own_fork_and_reports_its_exit_code(quick_source: Path) -> None:
+    async def story() -> list[tuple[int, int]]:
+        async with _source() as source:
+            forks = [
+                await source.fork(name, _variables(name, code)) for name, code in (("a", "0"), ("b", "7"))
+            ]
+            with anyio.fail_after(60):
+                return [(fork.pid, await fork.wait()) for fork in forks if fork is not None]
+
+    (first, code), (second, other_code) = anyio.run(story)
+    assert (code, other_code) == (0, 7)
+    assert first != second
+    written = (quick_source / "logs" / "runs.log").read_text().split()
+    assert written == ["a", str(first), "b", str(second)]
+
+
+def test_a_fork_is_recorded_and_leads_its_own_session_before_the_worker_knows_it(quick_source: Path) -> None:
+    async def story() -> tuple[int, int, Any, int]:
+        async with _source() as source:
+            fork = await source.fork(RUN, _variables(RUN, "wait"))
+            assert fork is not None
+            found = run_processes(quick_source)
+            session = os.getsid(fork.pid)
+            await end_group(fork.pid, grace_s=30.0)
+            with anyio.fail_after(60):
+                return fork.pid, session, found[RUN].engines, await fork.wait()
+
+    pid, session, engines, code = anyio.run(story)
+    assert (session, engines, code) == (pid, (pid,), -signal.SIGTERM)
+
+
+def test_a_run_survives_the_death_of_its_source_and_its_end_is_seen(quick_source: Path) -> None:
+    async def story() -> int:
+        async with _source() as source:
+            fork = await source.fork(RUN, _variables(RUN, "wait"))
+            assert fork is not None
+            source._process.kill()
+            with anyio.fail_after(60):
+                await source._process.wait()
+                while await source.fork("later", {}) is not None:  # noqa: ASYNC110 (its socket's end is read)
+                    await anyio.sleep(0.01)
+            assert run_processes(quick_source)[RUN].engines == (fork.pid,)
+            hit(fork.pid)
+            with anyio.fail_after(60):
+                return await fork.wait()
+
+    assert anyio.run(story) != 0  # the worker then asks the server how the run ended
+
+
+def test_a_run_gets_a_new_process_when_its_source_has_ended(quick_source: Path) -> None:
+    async def story() -> int:
+        keeper = Standby()
+        await keeper.prepare()
+        ended = keeper._source
+        assert ended is not None
+        ended._process.kill()
         await ended._process.wait()
-        await ended.dismiss()
+        process = await keeper.take(RUN, _variables(RUN, "5"))
+        try:
+            assert keeper._source not in (None, ended)
+            with anyio.fail_after(60):
+                return await process.wait()
+        finally:
+            await process.aclose()
+            await keeper.dismiss()
 
-    anyio.run(dismiss_ended)
+    assert anyio.run(story) == 5
+
+
+def test_a_run_with_another_environment_replaces_the_fork_by_a_new_program(quick_source: Path) -> None:
+    async def story() -> tuple[bytes, int]:
+        async with _source() as source:
+            fork = await source.fork(RUN, _variables(RUN, "wait", OMP_NUM_THREADS="3"))
+            assert fork is not None
+            with anyio.fail_after(60):
+                shown = await anyio.to_thread.run_sync(_environment_of_the_engine, fork.pid)
+                await end_group(fork.pid, grace_s=30.0)
+                return shown, await fork.wait()
+
+    shown, code = anyio.run(story)
+    assert b"OMP_NUM_THREADS=3" in shown.split(b"\0")
+    assert code == -signal.SIGTERM
+
+
+def _environment_of_the_engine(pid: int) -> bytes:
+    program, shown = Path(f"/proc/{pid}/cmdline"), Path(f"/proc/{pid}/environ")
+    until(lambda: b"tests.fakes.run_engine" in program.read_bytes(), "the engine as a new program")
+    return shown.read_bytes()
+
+
+def test_a_process_with_threads_or_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(warm_process.threading, "active_count", lambda: 1)
+    assert warm_process.survives_a_fork()
+    monkeypatch.setattr(warm_process, "_CUDA_DRIVER", "libc.so")  # one that every process has loaded
+    assert not warm_process.survives_a_fork()
+    monkeypatch.undo()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert not warm_process.survives_a_fork()
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_group_that_ignores_sigterm_is_killed() -> None:
@@ -133,41 +263,45 @@ def test_a_group_that_ignores_sigterm_is_killed() -> None:
     assert anyio.run(end) == -9
 
 
-def test_a_run_prints_where_its_worker_s_death_is_not_felt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(standby, "_LOG_BYTES", 3)
+def test_a_long_log_of_runs_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_output, "LONGEST_BYTES", 3)
     monkeypatch.setenv("SERIN_HOME", str(tmp_path))
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "runs.log").write_text("long")
-
-    async def start() -> set[str]:
-        process = await standby._start("this_module_is_missing", environment.child_environment())
-        try:
-            return _outputs(process.pid)
-        finally:
-            await standby._end(process)
-
-    assert anyio.run(start) == {str(logs / "runs.log")}
+    with run_output.open_run_output() as output:
+        assert output.name == str(logs / "runs.log")
     assert (logs / "runs.log.1").read_text() == "long"
     assert (logs / "runs.log").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.usefixtures("prefect_server", "home")
-@pytest.mark.parametrize("asked", [{}, {"SERIN_STORE": "another"}], ids=["as it is", "replaced by a new one"])
-def test_a_waiting_process_becomes_the_run_it_is_given(asked: dict[str, str]) -> None:
+def test_forks_of_a_warm_process_are_runs_of_prefect() -> None:
+    """The second one is replaced by a new program, because it wants another environment."""
     url = str(get_current_settings().api.url)
     deployment = _deploy(url, "flows.watch.watch")
-    run = rest_api.call(url, "POST", f"/deployments/{deployment}/create_flow_run", {})
     own = {"PREFECT_API_URL": url, "AN_API_TOKEN": "hush-hush"}
-    variables = environment.child_environment(**own, **asked, **{RUN_MARK: run["id"]})
-    with _waiting(own) as process:
-        said, _ = process.communicate(json.dumps(variables) + "\n", timeout=400)
-    assert process.returncode == 0, said
-    ended = rest_api.call(url, "GET", f"/flow_runs/{run['id']}")
-    assert ended["state_type"] == "COMPLETED", said
-    assert ended["run_count"] == 1
+    runs = [rest_api.call(url, "POST", f"/deployments/{deployment}/create_flow_run", {}) for _ in range(2)]
+
+    async def story() -> list[int]:
+        source = await Source.start(environment.child_environment(**own))
+        try:
+            codes = []
+            for run, asked in zip(runs, ({}, {"SERIN_STORE": "another"}), strict=True):
+                variables = environment.child_environment(**own, **asked, **{RUN_MARK: run["id"]})
+                with anyio.fail_after(400):
+                    fork = await source.fork(run["id"], variables)
+                    assert fork is not None
+                    codes.append(await fork.wait())
+            return codes
+        finally:
+            await source.end()
+
+    said = environment.home() / "logs" / "runs.log"
+    assert anyio.run(story) == [0, 0], said.read_text()
+    for run in runs:
+        ended = rest_api.call(url, "GET", f"/flow_runs/{run['id']}")
+        assert (ended["state_type"], ended["run_count"]) == ("COMPLETED", 1), said.read_text()
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -180,22 +314,6 @@ def test_a_pool_of_another_type_is_replaced() -> None:
     rest_api.call(url, "DELETE", f"/work_pools/{name}")
     with pytest.raises(PrefectRefused):
         rest_api.call(url, "GET", f"/work_pools/{name}")
-
-
-def _outputs(pid: int) -> set[str]:
-    return {str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in (1, 2)}
-
-
-def _waiting(variables: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "deployments.workers.warm_process"],
-        cwd=APPLICATION,
-        env=environment.child_environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def _deploy(url: str, entrypoint: str) -> str:
