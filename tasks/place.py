@@ -22,22 +22,21 @@ from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.deployments import arun_deployment
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.exceptions import MissingResult, PrefectHTTPStatusError
 from prefect.runtime import flow_run
-from prefect.states import Cancelling, Crashed
+from prefect.states import Cancelling, Crashed, Pending, Scheduled
 from pydantic import TypeAdapter
 
-from serin.errors import StageFailed, StageLost, StoreError
+from serin.errors import SerinError, StageFailed, StageLost, StoreError
 from serin.machine import environment
 from serin.pipeline.silence import RunHost
 from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
-from tasks.retry import error_is_retryable
 
 Result = TypeVar("Result")
 
+_TRIES, _AGAIN_S = 3, 2.0
 _POLL_S = (0.1, 2.0)  # a fiftieth of the time that was waited, within these
 _LOOK_S = 15.0
 _SILENT_S = 600.0  # three heartbeats that Prefect sends for a run
@@ -45,13 +44,11 @@ _NO_WORKER_S = 600.0  # without a sign of life from a worker of the pool
 _SERVER_GONE_S = 600.0
 
 
-@task(
-    task_run_name="place {stage}",
-    retries=2,
-    retry_delay_seconds=2,
-    retry_condition_fn=error_is_retryable,
-    cache_policy=NO_CACHE,
-)
+@task(name="place", cache_policy=NO_CACHE)
+async def _placed() -> None:
+    """Stands for a placed stage in the pipeline's graph; it is not called, its state is that of the stage's run."""
+
+
 async def run_stage(
     stage: str,
     kind: type[Result],
@@ -66,16 +63,35 @@ async def run_stage(
     `needs`: the stage's needs as text, for people who look at the placement. `job_variables`: what it asks of its work
     pool.
     """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return await _run_once(stage, kind, deployment, needs, job_variables, parameters)
+        except SerinError as error:
+            if not (error.retryable and tries_left):
+                raise
+            get_run_logger().warning("%s; trying again in %g s", error, _AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+    raise AssertionError("the last try returns or raises")
+
+
+async def _run_once(
+    stage: str,
+    kind: type[Result],
+    deployment: str,
+    needs: str,
+    job_variables: Mapping[str, Any] | None,
+    parameters: Mapping[str, Any],
+) -> Result:
     plain = {name: _plain(value) for name, value in parameters.items()}
     where = f"placed as {stage}/{deployment}{f', needs {needs}' if needs else ''}"
     get_run_logger().info("%s %s", stage, where)
     note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
     try:
-        run = await _begin(f"{stage}/{deployment}", plain, job_variables)
         async with get_client() as client:
+            run = await _begin(client, stage, deployment, plain, job_variables)
             run = await _ended(client, stage, run)
     except asyncio.CancelledError:
-        await _pass_on_the_cancelling(f"{stage}/{deployment}", plain)
+        await _pass_on_the_cancelling(stage, deployment, plain, job_variables)
         raise
     state = run.state
     assert state is not None
@@ -110,7 +126,9 @@ def _note(run: FlowRun, found: Sequence[dict[str, Any]]) -> None:
         )
 
 
-async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -> None:
+async def _pass_on_the_cancelling(
+    stage: str, deployment: str, parameters: dict[str, Any], job_variables: Mapping[str, Any] | None
+) -> None:
     """Cancels the placed stage of a cancelled pipeline.
 
     A pipeline that only lost its own process (it was killed, or its machine was needed) leaves the stage alone, to find
@@ -120,7 +138,9 @@ async def _pass_on_the_cancelling(deployment: str, parameters: dict[str, Any]) -
         own = (await client.read_flow_run(UUID(str(flow_run.id)))).state
         if own is None or not (own.is_cancelling() or own.is_cancelled()):
             return
-        run = await _begin(deployment, parameters)  # the same run, whatever its state
+        run = await _begin(
+            client, stage, deployment, parameters, job_variables
+        )  # the same, whatever its state
         if run.state is None or not run.state.is_final():
             why: State[Any] = Cancelling(message="the pipeline that requested it was cancelled")
             await client.set_flow_run_state(run.id, why)
@@ -133,22 +153,52 @@ async def _give_up(run: FlowRun, reason: str) -> None:
 
 
 async def _begin(
-    deployment: str, parameters: dict[str, Any], job_variables: Mapping[str, Any] | None = None
+    client: PrefectClient,
+    stage: str,
+    deployment: str,
+    parameters: dict[str, Any],
+    job_variables: Mapping[str, Any] | None,
 ) -> FlowRun:
     """Returns the run that this pipeline began for the same request and that has not failed; else a new one."""
-    asked = json.dumps([deployment, parameters], sort_keys=True)
+    name = f"{stage}/{deployment}"
+    asked = json.dumps([name, parameters], sort_keys=True)
     base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     for number in itertools.count():
-        run = await arun_deployment(
-            deployment,
-            parameters=parameters,
-            timeout=0,
-            idempotency_key=f"{base}-{number}",
-            job_variables=dict(job_variables or {}),
-        )
+        run = await request_run(client, name, parameters, f"{base}-{number}", dict(job_variables or {}))
         if run.state is None or not run.state.is_final() or run.state.is_completed():
             return run
     raise AssertionError("there are more numbers than runs")
+
+
+async def request_run(
+    client: PrefectClient,
+    deployment: str,
+    parameters: dict[str, Any],
+    key: str,
+    job_variables: dict[str, Any],
+) -> FlowRun:
+    """Returns the run of a deployment with this key, a new one if there is none, as a subflow of the current run.
+
+    Prefect's `arun_deployment` does the same and records one more task.
+    """
+    found, above = await asyncio.gather(
+        client.read_deployment_by_name(deployment),
+        client.create_task_run(
+            _placed,
+            UUID(str(flow_run.id)),
+            key,
+            name=f"place {deployment.partition('/')[0]}",
+            state=Pending(),
+        ),
+    )
+    return await client.create_flow_run_from_deployment(
+        found.id,
+        parameters=parameters,
+        state=Scheduled(),
+        idempotency_key=key,
+        parent_task_run_id=above.id,
+        job_variables=job_variables,
+    )
 
 
 async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:

@@ -10,14 +10,14 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
 from serin.errors import StageFailed, StageLost
 from serin.store.artifacts import Dataset
 from serin.store.stage_keys import note, notes
 from tasks import place as task_module
-from tasks.place import run_stage
+from tasks.place import request_run, run_stage
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "home")
 
@@ -40,16 +40,15 @@ class Workers:
         self.runs: dict[str, UUID] = {}
 
     async def run(
-        self, name: str, *, parameters: dict[str, Any], idempotency_key: str, **options: Any
+        self, client: Any, name: str, parameters: dict[str, Any], key: str, job_variables: dict[str, Any]
     ) -> FlowRun:
-        assert options == {"timeout": 0, "job_variables": {}}
+        assert job_variables == {}
         self.asked.append((name, parameters))
-        async with get_client() as client:
-            if idempotency_key in self.runs:
-                return await client.read_flow_run(self.runs[idempotency_key])
-            self.runs[idempotency_key] = run = await self._begin(client, self.ends.pop(0))
-            note(task_module.environment.home(), str(run), "etl", ran=True, why="no earlier result")
-            return FlowRun(id=run, flow_id=uuid4(), name="child", state=Pending())
+        if key in self.runs:
+            return FlowRun.model_validate(await client.read_flow_run(self.runs[key]))
+        self.runs[key] = run = await self._begin(client, self.ends.pop(0))
+        note(task_module.environment.home(), str(run), "etl", ran=True, why="no earlier result")
+        return FlowRun(id=run, flow_id=uuid4(), name="child", state=Pending())
 
     @staticmethod
     async def _begin(client: Any, end: State[Any] | UUID) -> UUID:
@@ -64,8 +63,8 @@ class Workers:
 
 
 def place(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    monkeypatch.setattr(task_module, "arun_deployment", workers.run)
-    monkeypatch.setattr(run_stage, "retry_delay_seconds", 0)
+    monkeypatch.setattr(task_module, "request_run", workers.run)
+    monkeypatch.setattr(task_module, "_AGAIN_S", 0.0)
 
     @flow
     async def parent() -> Dataset:
@@ -126,7 +125,7 @@ def test_a_pipeline_that_is_run_again_continues_the_stage_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workers = Workers(COMPLETED)
-    monkeypatch.setattr(task_module, "arun_deployment", workers.run)
+    monkeypatch.setattr(task_module, "request_run", workers.run)
     seen = []
 
     @flow(retries=1)
@@ -149,7 +148,7 @@ def test_a_stage_is_cancelled_with_its_pipeline(
     asked: State[Any], then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = Workers(Running())
-    monkeypatch.setattr(task_module, "arun_deployment", workers.run)
+    monkeypatch.setattr(task_module, "request_run", workers.run)
     seen: list[UUID] = []
 
     @flow
@@ -175,7 +174,7 @@ def test_a_stage_is_cancelled_with_its_pipeline(
 
 
 def test_a_pipeline_tells_why_the_stage_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "arun_deployment", Workers(COMPLETED).run)
+    monkeypatch.setattr(task_module, "request_run", Workers(COMPLETED).run)
 
     @flow
     async def parent() -> str:
@@ -185,3 +184,28 @@ def test_a_pipeline_tells_why_the_stage_ran(monkeypatch: pytest.MonkeyPatch) -> 
     (told,) = notes(task_module.environment.home(), asyncio.run(parent()))
     assert told["ran"]
     assert told["why"].endswith("no earlier result")
+
+
+def test_a_requested_run_is_a_subflow_of_the_pipeline_and_the_same_for_the_same_key() -> None:
+    async def story() -> tuple[list[FlowRun], TaskRun, UUID]:
+        async with get_client() as client:
+            about = await client.create_flow_from_name("etl")
+            await client.create_deployment(about, f"place-{about}")
+
+            @flow
+            async def parent() -> list[FlowRun]:
+                name, asked = f"etl/place-{about}", {"spec": "parcels.yaml"}
+                return [await request_run(client, name, asked, key, {}) for key in ("one", "one", "two")]
+
+            state = await parent(return_state=True)
+            runs = await state.aresult()
+            above = await client.read_task_run(runs[0].parent_task_run_id)
+            return runs, above, state.state_details.flow_run_id
+
+    (first, again, other), above, pipeline = asyncio.run(story())
+    assert first.id == again.id != other.id
+    assert first.state is not None
+    assert first.state.is_scheduled()
+    assert first.parameters == {"spec": "parcels.yaml"}
+    assert (above.name, above.flow_run_id) == ("place etl", pipeline)
+    assert again.parent_task_run_id == above.id != other.parent_task_run_id

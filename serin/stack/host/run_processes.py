@@ -1,8 +1,8 @@
 """The processes of flow runs: which process runs which run, and which processes it has started.
 
-A process that waited for its run (deployments/workers) was started without the run's id in its environment. The worker
-records its pid in <home>/stack/runs before it hands the run over, so that a run always has a known process. Processes
-that it starts then inherit the id.
+A process that was forked for its run (deployments/workers) has the environment of the process that forked it, without
+the run's id. It records its pid in <home>/stack/runs before it does anything else, so that a run always has a known
+process. Processes that it starts then inherit the id.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _records(home: Path) -> dict[int, _Record]:
 
 
 def _forked_by(pid: int, records: Mapping[int, _Record]) -> str | None:
-    """Returns the run of a forked child that has not started a program: it has the environment of the waiting
-    process."""
+    """Returns the run of a forked child that has not started a program: it has the environment of the process
+    from which its run was forked."""
     with contextlib.suppress(ProcessLookupError):
         leader = os.getsid(pid)
         record = records.get(leader)
