@@ -105,7 +105,8 @@ class Source:
         """Returns the fork that has the run; None if this process cannot give it one."""
         if not self._answers or run in self._asked:
             return None
-        answer = self._asked[run] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Fork | None] = asyncio.get_running_loop().create_future()
+        self._asked[run] = answer
         try:
             request = json.dumps({"run": run, "variables": dict(variables)}).encode()
             await asyncio.get_running_loop().sock_sendall(self._channel, request)

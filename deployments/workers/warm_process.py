@@ -83,11 +83,11 @@ def _fork_for_each_run(channel: socket.socket, imported: Sources) -> dict[str, s
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler is needed for the wake-up
     _report_ended(channel)  # of an earlier program of this process
     while True:
-        ready, _, _ = select.select([channel, woken], [], [])
+        ready, _, _ = select.select([channel.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             _report_ended(channel)
-        if channel not in ready:
+        if channel.fileno() not in ready:
             continue
         message = channel.recv(MESSAGE_BYTES)
         if not message:
