@@ -18,6 +18,15 @@ POOLS = ("cpu", "gpu")
 PREFECT, RECONCILER = "prefect", "reconciler"
 WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
 _COMMAND = "serin.stack.prefect.command"
+# What Prefect's database keeps. An event has about seven rows, most of all that a run leaves; what reads them looks
+# back for minutes. Runs are never removed by default: every scheduled check stays for ever.
+_KEPT = {
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(30 * 86_400),
+    # Fewer and larger writes: SQLite has one writer at a time.
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+}
 SLURM_TYPE = "serin-slurm"  # of pools whose runs are Slurm jobs
 
 
@@ -125,6 +134,8 @@ def prefect_server(home: Path, port: int) -> Process:
     server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(origins)
     # On a busy machine, a query that waits is better than one that is refused (503).
     server["PREFECT_SERVER_DATABASE_TIMEOUT"] = server["PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT"] = "60"
+    for name, value in _KEPT.items():  # the caller's own choice is respected
+        server.setdefault(name, value)
     # The interface's files are copied when they are missing: into the stack's folder, not into the installation.
     server["PREFECT_UI_STATIC_DIRECTORY"] = str(home / "prefect" / "ui")
     if is_prepared(home):  # else the server applies its migrations and registers its block types
