@@ -55,7 +55,7 @@ all: data.checks.max_null_change data.checks.max_shift data.checks.otherwise dat
 all: data.allow_leaks data.rename data.target.known_at_serving features.columns features.steps
 train export: model.kind model.hidden model.embedding model.dropout model.ensemble_size model.cross_layers
 train export: model.numeric_scaling model.numeric_embedding model.members
-train export: model.auto.trials model.auto.budget model.auto.ensemble
+train export: model.auto.trials model.auto.budget model.auto.folds model.auto.ensemble
 train export: model.blocks model.heads model.rounds model.module model.script model.onnx model.options
 train export: model.answer model.task model.classes model.golden training.epochs training.batch_rows
 train export: training.optimizer training.learning_rate training.schedule training.weight_decay
