@@ -255,3 +255,12 @@ def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_versio
     ]
     assert [entry["route"]["cluster"] for entry in pinned] == ["m-v1_http"]
     assert "m-v1-baseline_grpc_then_m-v1" in {cluster["name"] for cluster in clusters([route], known)}
+
+
+def test_filters_without_work_are_left_out_until_a_route_needs_them() -> None:
+    def left_out(timeouts: dict[str, Timeouts]) -> set[str]:
+        (host,) = route_configuration([], Reachable(endpoints={}), timeouts, 1 << 20)["virtual_hosts"]
+        return {name for name, config in host["typed_per_filter_config"].items() if config["disabled"]}
+
+    assert left_out({"m": Timeouts()}) == {"bridge", "drain", "model_rates"}
+    assert left_out({"m": Timeouts(), "n": Timeouts(rate_limit="5/s")}) == {"bridge", "drain"}
