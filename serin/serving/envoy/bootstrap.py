@@ -70,7 +70,6 @@ def bootstrap(
     """`listener`, `clusters`, `routes`, `issuers`, `keys`, `caller_rates`, `model_rates`, `tls` and `refusal_rate` are
     files, each in its own folder, whose renames Envoy follows. `log` and `refusals` are the two logs it writes
     (access_logs.py). The caller moves the first listener of the document to `listener`.
-
     `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
@@ -78,23 +77,20 @@ def bootstrap(
     limits = rate_filters(caller_rates, model_rates)
     last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, refusal_rate)]
-    cleaned = [] if request_filter else _own_headers()  # the request filter does this, too, and costs less
     # The request filter answers what the keys refuse, unless filters of the user are between them.
-    answers = not request_filter or bool(http_filters)
-    checks = [*cleaned, *keys_filters(keys, issuers, answers=answers), *http_filters]
-    guarded = _connection_manager(logs, routes, [*checks, *last])
+    checks = [*keys_filters(keys, issuers, answers=not request_filter or bool(http_filters)), *http_filters]
+    cleaned = [] if request_filter else _own_headers()  # the request filter does this, too, and costs less
+    guarded = _connection_manager(logs, routes, [*cleaned, *checks, *last])
     private = _inside_listener(inside, _connection_manager(logs, routes, [*cleaned, *unlimited]))
     # Nothing keeps away the requests that end Triton 2.51 then; but who can reach loopback can reach Triton itself.
     public = _public_listener(address if request_filter else LOOPBACK, port, guarded, tls)
+    listeners = [public, private, _health_listener(health)]
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload_manager(max_heap_bytes=max_heap_bytes, max_connections=max_connections),
         "dynamic_resources": {"cds_config": followed(clusters), "lds_config": followed(listener)},
-        "static_resources": {
-            "listeners": [public, private, _health_listener(health)],
-            "clusters": [_health_cluster(health)],
-        },
+        "static_resources": {"listeners": listeners, "clusters": [_health_cluster(health)]},
     }
 
 
