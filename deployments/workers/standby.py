@@ -63,7 +63,7 @@ class Standby:
         fork = None if source is None else await source.fork(run, variables)
         if fork is not None:
             return fork
-        if source is self._source:  # else another call has replaced it meanwhile
+        if source is self._source:  # else another call has replaced it
             self._source = None
             if source is not None:
                 await source.end()
@@ -186,7 +186,7 @@ class Fork:
         return self._code.result() if self._code.done() else None
 
     async def wait(self) -> int:
-        return await asyncio.shield(self._code)  # whoever stops waiting does not end it
+        return await asyncio.shield(self._code)  # a caller that stops waiting does not end it
 
     async def aclose(self) -> None:
         await self.wait()

@@ -19,7 +19,7 @@ PREFECT, RECONCILER = "prefect", "reconciler"
 WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
 _COMMAND = "serin.stack.prefect.command"
 # What Prefect's database keeps. An event has about seven rows, most of all that a run leaves; what reads them looks
-# back for minutes. Runs are never removed by default: every scheduled check stays for ever.
+# back for minutes. Runs are never removed by default: every scheduled check stays forever.
 _KEPT = {
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
