@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.workers.run_output import open_run_output
 from serin.machine import environment
 from serin.stack.host.run_processes import record_run
 from serin.stack.prefect.processes import is_starting
+
+from .run_output import open_run_output  # relative: as in the worker, whose package has another name
 
 MESSAGE_BYTES = 1 << 20
 _MODULE = "deployments.workers.warm_process"

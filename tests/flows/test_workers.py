@@ -178,7 +178,7 @@ def test_a_run_survives_the_death_of_its_source_and_its_end_is_seen(quick_source
         async with _source() as source:
             fork = await source.fork(RUN, _variables(RUN, "wait"))
             assert fork is not None
-            source._process.kill()
+            hit(source._process.pid)
             with anyio.fail_after(60):
                 await source._process.wait()
                 while await source.fork("later", {}) is not None:  # noqa: ASYNC110 (its socket's end is read)
@@ -197,7 +197,7 @@ def test_a_run_gets_a_new_process_when_its_source_has_ended(quick_source: Path) 
         await keeper.prepare()
         ended = keeper._source
         assert ended is not None
-        ended._process.kill()
+        hit(ended._process.pid)
         await ended._process.wait()
         process = await keeper.take(RUN, _variables(RUN, "5"))
         try:
