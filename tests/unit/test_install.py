@@ -50,6 +50,20 @@ def test_uv_gets_the_indexes_and_folders_that_pip_uses(install: ModuleType) -> N
     assert variables == {"SSL_CERT_FILE": "/authorities.pem"}
 
 
+@pytest.mark.parametrize(
+    ("uv", "programs"), [("/bin/true", ["true"]), ("/bin/false", ["false", "echo"]), (None, ["echo"])]
+)
+def test_pip_installs_what_uv_cannot(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uv: str | None, programs: list[str]
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(install, "PYTHON", Path("/bin/echo"))
+    assert install.install_packages(uv, Path("/bin/echo"), ["a-package"], log) == 0
+    ran = [line for line in log.read_text().splitlines() if line.startswith("$ ")]
+    assert [line.split()[1].rpartition("/")[2] for line in ran] == programs
+    assert all(line.endswith(" a-package") for line in ran)
+
+
 def test_triton_s_packages_are_known_before_serin_is_installed(
     install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -100,7 +114,10 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / ".ci").mkdir()
     (tmp_path / ".ci" / "install.py").write_text(
         "import os, pathlib, sys\n"
-        "for name in ('.venv', '.venv-triton'): pathlib.Path(name).mkdir(exist_ok=True)\n"
+        "for name in ('.venv/bin', '.venv-triton'): pathlib.Path(name).mkdir(parents=True, exist_ok=True)\n"
+        "command = pathlib.Path('.venv/bin/serin')\n"
+        "command.write_text('#!/bin/sh\\necho $2 >> asked\\n')\n"
+        "command.chmod(0o755)\n"
         "open('asked', 'a').write(sys.argv[1] + '\\n')\n"
         "sys.exit('no network') if 'FAIL' in os.environ else None\n"
     )
