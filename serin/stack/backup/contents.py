@@ -28,8 +28,8 @@ _FILES: Final = ("keys.json", ".keys-required", "prefect-login")
 _FOLDERS: Final = ("external", "alerts", "console", "costs", "watch", "labels", "prefect/storage", TRUST)
 _CAPTURES: Final = "captures"
 LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
-    *("agent", "cache", "gateway", "gpus", "locks", "logs", "releases", "spool", "stack", "stack.json"),
-    *("prefect", "runs", "stages", "tables"),
+    *("agent", "cache", "gateway", "gpus", "locks", "logs", "native", "releases", "spool", "stack"),
+    *("stack.json", "prefect", "runs", "stages", "tables"),
 )
 _TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
 
