@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotUp, StackUnusable
-from serin.machine.durable import write_secret
+from serin.machine.durable import create_secret
 from serin.machine.environment import runtime_folder
 from serin.machine.locks import locked
 from serin.machine.process_identity import start_ticks
@@ -78,7 +78,7 @@ def stack_name(home: Path) -> str:
     except FileNotFoundError:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()) or "host"
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_secret(file, f"{host}-{secrets.token_hex(4)}\n")
+        create_secret(file, f"{host}-{secrets.token_hex(4)}\n")
         return file.read_text().strip()
 
 
@@ -88,7 +88,8 @@ def socket_folder(home: Path) -> Path:
     link = home / "stack" / "sockets"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(runtime_folder(home))
+        with contextlib.suppress(FileExistsError):  # another process was first
+            link.symlink_to(runtime_folder(home))
     folder = link.readlink()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():

@@ -4,7 +4,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,9 @@ from serin.stack.host.state import (
     Stack,
     changing_stack,
     read_stack,
+    remove_sockets,
     running_stack,
+    socket_folder,
     stack_file,
     stack_name,
     write_stack,
@@ -156,3 +161,19 @@ def test_two_stacks_have_two_names_and_keep_them(tmp_path: Path) -> None:
         (home / "stack").mkdir(parents=True)
     assert stack_name(one) == stack_name(one) != stack_name(two)
     assert processes.workers_of(one) == (f"serin-cpu-{stack_name(one)}", f"serin-gpu-{stack_name(one)}")
+
+
+@pytest.mark.parametrize("made_once", [stack_name, socket_folder])
+def test_processes_that_start_together_agree(made_once: Callable[[Path], object], tmp_path: Path) -> None:
+    homes = [tmp_path / str(number) for number in range(100)]
+    together = threading.Barrier(4)
+
+    def ask(home: Path) -> object:
+        together.wait(30)
+        return made_once(home)
+
+    with ThreadPoolExecutor(4) as threads:
+        for home in homes:
+            assert len(set(threads.map(ask, [home] * 4))) == 1
+    for home in homes if made_once is socket_folder else []:
+        assert remove_sockets(home) == 0
