@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ SEED = 1
 _MANY_ROWS, _MORE = 100_000, 4
 _PATIENCE = 3  # times the budget: then a contender is ended, and has no figure for this data set
 _LEAST_S = 120.0
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # they have cores alone; XGBoost for GPUs looks for one otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ def _run(
         "dataset": data.folder, "task": data.task, "budget": contest.budget_for(data), "seed": SEED,
         "threads": len(cores), "cores": sorted(cores), "name": name,
     }  # fmt: skip
-    with Child(module, python=python, threads=len(cores)) as child:
+    with Child(module, python=python, threads=len(cores), environment=_NO_GPU) as child:
         outcome.versions[name] = child.versions
         limit = threading.Timer(max(_LEAST_S, _PATIENCE * contest.budget_for(data)), child.kill)
         limit.start()
@@ -116,9 +118,16 @@ def _run(
 def _enter(outcome: Outcome, data: str, name: str, found: dict[str, Any] | str) -> None:
     if isinstance(found, str) or "missing" in found:
         reason = found if isinstance(found, str) else found["missing"]
-        outcome.missing[f"{name} on {data}"] = reason.strip().splitlines()[-1]
+        outcome.missing[f"{name} on {data}"] = cause(reason)
         return
     outcome.scores[data][name] = found["test"]
     outcome.details[data][name] = found
     if "network_test" in found:
         outcome.scores[data][NETWORK] = found["network_test"]
+
+
+def cause(reason: str) -> str:
+    """Returns the line of a failed contender's output that says why; a stack of native code may follow it."""
+    lines = [line.strip() for line in reason.strip().splitlines()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines[:1])[-1]

@@ -26,14 +26,15 @@ def tabm(settings: dict[str, Any], data: Data) -> Predict:
     network = _Network(settings, data)
     steps = torch.optim.AdamW(network.model.parameters(), lr=settings.get("lr", 2e-3), weight_decay=3e-4)
     best, kept, since, begin = float("-inf"), {}, 0, time.monotonic()
+    end = begin + 0.8 * data.budget
     for _ in range(_MOST_EPOCHS):
-        network.train_epoch(steps)
+        network.train_epoch(steps, end)
         found = score(data.valid_target, network.predict(data.valid), data.task)
         since += 1
         if found > best:
             best, since = found, 0
             kept = {name: value.clone() for name, value in network.model.state_dict().items()}
-        if since >= _PATIENCE or time.monotonic() - begin > 0.8 * data.budget:
+        if since >= _PATIENCE or time.monotonic() > end:
             break
     network.model.load_state_dict(kept)
     return network.predict
@@ -72,9 +73,12 @@ class _Network:
         known = np.minimum(rows[:, self._data.codes].astype(np.int64), np.array(self._sizes) - 1)
         return [num, torch.as_tensor(known)]
 
-    def train_epoch(self, steps: Any) -> None:
+    def train_epoch(self, steps: Any, end: float) -> None:
+        """Stops at the time `end`, where one epoch takes longer than the budget."""
         self.model.train()
         for rows in torch.randperm(len(self._target)).split(_BATCH):
+            if time.monotonic() > end:
+                break
             steps.zero_grad()
             answers = self.model(*(None if part is None else part[rows] for part in self._rows))
             self._loss(answers, self._target[rows]).backward()

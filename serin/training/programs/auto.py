@@ -31,7 +31,7 @@ from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
 from serin.training.launch.status import Status
 from serin.training.programs.attempt import run_attempt
-from serin.training.programs.auto_fit import HELD_OUT, Fitted, fit_candidate, fit_one
+from serin.training.programs.auto_fit import Fitted, fit_candidate, fit_one
 from serin.training.programs.auto_portfolio import candidates
 from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
@@ -39,7 +39,8 @@ from serin.training.results.publish import publish_result
 
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, torch.OutOfMemoryError)
 _FOLDS, _ALL, _CANDIDATES = "folds", "all", "candidates"
-_LEAST_CANDIDATES = 2  # that a budget must allow on all folds
+_LEAST_CANDIDATES = 3  # that a budget must allow on the folds
+_MOST_SHARE = 0.25  # of the budget, for growing the trees of one training
 Member = tuple[Path, float]
 """A result folder and the weight of its answers."""
 
@@ -82,14 +83,18 @@ class _Clock:
     """The time of this attempt, and what fits into the rest of the budget."""
 
     def __init__(self, budget: float) -> None:
-        self._began, self._budget = time.monotonic(), budget
+        self._began, self.budget = time.monotonic(), budget
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
+    @property
+    def most_s(self) -> float:
+        return self.budget * _MOST_SHARE
+
     def has(self, seconds: float) -> bool:
-        return self.elapsed + seconds <= self._budget
+        return self.elapsed + seconds <= self.budget
 
     def allows(self, done: Iterable[Fitted], refits: bool) -> bool:
         """Returns whether one more candidate fits that takes as long as the longest so far; with `refits`, also all of
@@ -102,26 +107,30 @@ class _Clock:
 def _choose_folds(
     job: TrainingJob, data: DatasetDescription, folder: Path, stop: threading.Event, clock: _Clock
 ) -> list[Path]:
-    """Returns the datasets that every candidate is trained on: the folds, or the dataset itself where rows must stay in
-    their splits or two candidates would not end within the budget. The first training on a fold shows it."""
-    count, whole = job.model.auto.folds, [Path(job.dataset)]
-    first = candidates(job, data)[0]
-    place = folder / _CANDIDATES / first.name
-    if count < 2 or not may_fold(job.dataset, data) or not fits(data, count) or (place / HELD_OUT).exists():
-        return whole
-    rows = pooled(job.dataset)
+    """Returns the datasets that every candidate is trained on: as many of the folds as a few candidates can be trained
+    on within the budget, which the first training on one shows; or the dataset itself where rows must stay in their
+    splits."""
+    count = job.model.auto.folds
+    if count < 2 or not may_fold(job.dataset, data) or not fits(data, count):
+        return [Path(job.dataset)]
+    rows, first = pooled(job.dataset), candidates(job, data)[0]
     numbers = fold_numbers(rows.target, data.task, count, job.training.seed)
     folds = [folder / _FOLDS / str(number) for number in range(count)]
-    for number, fold in enumerate(folds):
+    write_fold(folds[0], data, rows, numbers == 0)
+    chosen = folder / _CANDIDATES / "folds"
+    if not chosen.exists():  # a resumed run does the same
+        began = clock.elapsed
+        with suppress(*_FAULTS):  # it will fail again, and be reported then
+            fit_one(job, first, folds[0], folder / _CANDIDATES / first.name / "0", stop, most_s=clock.most_s)
+        took = max(clock.elapsed - began, 1e-3)
+        chosen.parent.mkdir(exist_ok=True)
+        chosen.write_text(str(max(1, min(count, int(clock.budget / (_LEAST_CANDIDATES * took))))))
+    used = folds[: int(chosen.read_text())]
+    if len(used) < count:
+        tell(folder, "note", text=f"{len(used)} of {count} folds: no time for more within model.auto.budget")
+    for number, fold in enumerate(used[1:], start=1):
         write_fold(fold, data, rows, numbers == number)
-    began = clock.elapsed
-    with suppress(*_FAULTS):  # it will fail again, and be reported then
-        fit_one(job, first, folds[0], place / "0", stop)
-    if clock.has(_LEAST_CANDIDATES * count * (clock.elapsed - began)):
-        return folds
-    tell(folder, "note", text=f"no time for {count} folds within model.auto.budget: the valid rows decide")
-    (place / HELD_OUT).mkdir(parents=True)  # a resumed run does the same
-    return whole
+    return used
 
 
 def _fit_candidates(
@@ -135,13 +144,14 @@ def _fit_candidates(
     """Returns the candidates that could be trained, at least one."""
     found: dict[str, Fitted] = {}
     reason, refits = "", _refits(job, folds)
-    for number, candidate in enumerate(candidates(job, data)):
+    for number, candidate in enumerate(candidates(job, data, len(folds))):
         if number >= job.model.auto.trials or (found and not clock.allows(found.values(), refits)):
             break
         if stop.is_set():
             raise Preempted(step=number, folder=folder)
         try:
-            fitted = fit_candidate(job, candidate, folds, folder / _CANDIDATES / candidate.name, stop)
+            place = folder / _CANDIDATES / candidate.name
+            fitted = fit_candidate(job, candidate, folds, place, stop, most_s=clock.most_s)
         except _FAULTS as error:
             reason = str(error)
             tell(folder, "note", text=f"candidate {candidate.name} failed: {reason.splitlines()[0]}")

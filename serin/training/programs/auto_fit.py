@@ -6,6 +6,7 @@ With one process the training runs in this one: a fold of a small table takes le
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -45,14 +46,21 @@ class Fitted:
 
 
 def fit_candidate(
-    job: TrainingJob, candidate: Candidate, folds: Sequence[Path], place: Path, stop: threading.Event
+    job: TrainingJob,
+    candidate: Candidate,
+    folds: Sequence[Path],
+    place: Path,
+    stop: threading.Event,
+    *,
+    most_s: float = math.inf,
 ) -> Fitted:
-    """Trains in `place/0`, `place/1`, ... for each of the folds, or in `place/valid` where there is only one dataset.
-    What an earlier attempt finished is kept. Raises the errors of a training, and Preempted."""
+    """Trains in `place/0`, `place/1`, ... for each of the folds, or in `place/valid` where it is the dataset itself.
+    What an earlier attempt finished is kept. `most_s`: no tree is begun later in a training. Raises the errors of a
+    training, and Preempted."""
     results, found, amounts, began = [], [], [], time.monotonic()
-    for number, fold in enumerate(folds):
-        name = str(number) if len(folds) > 1 else HELD_OUT
-        result = fit_one(job, candidate, fold, place / name, stop)
+    for fold in folds:
+        name = HELD_OUT if fold == Path(job.dataset) else fold.name
+        result = fit_one(job, candidate, fold, place / name, stop, most_s=most_s)
         rows = read_split(fold, "valid").whole()
         results.append(result)
         found.append(open_margins(result)(np.asarray(rows.num), np.asarray(rows.cat)))
@@ -68,7 +76,13 @@ def fit_candidate(
 
 
 def fit_one(
-    job: TrainingJob, candidate: Candidate, dataset: Path, folder: Path, stop: threading.Event
+    job: TrainingJob,
+    candidate: Candidate,
+    dataset: Path,
+    folder: Path,
+    stop: threading.Event,
+    *,
+    most_s: float = math.inf,
 ) -> Path:
     """Trains on one dataset without scoring test rows; returns the result folder."""
     result = result_folder(folder)
@@ -100,7 +114,7 @@ def fit_one(
         test=False,
     )
     if candidate.is_trees:
-        status = trees.train(own, folder, stop.is_set)
+        status = trees.train(own, folder, stop.is_set, until=time.monotonic() + most_s)
     else:
         device = torch.device("cuda", 0) if job.gpu else torch.device("cpu")
         status = worker.train(own, folder, Ranks(rank=0, size=1, device=device), stop.is_set)

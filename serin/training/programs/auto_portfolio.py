@@ -13,17 +13,26 @@ from typing import Any
 from pydantic import JsonValue
 
 from serin.formats.dataset import DatasetDescription
+from serin.machine.hardware import core_count
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.launch.job import TrainingJob
 
 _ATTENTION_CELLS = 2_000_000  # of the train rows: above, a transformer takes longer than all others together
-_EPOCHS_BELOW_ROWS = {10_000: 60, 50_000: 20}  # a network needs more passes over few rows
+_EPOCHS_BELOW_ROWS = {10_000: 30, 50_000: 20}  # a network needs more passes over few rows
 _FEW_ROWS = 50_000
 _SETTLED: dict[str, Any] = {"precision": "fp32", "execution": "eager"}  # nothing worth measuring
 _ROWS_PER_STEP = {3_000: 64, 10_000: 128, _FEW_ROWS: 256}  # below so many train rows
 _MANY_ROWS = 100_000  # above, boosting takes longer steps and fewer of them
-_NUMBERS = {"numeric_scaling": "robust", "numeric_embedding": "periodic"}
+_SLOW_S = 4e-3  # of the budget for each row and output: below, too
+_MANY_OUTPUTS = 4  # each is a tree in every round: a network comes before the second trees
+_ROBUST, _WAVES = {"numeric_scaling": "robust"}, {"numeric_embedding": "periodic"}
+_PIECES = {"numeric_embedding": "piecewise_linear"}
+_NETWORK_SHARE = 0.35  # of the budget, for one network on all folds
+_ROWS_PER_S = 25_000  # of a small network on one core
+_MOST_CORES = 4  # that a small network makes use of
+_SLOWER = {"tabm": 3, "ft_transformer": 10}  # times a perceptron
+_LEAST_EPOCHS = 4
 _TREES: dict[str, dict[str, JsonValue]] = {
     "trees": {
         "max_depth": 5, "subsample": 0.7, "colsample_bynode": 0.5, "min_child_weight": 3, "max_cat_to_onehot": 32,
@@ -58,25 +67,27 @@ class Candidate:
         return Candidate(name=self.name, model=self.model, training=self.training.model_copy(update=changes))
 
 
-def candidates(job: TrainingJob, data: DatasetDescription) -> list[Candidate]:
+def candidates(job: TrainingJob, data: DatasetDescription, folds: int = 1) -> list[Candidate]:
     """Returns what is tried: kinds that differ most come first, variations of them later. Trees on few rows take little
-    time, so two of them come before the first network."""
-    trees, networks = [*_trees(job, data)], [*_networks(job, data)]
-    first = 1 if data.rows["train"] > _MANY_ROWS else 2
-    return [*trees[:first], networks[0], *trees[first:], *networks[1:]]
+    time, so two of them come before the first network. The first one does not depend on `folds`, the number of
+    trainings of each; networks have fewer epochs, or are left out, where these would take too much of the budget."""
+    trees, networks = [*_trees(job, data)], [*_networks(job, data, folds)]
+    first = 1 if data.rows["train"] > _MANY_ROWS or data.outputs >= _MANY_OUTPUTS else 2
+    return [*trees[:first], *networks[:1], *trees[first:], *networks[1:]]
 
 
 def _trees(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
-    many = data.rows["train"] > _MANY_ROWS
-    pace: dict[str, JsonValue] = {"eta": 0.1 if many else 0.05}
+    rows = data.rows["train"]
+    fast = rows > _MANY_ROWS or job.model.auto.budget < _SLOW_S * rows * data.outputs
+    pace: dict[str, JsonValue] = {"eta": 0.1 if fast else 0.05}
     training = TrainingSpec(
         seed=job.training.seed,
         class_weights=job.training.class_weights,
         processes=job.processes,
-        patience=50 if many else 100,
+        patience=50 if fast else 100,
     )
     for name, options in _TREES.items():
-        model = ModelSpec(kind="xgboost", rounds=600 if many else 2000, options={**pace, **options})
+        model = ModelSpec(kind="xgboost", rounds=1000 if fast else 2000, options={**pace, **options})
         yield Candidate(name=name, model=model, training=training)
 
 
@@ -86,26 +97,35 @@ def _settled(job: TrainingJob, rows: int) -> dict[str, Any]:
     return {**_SETTLED, "batch_rows": sizes[0]} if sizes and not job.gpu and job.processes == 1 else {}
 
 
-def _networks(job: TrainingJob, data: DatasetDescription) -> Iterator[Candidate]:
-    given, rows = job.training, data.rows["train"]
+def _epochs(job: TrainingJob, rows: int, folds: int, kind: str) -> int:
+    """Returns how many epochs a network has; on a CPU no more than end within its share of the budget."""
     enough = [epochs for below, epochs in _EPOCHS_BELOW_ROWS.items() if rows < below]
+    wanted = max([job.training.epochs, *enough])
+    if job.gpu:
+        return wanted
+    speed = _ROWS_PER_S * min(core_count(), _MOST_CORES) / _SLOWER.get(kind, 1)
+    return min(wanted, int(_NETWORK_SHARE * job.model.auto.budget * speed / (rows * folds)))
+
+
+def _networks(job: TrainingJob, data: DatasetDescription, folds: int) -> Iterator[Candidate]:
+    given, rows = job.training, data.rows["train"]
     training = TrainingSpec(
         seed=given.seed,
         class_weights=given.class_weights,
         processes=job.processes,
-        epochs=max([given.epochs, *enough]),
         learning_rate=2e-3,
-        weight_decay=0.02,
+        weight_decay=0.2,
         **_settled(job, rows),
     )
-
-    def network(name: str, **settings: Any) -> Candidate:
-        return Candidate(
-            name=name, model=ModelSpec.model_validate({"kind": name, **settings}), training=training
-        )
-
-    yield network("mlp", dropout=0.2, **_NUMBERS)
-    yield network("tabm", dropout=0.1, **_NUMBERS)
-    yield network("dcn", dropout=0.2, **_NUMBERS)
+    settings: dict[str, dict[str, Any]] = {
+        "mlp": {"kind": "mlp", "dropout": 0.2, **_ROBUST, **_WAVES},
+        "mlp-pieces": {"kind": "mlp", "dropout": 0.2, **_ROBUST, **_PIECES},
+        "tabm": {"kind": "tabm", "dropout": 0.1, **_ROBUST, **_WAVES},
+    }
     if rows * (len(data.numeric) + len(data.categorical)) <= _ATTENTION_CELLS:
-        yield network("ft_transformer", embedding=32, heads=4, numeric_scaling="robust")
+        settings["ft_transformer"] = {"kind": "ft_transformer", "embedding": 32, "heads": 4, **_ROBUST}
+    for name, model in settings.items():
+        epochs = _epochs(job, rows, folds, model["kind"])
+        if epochs >= min(_LEAST_EPOCHS, given.epochs):
+            changed = training.model_copy(update={"epochs": epochs})
+            yield Candidate(name=name, model=ModelSpec.model_validate(model), training=changed)

@@ -3,11 +3,14 @@
 `python -m serin.training.programs.trees FOLDER PARENT_PID`, started by the launcher. How it ended is in status.json.
 
 XGBoost's random state (subsample, colsample_*) cannot be saved. So a run that samples consists of intervals of rounds,
-each begun from the saved trees with its own seed: after an interruption it ends with the same trees, bit for bit.
+each begun from the saved trees with its own seed: after an interruption it ends with the same trees, bit for bit. To
+begin one, XGBoost asks all trees so far for every row. So intervals become longer: all of them together then cost about
+three times the last one, and an interruption loses a third of the rounds at most.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -32,7 +35,7 @@ from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 from serin.training.results.tree_checkpoints import Grown, TreeCheckpoints
 
-STRETCH_ROUNDS = 50  # of a run that samples; changing it changes the trees
+STRETCH_ROUNDS = 50  # of the first intervals of a run that samples; changing it changes the trees
 PATIENCE_ROUNDS = 50  # without a better valid metric, when training.patience is not set
 _TOLD_EVERY_S = 1.0
 _CELLS_WORTH_THREADS = 200_000
@@ -46,8 +49,10 @@ def main() -> None:
     run_attempt(lambda job, folder, stop: train(job, folder, stop.is_set))
 
 
-def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Status:
-    """Runs one attempt to the end. Raises Preempted."""
+def train(
+    job: TrainingJob, folder: Path, stop_asked: Callable[[], bool], *, until: float = math.inf
+) -> Status:
+    """Runs one attempt to the end. `until`: no round begins after this time (of time.monotonic). Raises Preempted."""
     xgboost = load_xgboost()
     data, began = read_dataset(job.dataset), time.monotonic()
     try:
@@ -56,7 +61,7 @@ def train(job: TrainingJob, folder: Path, stop_asked: Callable[[], bool]) -> Sta
 
             grown, first = grow_on_workers(folder, job.processes, stop_asked)
         else:
-            grown, first = grow_trees(job, folder, stop_asked)
+            grown, first = grow_trees(job, folder, stop_asked, until=until)
         finish(job, data, folder, grown)
     except xgboost.core.XGBoostError as error:
         reason = f"XGBoost: {_first_line(str(error))}"
@@ -82,12 +87,17 @@ ALONE = Team()
 
 
 def grow_trees(
-    job: TrainingJob, folder: Path, stop_asked: Callable[[], bool], team: Team = ALONE
+    job: TrainingJob,
+    folder: Path,
+    stop_asked: Callable[[], bool],
+    team: Team = ALONE,
+    *,
+    until: float = math.inf,
 ) -> tuple[Grown, int]:
     """Returns the trees, and the round from which this attempt began. Raises Preempted."""
     checkpoints = TreeCheckpoints(folder)
     grown = checkpoints.newest(lambda text: tell(folder, "note", text=text)) or Grown()
-    run, first = _Run(job, read_dataset(job.dataset), folder, team), grown.rounds
+    run, first = _Run(job, read_dataset(job.dataset), folder, team, until), grown.rounds
 
     def stop() -> bool:
         return team.agree(stop_asked())
@@ -96,7 +106,7 @@ def grow_trees(
     while grown.rounds < job.model.rounds and not run.has_enough(grown):
         grown = run.grow(grown, stop)
         stopped = stop()
-        if team.leads and not (stopped and run.samples and grown.rounds % STRETCH_ROUNDS):
+        if team.leads and not (stopped and run.samples and interval(grown.rounds)[0] != grown.rounds):
             checkpoints.save(grown)
             if not stopped:
                 tell(folder, "checkpoint", step=grown.rounds)
@@ -109,15 +119,17 @@ def grow_trees(
 class _Run:
     """The tables and the settings of one training."""
 
-    def __init__(self, job: TrainingJob, data: DatasetDescription, folder: Path, team: Team) -> None:
-        self._job, self._data, self._folder, self._team = job, data, folder, team
+    def __init__(
+        self, job: TrainingJob, data: DatasetDescription, folder: Path, team: Team, until: float
+    ) -> None:
+        self._job, self._data, self._folder, self._team, self._until = job, data, folder, team, until
         self._xgboost = load_xgboost()
         self.settings = tree_settings(job, data, device=team.device, workers=team.share.count)
         self.samples = any(self.settings.get(name, 1) != 1 for name in _SAMPLING)
         self._train = self._matrix("train", None)
         self._valid = self._matrix("valid", self._train) if data.rows.get("valid") else None
         every = job.training.checkpoint_every_steps
-        self._stretch = STRETCH_ROUNDS if self.samples or every == "auto" else every
+        self._stretch = STRETCH_ROUNDS if every == "auto" else every
         self._told = time.monotonic()
         self._booster: Any = None
 
@@ -133,13 +145,16 @@ class _Run:
         tell(self._folder, "note", text=text, pid=os.getpid(), round=grown.rounds)
 
     def has_enough(self, grown: Grown) -> bool:
+        if grown.rounds and time.monotonic() >= self._until:
+            return True
         patience = self._job.training.patience or PATIENCE_ROUNDS
         return self._valid is not None and grown.rounds - grown.best_round >= patience
 
     def grow(self, grown: Grown, stop_asked: Callable[[], bool]) -> Grown:
         """Trains rounds up to the end of the interval, until early stopping, or until asked to stop."""
         booster = self._begun(grown)
-        end = min(self._job.model.rounds, (grown.rounds // self._stretch + 1) * self._stretch)
+        following = (grown.rounds // self._stretch + 1) * self._stretch
+        end = min(self._job.model.rounds, interval(grown.rounds)[1] if self.samples else following)
         rounds, best_round, best = grown.rounds, grown.best_round, grown.best
         while rounds < end and not stop_asked():
             booster.update(self._train, rounds)
@@ -190,6 +205,14 @@ class _Run:
         self._told = now
         found = "" if value is None else f": valid {self.settings['eval_metric']} {value:.4f}"
         tell(self._folder, "note", text=f"round {rounds:,}/{self._job.model.rounds:,}{found}", round=rounds)
+
+
+def interval(rounds: int) -> tuple[int, int]:
+    """Returns the first round and the one after the last of the interval that follows after so many rounds."""
+    begin, end = 0, STRETCH_ROUNDS
+    while end <= rounds:
+        begin, end = end, end + max(STRETCH_ROUNDS, end // 2)
+    return begin, end
 
 
 def tree_settings(
