@@ -24,7 +24,7 @@ from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import read_trained, write_trained
 from serin.models.margins import open_margins
-from serin.models.trees import scores
+from serin.models.trees import load_xgboost, scores
 from serin.training.data.folds import fits, fold_numbers, may_fold, pooled, write_fold
 from serin.training.engine.evaluate import goodness
 from serin.training.launch.job import TrainingJob
@@ -119,6 +119,7 @@ def _choose_folds(
     write_fold(folds[0], data, rows, numbers == 0)
     chosen = folder / _CANDIDATES / "folds"
     if not chosen.exists():  # a resumed run does the same
+        load_xgboost()  # the import takes longer than some folds
         began = clock.elapsed
         with suppress(*_FAULTS):  # it will fail again, and be reported then
             fit_one(job, first, folds[0], folder / _CANDIDATES / first.name / "0", stop, most_s=clock.most_s)

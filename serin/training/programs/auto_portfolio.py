@@ -24,6 +24,7 @@ _FEW_ROWS = 50_000
 _SETTLED: dict[str, Any] = {"precision": "fp32", "execution": "eager"}  # nothing worth measuring
 _ROWS_PER_STEP = {3_000: 64, 10_000: 128, _FEW_ROWS: 256}  # below so many train rows
 _MANY_ROWS = 100_000  # above, boosting takes longer steps and fewer of them
+_WIDE_ROWS = 10_000  # above, trees with many leaves gain most
 _SLOW_S = 4e-3  # of the budget for each row and output: below, too
 _MANY_OUTPUTS = 4  # each is a tree in every round: a network comes before the second trees
 _ROBUST, _WAVES = {"numeric_scaling": "robust"}, {"numeric_embedding": "periodic"}
@@ -69,9 +70,12 @@ class Candidate:
 
 def candidates(job: TrainingJob, data: DatasetDescription, folds: int = 1) -> list[Candidate]:
     """Returns what is tried: kinds that differ most come first, variations of them later. Trees on few rows take little
-    time, so two of them come before the first network. The first one does not depend on `folds`, the number of
-    trainings of each; networks have fewer epochs, or are left out, where these would take too much of the budget."""
+    time, so two of them come before the first network; between few and many rows wide ones come first. The first one
+    does not depend on `folds`, the number of trainings of each; networks have fewer epochs, or are left out, where
+    these would take too much of the budget."""
     trees, networks = [*_trees(job, data)], [*_networks(job, data, folds)]
+    if _WIDE_ROWS < data.rows["train"] <= _MANY_ROWS:
+        trees.sort(key=lambda each: each.name != "trees-wide")
     first = 1 if data.rows["train"] > _MANY_ROWS or data.outputs >= _MANY_OUTPUTS else 2
     return [*trees[:first], *networks[:1], *trees[first:], *networks[1:]]
 
