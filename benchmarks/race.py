@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from benchmarks.machine import core_count
 Role = Literal["ours", "peer", "limit"]
 Each = TypeVar("Each")
 MIN_REPETITIONS = 7
+RARE_EVERY = 3  # rounds
 SLOW_OURS = (
     "SERIN_BENCHMARK_SLOW_OURS"  # 0.2: our contender takes a fifth more CPU time, to try `make bench-check`
 )
@@ -72,6 +73,7 @@ class Result:
 
     role: Role
     laps: tuple[Lap, ...]
+    rounds: tuple[int, ...] = ()  # of each lap; empty: it took part in all of them
 
     @property
     def seconds(self) -> list[float]:
@@ -91,7 +93,13 @@ class Result:
 
     def times_as_long_as(self, other: Result) -> float:
         """The median over rounds of own seconds over the other's of the same round: drift of the machine cancels."""
-        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+        if not self.rounds and not other.rounds:
+            return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+        own, theirs = self._by_round(), other._by_round()
+        return statistics.median(own[each] / theirs[each] for each in own.keys() & theirs.keys())
+
+    def _by_round(self) -> dict[int, float]:
+        return dict(zip(self.rounds or range(1, len(self.laps) + 1), self.seconds, strict=True))
 
 
 def race(
@@ -100,11 +108,13 @@ def race(
     accept: Callable[[str, Mapping[str, Any], Lap], None],
     *,
     repetitions: int = MIN_REPETITIONS,
+    rare: Collection[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
     """Every contender once per round, each round begun by another one; the first round warms up and is not counted.
 
     `request(name, round)` is what the contender is asked, `accept` raises Unequal when its answer is not the right one.
+    `rare`: contenders so slow that they take part in every third round only, and in the warm-up.
     """
     if repetitions < MIN_REPETITIONS:
         raise ValueError(f"{repetitions} repetitions are too few for a ratio; run at least {MIN_REPETITIONS}")
@@ -113,6 +123,8 @@ def race(
     for turn in range(repetitions + 1):
         start = turn % len(names)
         for name in names[start:] + names[:start]:
+            if name in rare and turn > 0 and turn % RARE_EVERY != 1:
+                continue
             asked = request(name, turn)
             role, runner = runners[name]
             lap = slowed(runner.run(asked)) if role == "ours" else runner.run(asked)
@@ -120,7 +132,11 @@ def race(
             if turn > 0:
                 laps[name].append(lap)
         say(f"round {turn} of {repetitions}" + (" (warm-up)" if turn == 0 else ""))
-    return {name: Result(role=runners[name][0], laps=tuple(laps[name])) for name in names}
+    shared = tuple(turn for turn in range(1, repetitions + 1) if turn % RARE_EVERY == 1)
+    return {
+        name: Result(role=runners[name][0], laps=tuple(laps[name]), rounds=shared if name in rare else ())
+        for name in names
+    }
 
 
 def slowed(lap: Lap) -> Lap:

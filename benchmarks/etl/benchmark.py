@@ -26,6 +26,7 @@ CONTENDERS: dict[str, tuple[Role, str]] = {
     "dask": ("peer", "benchmarks.etl.dask_peer"),
     "limit": ("limit", "benchmarks.etl.limit"),
 }
+SLOW = ("dask",)  # seconds for a lap: in every third round of a quick run
 
 
 def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
@@ -45,6 +46,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
                 versions,
                 repetitions=max(choice.repetitions, 11 if full else MIN_REPETITIONS),
                 limit_times=choice.limit_times,
+                rare=() if full else SLOW,
                 say=say,
             )
     return Report(
@@ -65,6 +67,7 @@ def _race(
     *,
     repetitions: int,
     limit_times: int,
+    rare: tuple[str, ...],
     say: Callable[[str], None],
 ) -> dict[str, Result]:
     size = 0
@@ -96,7 +99,7 @@ def _race(
             child = stack.enter_context(Child(module, python=python, threads=core_count()))
             versions[name] = child.versions
             runners[name] = (role, child)
-        return race(runners, request, accept, repetitions=repetitions, say=say)
+        return race(runners, request, accept, repetitions=repetitions, rare=rare, say=say)
 
 
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:

@@ -44,6 +44,19 @@ def test_the_first_round_warms_up_and_is_not_counted() -> None:
     assert results["ours"].seconds == [1.0] * 7
 
 
+def test_a_rare_contender_is_compared_with_the_rounds_it_took_part_in() -> None:
+    turns: list[str] = []
+    ours = [9.0, 1.0, 50.0, 50.0, 2.0, 50.0, 50.0, 4.0]  # the warm-up, then rounds 1 to 7
+    found = race(
+        runners(turns, ours=ours, dask=[99.0, 3.0, 10.0, 16.0]), lambda *_: {}, accept_all, rare=("dask",)
+    )
+    assert turns.count("dask") == 4
+    assert found["dask"].rounds == (1, 4, 7)
+    assert found["dask"].seconds == [3.0, 10.0, 16.0]
+    assert found["dask"].times_as_long_as(found["ours"]) == 4.0
+    assert found["ours"].times_as_long_as(found["dask"]) == 0.25
+
+
 def test_no_time_is_accepted_of_an_answer_that_is_not_equal() -> None:
     def accept(name: str, request: Mapping[str, Any], lap: Lap) -> None:
         if name == "polars":
