@@ -114,10 +114,11 @@ def histogram(heights: Floats, ends: tuple[str, str], line: Points, mean: float,
     drawing = Drawing(WIDTH, 132, font=10.5)
     left, right, bottom, top = 4.0, WIDTH - 46.0, 114.0, 8.0
     most = max(float(heights.max(initial=0.0)), 1e-12)
-    under = Axes(drawing, Scale(0.0, max(len(heights), 1), left, right), Scale(0.0, most, bottom, top))
-    for index, each in enumerate(heights):
+    step = (right - left) / max(len(heights), 1)
+    for index, each in enumerate(heights.tolist()):
         if each > 0:
-            under.bar((index, index + 1), (0.0, float(each)), "bar")
+            tall = (bottom - top) * min(each / most, 1.0)
+            drawing.rect(left + index * step, bottom - tall, max(step - 1, 0.5), tall, "bar")
     drawing.text(left, 128, ends[0])
     drawing.text(right, 128, ends[1], anchor="end")
     if not math.isfinite(mean):

@@ -84,8 +84,8 @@ class Assembly:
         with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:  # for what looks at few rows
             leaks = beside.submit(self._judge_leaks, train_sample, ids, totals)
             plan = self._fit(answer, totals)
-            leaks.result()
             statistics = collect_statistics(plan, answer)
+            leaks.result()
             compared = judge_against(self.previous, self.data.checks, rows, statistics)
             warnings = [*totals.warnings, *compared]
             described, lookups = self._describe(plan, totals, rows, folder)

@@ -70,7 +70,8 @@ def digests_of_pieces(content: memoryview | bytes, piece: int, *, expected_bytes
 
     `expected_bytes`: how many there are in all, when more content follows.
     """
-    lanes = _find_lanes(build=max(len(content), expected_bytes or 0) >= WORTH_BUILDING_BYTES)
+    build = max(len(content), expected_bytes or 0) >= WORTH_BUILDING_BYTES
+    lanes = _find_lanes(build=build) if build or len(content) > piece else None
     if lanes is not None and len(content) > piece:
         return lanes.digests_of_pieces(np.frombuffer(content, np.uint8), piece)
     view = memoryview(content)
