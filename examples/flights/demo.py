@@ -73,7 +73,10 @@ def main() -> int:
         trees = {"model": "{kind: xgboost}", "training": "{seed: 1}"}
         release("second", trees, flights, address, why="trees", ends="promoted")
         say("a third version, whose network is deliberately slow")
-        wide = {"model": "{module: wide_network.py:Wide}", "training": "{epochs: 1, batch_rows: 1024, seed: 1}"}
+        wide = {
+            "model": "{module: wide_network.py:Wide}",
+            "training": "{epochs: 1, batch_rows: 1024, learning_rate: 0.004, seed: 1}",
+        }
         release("third", wide, flights, address, why="deliberately slow", ends="rolled_back")
     run([SERIN, "status"])
     say("done")
