@@ -33,11 +33,15 @@ from serin.machine import environment
 from serin.pipeline.silence import RunHost
 from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
+from tasks.run_end import listening_for_end
 
 Result = TypeVar("Result")
 
 _TRIES, _AGAIN_S = 3, 2.0
-_POLL_S = (0.1, 2.0)  # a fiftieth of the time that was waited, within these
+_POLL_S = (
+    0.1,
+    2.0,
+)  # a fiftieth of the time that was waited, within these; the longest one while events arrive
 _LOOK_S = 15.0
 _SILENT_S = 600.0  # three heartbeats that Prefect sends for a run
 _NO_WORKER_S = 600.0  # without a sign of life from a worker of the pool
@@ -205,25 +209,27 @@ async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:
     """Returns the run once it has ended; raises StageLost when no result can be expected any more."""
     began = heard = look_at = time.monotonic()
     host = RunHost(str(run.id))
-    while True:
-        try:
-            run = await client.read_flow_run(run.id)
-            heard = time.monotonic()
-            if run.state is not None and run.state.is_final():
-                return run
-            reason = await _why_hopeless(client, run, host) if heard >= look_at else None
-        except (httpx.TransportError, PrefectHTTPStatusError) as error:  # it is being restarted
-            if time.monotonic() - heard > _SERVER_GONE_S:
-                raise StageLost(
-                    stage=stage, run=run.name, reason=f"the Prefect server is gone: {error}"
-                ) from error
-            reason = None
-        if reason is not None:
-            await _give_up(run, reason)
-            raise StageLost(stage=stage, run=run.name, reason=reason)
-        if time.monotonic() >= look_at:
-            look_at = time.monotonic() + _LOOK_S
-        await asyncio.sleep(min(max((time.monotonic() - began) / 50, _POLL_S[0]), _POLL_S[1]))
+    async with listening_for_end(run.id) as end:
+        while True:
+            try:
+                run = await client.read_flow_run(run.id)
+                heard = time.monotonic()
+                if run.state is not None and run.state.is_final():
+                    return run
+                reason = await _why_hopeless(client, run, host) if heard >= look_at else None
+            except (httpx.TransportError, PrefectHTTPStatusError) as error:  # it is being restarted
+                if time.monotonic() - heard > _SERVER_GONE_S:
+                    raise StageLost(
+                        stage=stage, run=run.name, reason=f"the Prefect server is gone: {error}"
+                    ) from error
+                reason = None
+            if reason is not None:
+                await _give_up(run, reason)
+                raise StageLost(stage=stage, run=run.name, reason=reason)
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LOOK_S
+            asking_s = min(max((time.monotonic() - began) / 50, _POLL_S[0]), _POLL_S[1])
+            await end.wait(asking_s=asking_s, listening_s=_POLL_S[1])
 
 
 async def _why_hopeless(client: PrefectClient, run: FlowRun, host: RunHost) -> str | None:

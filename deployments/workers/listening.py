@@ -120,12 +120,18 @@ class Listening(_Worker):
             ):  # the server is being restarted
                 async with get_events_subscriber(filter=wanted) as events:
                     await self._cancel_missed()
+                    await self.get_and_submit_flow_runs()  # whose events were missed
                     async for event in events:
                         if event.event == _CANCELLING:
                             self.in_background(self.cancel(UUID(event.resource.id.removeprefix(_RUN))))
                         else:
                             await self._ask()
             await asyncio.sleep(_RECONNECT_S)
+
+    def a_run_has_ended(self) -> None:
+        """Asks for a run that has waited for a slot of the pool: no event reports that it can begin."""
+        if self.work_pool.concurrency_limit is not None:
+            self.in_background(self._ask())
 
     async def _ask(self) -> None:
         for pause_s in _PAUSES_S:  # an event may arrive before the database shows the run

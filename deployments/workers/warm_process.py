@@ -41,6 +41,7 @@ _ENGINE = "prefect.engine"
 _IMPORTED = (
     "prefect.flow_engine", "prefect.task_engine", "prefect.deployments.steps.core", "fastapi", _ENGINE,
     "serin.stack.prefect.pull", "flows.placed", "flows.pipeline", "flows.stages", "serin.etl.build",
+    "fsspec.implementations.local", "graphviz", "encodings.idna",  # what Prefect imports in its first run
 )  # fmt: skip
 _STARTING_S, _LOOK_S = 60.0, 0.1
 _OF_THE_RUN = "PREFECT__"  # variables that differ from run to run; no import reads them

@@ -77,6 +77,7 @@ class WarmProcessWorker(Listening, BaseWorker[BaseJobConfiguration, BaseVariable
                 await process.aclose()
             del self._running[flow_run.id]
         code = await self._settle(flow_run.id, process.returncode or 0)
+        self.a_run_has_ended()
         return RunResult(identifier=str(process.pid), status_code=code)
 
     async def _settle(self, run: UUID, code: int) -> int:

@@ -81,6 +81,12 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
             "PREFECT_PROFILE": None,
             "PREFECT_API_AUTH_STRING": make_login(home),
             "PREFECT_API_SSL_CERT_FILE": str(_one_authority(home)),
+            # Events bring a worker its runs; a poll finds those whose event was missed. It costs the server
+            # more time than a run's other requests.
+            "PREFECT_WORKER_QUERY_SECONDS": "10",
+            "PREFECT_WORKER_PREFETCH_SECONDS": "10",
+            # Server and clients are of one installation; each of Prefect's clients would ask for the server's version.
+            "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
             # Stages exchange data only: a pickled result could run code where it is read.
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
