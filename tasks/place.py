@@ -25,7 +25,6 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.exceptions import MissingResult, PrefectHTTPStatusError
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling, Crashed, Pending, Scheduled
 from pydantic import TypeAdapter
 
@@ -34,12 +33,12 @@ from serin.machine import environment
 from serin.pipeline.silence import RunHost
 from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
+from tasks.busy_server import client_that_repeats_soon
 from tasks.run_end import listening_for_end
 
 Result = TypeVar("Result")
 
 _TRIES, _AGAIN_S = 3, 2.0
-_REFUSED_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # pauses before a refused request is repeated
 _POLL_S = (
     0.1,
     2.0,
@@ -93,7 +92,7 @@ async def _run_once(
     get_run_logger().info("%s %s", stage, where)
     note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
     try:
-        async with get_client() as client:
+        async with client_that_repeats_soon() as client:
             run = await _begin(client, stage, deployment, plain, job_variables)
             run = await _ended(client, stage, run)
     except asyncio.CancelledError:
@@ -185,26 +184,8 @@ async def request_run(
 ) -> FlowRun:
     """Returns the run of a deployment with this key, a new one if there is none, as a subflow of the current run.
 
-    A server on SQLite refuses a write that meets another one. Prefect's client would wait two seconds and more for what
-    is over in milliseconds; the request can be repeated, because of its key.
+    Prefect's `arun_deployment` does the same and records one more task.
     """
-    for pause_s in _REFUSED_S:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-            try:
-                return await _request_run(client, deployment, parameters, key, job_variables)
-            except (httpx.TransportError, PrefectHTTPStatusError):
-                await asyncio.sleep(pause_s)
-    return await _request_run(client, deployment, parameters, key, job_variables)
-
-
-async def _request_run(
-    client: PrefectClient,
-    deployment: str,
-    parameters: dict[str, Any],
-    key: str,
-    job_variables: dict[str, Any],
-) -> FlowRun:
-    """Prefect's `arun_deployment` does the same and records one more task."""
     found, above = await asyncio.gather(
         client.read_deployment_by_name(deployment),
         client.create_task_run(
