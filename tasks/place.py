@@ -39,10 +39,7 @@ from tasks.run_end import listening_for_end
 Result = TypeVar("Result")
 
 _TRIES, _AGAIN_S = 3, 2.0
-_POLL_S = (
-    0.1,
-    2.0,
-)  # a fiftieth of the time that was waited, within these; the longest one while events arrive
+_POLL_S = (0.1, 2.0)  # a fiftieth of the time waited, within these; the longest while events arrive
 _LOOK_S = 15.0
 _SILENT_S = 600.0  # three heartbeats that Prefect sends for a run
 _NO_WORKER_S = 600.0  # without a sign of life from a worker of the pool

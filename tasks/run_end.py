@@ -29,13 +29,16 @@ class RunEnd:
         self._news = asyncio.Event()
         self._connected = self._reported = False
 
-    async def wait(self, *, asking_s: float, listening_s: float) -> None:
-        """Returns when there is news about the run; without any after `listening_s`, or after `asking_s` while there is
-        no connection."""
+    async def wait(self, *, asking_s: float, listening_s: float) -> bool:
+        """Returns True when there is news about the run; False without any after `listening_s`, or after `asking_s`
+        while there is no connection."""
         pause_s = listening_s if self._connected and not self._reported else asking_s
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(self._news.wait(), pause_s)
+        except TimeoutError:
+            return False
         self._news.clear()
+        return True
 
     async def listen(self) -> None:
         """Never returns. The connection itself is news: the run may have ended before."""

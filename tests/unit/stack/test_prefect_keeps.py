@@ -31,7 +31,11 @@ def test_events_are_kept_for_a_day_and_runs_for_a_month(
     assert server.services.event_persister.batch_size == 200
 
 
-def test_the_caller_decides_how_long_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_decides_how_long_runs_and_events_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD", "7776000")
-    vacuum = _settings(tmp_path, monkeypatch).server.services.db_vacuum
-    assert vacuum.retention_period == timedelta(days=90)
+    monkeypatch.setenv("PREFECT_SERVER_EVENTS_RETENTION_PERIOD", "P7D")
+    server = _settings(tmp_path, monkeypatch).server
+    assert server.services.db_vacuum.retention_period == timedelta(days=90)
+    assert server.events.retention_period == timedelta(days=7)
