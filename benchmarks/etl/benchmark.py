@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from benchmarks.etl.outputs import check_equal, output_bytes, read_outputs
 from benchmarks.machine import machine
 from benchmarks.race import EVERYTHING, MIN_REPETITIONS, Choice, Lap, Result, Role, race
 from benchmarks.report import Report
+from serin.machine.durable import sync
 from serin.machine.hardware import core_count
 
 PEERS = ROOT / ".venv-bench" / "bin" / "python"
@@ -27,6 +32,7 @@ CONTENDERS: dict[str, tuple[Role, str]] = {
     "limit": ("limit", "benchmarks.etl.limit"),
 }
 SLOW = ("dask",)  # seconds for a lap: in every third round of a quick run
+_SYNCS_AT_ONCE = 16  # as ours
 
 
 def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHING) -> Report:
@@ -74,6 +80,7 @@ def _race(
     reference: dict[str, Any] = {}
 
     def request(name: str, turn: int) -> Mapping[str, Any]:
+        os.sync()  # nobody waits for bytes that another one wrote or removed
         return {
             "case": case.request,
             "decode": {file: case.columns_of(file) for file in case.files},
@@ -85,6 +92,7 @@ def _race(
 
     def accept(name: str, asked: Mapping[str, Any], lap: Lap) -> None:
         nonlocal size, reference
+        lap.answer["sync_s"] = _sync_s(Path(asked["out"]))
         if name != "limit":
             found = read_outputs(lap.answer)
             if not reference:  # ours comes first in the first round
@@ -102,6 +110,20 @@ def _race(
         return race(runners, request, accept, repetitions=repetitions, rare=rare, say=say)
 
 
+def _sync_s(out: Path) -> float:
+    """Brings all that a contender wrote to the disk; the seconds that took. Ours has done it in its time."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
+        list(threads.map(sync, [*out.rglob("*"), out, out.parent]))
+    return time.perf_counter() - began
+
+
+def _durable(found: Result, ours: Result) -> float:
+    """As `times_as_long_as`, with the time that it takes to bring the other's files to the disk."""
+    laps = zip(found.laps, ours.laps, strict=True)
+    return statistics.median((lap.seconds + lap.answer["sync_s"]) / own.seconds for lap, own in laps)
+
+
 def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]:
     """Returns each peer's time over ours: per case for polars, else the smallest over the cases; and the limit's."""
     line: dict[str, float] = {}
@@ -109,6 +131,7 @@ def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]
         for case, found in results.items():
             if name in found:
                 line[f"{name}_{case}"] = found[name].times_as_long_as(found["ours"])
+                line[f"{name}_{case}_durable"] = _durable(found[name], found["ours"])
     for name in ("dask", "duckdb", "limit"):
         ratios = [case[name].times_as_long_as(case["ours"]) for case in results.values() if name in case]
         if ratios:
