@@ -68,8 +68,16 @@ inline bool hides_letters(Text text) {
   return false;
 }
 
-// One size as JSON writes it; what is no number Triton refuses by itself.
+// One size as JSON writes it; what is no number Triton refuses by itself. Nearly all are a few digits.
 inline double size_of(Text word) {
+  size_t at = 0, end_of_digits = word.size();
+  while (at < word.size() && is_space(word[at])) ++at;
+  while (end_of_digits > at && is_space(word[end_of_digits - 1])) --end_of_digits;
+  if (at < end_of_digits && end_of_digits - at <= 15) {  // a double holds each of them
+    int64_t size = 0;
+    while (at < end_of_digits && word[at] >= '0' && word[at] <= '9') size = size * 10 + (word[at++] - '0');
+    if (at == end_of_digits) return static_cast<double>(size);
+  }
   std::string copy(word);
   char* end = nullptr;
   double size = std::strtod(copy.c_str(), &end);
@@ -95,6 +103,29 @@ inline bool shape_fits(Text after, double limit) {
   return true;
 }
 
+constexpr Text kShape = "\"shape\"";
+
+// How far the word may be moved when this letter is below its last one (Horspool).
+struct Steps {
+  uint8_t of[256] = {};
+  constexpr Steps() {
+    for (uint8_t& each : of) each = kShape.size();
+    for (size_t at = 0; at + 1 < kShape.size(); ++at) {
+      of[static_cast<unsigned char>(kShape[at])] = static_cast<uint8_t>(kShape.size() - 1 - at);
+    }
+  }
+};
+
+// Where the word "shape" begins at `from` or later. A search for its first letter, the quote, stops at every word.
+inline size_t find_shape(Text text, size_t from) {
+  static constexpr Steps kSteps;
+  constexpr size_t kLast = kShape.size() - 1;
+  for (size_t last = from + kLast; last < text.size(); last += kSteps.of[static_cast<unsigned char>(text[last])]) {
+    if (text[last] == kShape[kLast] && text.compare(last - kLast, kShape.size(), kShape) == 0) return last - kLast;
+  }
+  return Text::npos;
+}
+
 // "" when a JSON text can be read without harm, else what is wrong with it. `limit`: the bytes of the whole request.
 inline std::string json_fault(Text text, size_t limit, size_t most) {
   if (text.size() > kHarmlessBytes) {
@@ -102,8 +133,7 @@ inline std::string json_fault(Text text, size_t limit, size_t most) {
     if (!fault.empty()) return fault;
   }
   if (hides_letters(text)) return kHidden;
-  constexpr Text kShape = "\"shape\"";
-  for (size_t at = text.find(kShape); at != Text::npos; at = text.find(kShape, at)) {
+  for (size_t at = find_shape(text, 0); at != Text::npos; at = find_shape(text, at)) {
     at += kShape.size();
     if (!shape_fits(text.substr(at), static_cast<double>(limit))) return kTooLarge;
   }
