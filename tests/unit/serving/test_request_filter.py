@@ -56,7 +56,18 @@ def test_good_requests_pass_and_what_would_end_triton_does_not(program: Path) ->
 
 def test_every_shape_is_found_and_every_size_is_read(program: Path) -> None:
     fits = [b"64", b" 64\t", b"8,8", b"0", b"6e1", b"", b"65x", b"x", b"0000000000000000064", b"[65"]
-    too_large = [b"65", b"\n65 ", b"8,9", b"1e9", b"-1", b"nan", b"0000000000000000065", b"9" * 15, b"9" * 16, b"64.5"]
+    too_large = [
+        b"65",
+        b"\n65 ",
+        b"8,9",
+        b"1e9",
+        b"-1",
+        b"nan",
+        b"0000000000000000065",
+        b"9" * 15,
+        b"9" * 16,
+        b"64.5",
+    ]
     before = [b"", b'"', b'"shap', b'"shape"', b'"shape":[1]"', b'"shape""shape"', b"\"shape\":['shape']"]
     texts = [
         (first + b'"shape" :[' + sizes + b"]").ljust(64) for first in before for sizes in (*fits, *too_large)
