@@ -94,6 +94,7 @@ def triton_process(
         PYTHONHOME=None,
         VIRTUAL_ENV=None,
         PYTHONDONTWRITEBYTECODE="1",  # the repository does not change
+        EVENT_EPOLL_USE_CHANGELIST="1",  # fewer calls of epoll_ctl: 2 to 6% more requests/s
     )
     return Process(
         name=release.name,

@@ -189,6 +189,7 @@ def test_a_server_listens_on_loopback_only_and_guards_what_could_change_it(tmp_p
     assert process.environment["PATH"].startswith("/t/python:")
     assert process.environment["LD_LIBRARY_PATH"] == "/t/lib:/p/lib"
     assert "PYTHONPATH" not in process.environment
+    assert process.environment["EVENT_EPOLL_USE_CHANGELIST"] == "1"
     assert process.environment["CUDA_VISIBLE_DEVICES"] == "", "what has no memory there sees no GPU"
 
 
