@@ -17,6 +17,7 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
+        self.refusals = 0  # of the next requests, because it is busy
         self.asked: list[tuple[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         outer = self
@@ -28,6 +29,9 @@ class Server:
                 outer.asked.append((call, json.loads(body) if body else None))
                 outer.headers.append({name.lower(): value for name, value in self.headers.items()})
                 code, content = outer.answers.get(call.partition("?")[0], (404, {"detail": "no such thing"}))
+                if outer.refusals > 0:
+                    outer.refusals -= 1
+                    code, content = 503, {"exception_message": "Service Unavailable"}
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(json.dumps(content).encode())

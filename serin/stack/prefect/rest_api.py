@@ -20,8 +20,8 @@ _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
 _SOON = timedelta(minutes=1)  # clocks differ
 _FORBIDDEN = 403
 _PAGE = 200  # the most entries that the server gives at once
-_BUSY = 503  # its database was locked for too long
-_BUSY_PAUSES_S = (1.0, 2.0, 4.0)
+_BUSY = 503  # two writes met in its database; the next try may succeed milliseconds later
+_BUSY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one without CSRF protection
 _HERE = "serin"  # the type of worker whose runs are processes of its machine
 _CLIENT = str(uuid.uuid4())  # this process, for the CSRF token of every change

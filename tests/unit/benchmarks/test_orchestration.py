@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.orchestration.benchmark import Lap, key_figures, table, write_pipeline
+from benchmarks.orchestration.benchmark import key_figures, table
+from benchmarks.orchestration.place import Lap, write_pipeline
 from serin.spec.load import load_spec
 
 

@@ -34,6 +34,14 @@ def test_a_port_without_a_server_does_not_answer() -> None:
         rest_api.call("http://127.0.0.1:9/api", "GET", "/version")
 
 
+def test_a_busy_server_is_asked_again_more_often_than_it_refuses(server: Server) -> None:
+    """Ten pipelines that begin at once meet in SQLite again and again."""
+    server.answers["GET /version"] = (200, "3")
+    server.refusals = 5
+    assert rest_api.call(server.url, "GET", "/version") == "3"
+    assert len(server.asked) == 6
+
+
 def test_a_refusal_carries_the_servers_words(server: Server) -> None:
     server.answers["POST /work_pools/"] = (422, {"detail": "bad template"})
     with pytest.raises(PrefectRefused, match="bad template"):
