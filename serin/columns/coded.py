@@ -40,7 +40,7 @@ class Places:
     def __getitem__(self, rows: slice | Array) -> Places:
         """Some of the rows. The same slice gives the same object, which keeps its counts."""
         if not isinstance(rows, slice):
-            return Places(self.rows[rows] if rows.dtype == bool else np.take(self.rows, rows, mode="wrap"))
+            return Places(self.rows[rows] if rows.dtype == bool else np.take(self.rows, rows))
         start, stop, step = rows.indices(len(self.rows))
         if (start, stop, step) == (0, len(self.rows), 1):
             return self
@@ -80,7 +80,7 @@ class CodedColumn(Column):
         """One value per row, made at the first access."""
         made: Array | None = self._made  # type: ignore[attr-defined]
         if made is None:
-            made = np.take(self.entries, self.places.rows, mode="wrap")
+            made = np.take(self.entries, self.places.rows)
             object.__setattr__(self, "_made", made)
         return made
 
@@ -89,7 +89,7 @@ class CodedColumn(Column):
         null = self.of_entries().null
         if not null.any():
             return np.zeros(len(self), bool)
-        return np.take(null, self.places.rows, mode="wrap")
+        return np.take(null, self.places.rows)
 
     def null_count(self, rows: Array | None = None) -> int:
         null = self.of_entries().null
@@ -135,9 +135,7 @@ def look_up(table: Mapping[str, Column], found: Any) -> dict[str, Column]:
             made[name] = CodedColumn(kind=column.kind, entries=entries, places=places)
         else:
             made[name] = Column(
-                kind=column.kind,
-                values=np.take(entries, places.rows, mode="wrap"),
-                dictionary=column.dictionary,
+                kind=column.kind, values=np.take(entries, places.rows), dictionary=column.dictionary
             )
     return made
 

@@ -74,9 +74,7 @@ class Column:
         del done
         if self.xp is not np:
             return self[rows]
-        return Column(
-            kind=self.kind, values=np.take(self.values, rows, mode="wrap"), dictionary=self.dictionary
-        )
+        return Column(kind=self.kind, values=np.take(self.values, rows), dictionary=self.dictionary)
 
     def take_or_null(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
         """The rows at these positions; -1 gives a null."""

@@ -171,7 +171,7 @@ def _bins(column: Column, edges: Floats) -> npt.NDArray[np.int64]:
     coded = compact(column)
     numbers = coded.entries if isinstance(coded, CodedColumn) else column.values
     places = np.searchsorted(edges[1:-1], numbers.astype(np.float64), side="right")
-    return np.take(places, coded.places.rows, mode="wrap") if isinstance(coded, CodedColumn) else places
+    return np.take(places, coded.places.rows) if isinstance(coded, CodedColumn) else places
 
 
 def _places(column: Column, values: tuple[str | int, ...]) -> npt.NDArray[np.int64]:
