@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -21,11 +22,12 @@ import httpx
 from prefect import get_client, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import DeploymentFlowRunCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.exceptions import MissingResult, PrefectHTTPStatusError
 from prefect.runtime import flow_run
-from prefect.states import Cancelling, Crashed, Pending, Scheduled
+from prefect.states import Cancelling, Crashed, Pending, Scheduled, to_state_create
 from pydantic import TypeAdapter
 
 from serin.errors import SerinError, StageFailed, StageLost, StoreError
@@ -33,7 +35,7 @@ from serin.machine import environment
 from serin.pipeline.silence import RunHost
 from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
-from tasks.busy_server import client_that_repeats_soon
+from tasks.busy_server import client_that_repeats_soon, repeat_while_busy
 from tasks.run_end import listening_for_end
 
 Result = TypeVar("Result")
@@ -166,7 +168,8 @@ async def _begin(
     asked = json.dumps([name, parameters], sort_keys=True)
     base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     for number in itertools.count():
-        run = await request_run(client, name, parameters, f"{base}-{number}", dict(job_variables or {}))
+        asked_for = (name, parameters, f"{base}-{number}", dict(job_variables or {}))
+        run = await repeat_while_busy(partial(request_run, client, *asked_for), within_s=_SERVER_GONE_S)
         if run.state is None or not run.state.is_final() or run.state.is_completed():
             return run
     raise AssertionError("there are more numbers than runs")
@@ -181,7 +184,8 @@ async def request_run(
 ) -> FlowRun:
     """Returns the run of a deployment with this key, a new one if there is none, as a subflow of the current run.
 
-    Prefect's `arun_deployment` does the same and records one more task.
+    Prefect's `arun_deployment` does the same and records one more task. The server does not check the parameters, which
+    a flow has made: on SQLite its write is refused when another one comes while it checks them.
     """
     found, above = await asyncio.gather(
         client.read_deployment_by_name(deployment),
@@ -193,14 +197,21 @@ async def request_run(
             state=Pending(),
         ),
     )
-    return await client.create_flow_run_from_deployment(
-        found.id,
+    wanted = DeploymentFlowRunCreate(
         parameters=parameters,
-        state=Scheduled(),
+        state=to_state_create(Scheduled()),
         idempotency_key=key,
         parent_task_run_id=above.id,
         job_variables=job_variables,
+        enforce_parameter_schema=False,
     )
+    response = await client.request(
+        "POST",
+        "/deployments/{id}/create_flow_run",
+        path_params={"id": found.id},
+        json=wanted.model_dump(mode="json", exclude_unset=True),
+    )
+    return FlowRun.model_validate(response.json())
 
 
 async def _ended(client: PrefectClient, stage: str, run: FlowRun) -> FlowRun:

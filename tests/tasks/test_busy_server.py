@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -16,7 +17,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.busy_server import client_that_repeats_soon, repeat_soon
+from tasks.busy_server import client_that_repeats_soon, repeat_soon, repeat_while_busy
 
 
 class Busy(BaseHTTPRequestHandler):
@@ -72,3 +73,25 @@ def test_pauses_grow_with_the_refusals_of_a_request(url: str) -> None:
             return [(await client.send(request)).headers.get("Retry-After") for _ in range(3)]
 
     assert asyncio.run(ask()) == ["0.05", "0.2", None]
+
+
+@pytest.mark.parametrize(("within_s", "left"), [(60.0, -1), (-1.0, 2)])
+def test_a_request_is_repeated_after_its_client_gave_up(url: str, within_s: float, left: int) -> None:
+    Busy.refusals = 3
+    settings = {
+        PREFECT_API_URL: f"{url}/api",
+        PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False,
+        PREFECT_CLIENT_MAX_RETRIES: 0,
+    }
+
+    async def ask() -> int:
+        async with client_that_repeats_soon() as client:
+            return (await repeat_while_busy(client.hello, within_s=within_s)).status_code
+
+    with temporary_settings(settings):
+        if left < 0:
+            assert asyncio.run(ask()) == 200
+        else:
+            with pytest.raises(PrefectHTTPStatusError, match="503"):
+                asyncio.run(ask())
+    assert Busy.refusals == left

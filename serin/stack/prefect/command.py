@@ -1,8 +1,8 @@
 """Prefect's own command in a process that imports quickly: `python -m serin.stack.prefect.command COMMAND ...`.
 
-Prefect's server and workers spend seconds on imports, a sixth of it in the garbage collector: it is
-off until they are done. With `--after FILE` the command begins when the file exists: workers import while the server
-does, and begin when it may give them work.
+Prefect's server and workers spend seconds on imports, a sixth of it in the garbage collector: it is off until they are
+done. In the server a thread collects afterwards, not the event loop. With `--after FILE` the command begins when the
+file exists: workers import while the server does, and begin when it may give them work.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import runpy
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +28,7 @@ IMPORTED = {
 }
 _AFTER = "--after"
 _LOOK_S = 0.02
+_COLLECT_S, _FULL_EVERY = 1.0, 30
 
 
 def main(arguments: list[str]) -> None:
@@ -39,11 +42,27 @@ def main(arguments: list[str]) -> None:
         ):  # another release of Prefect: the command imports what it needs
             importlib.import_module(module)
     gc.freeze()
-    gc.enable()
+    if "server" in arguments:
+        collect_beside()
+    else:
+        gc.enable()
     while after is not None and not after.exists():
         time.sleep(_LOOK_S)  # it ends with the supervisor
     sys.argv = ["prefect", *arguments]
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+
+
+def collect_beside() -> None:
+    """Leaves garbage to a thread. A cursor among it needs its connection, which may be waiting for SQLite's lock for up
+    to a minute; if the event loop waited for that, nobody would release the lock."""
+
+    def collect() -> None:
+        for number in itertools.count(1):
+            time.sleep(_COLLECT_S)
+            gc.collect(2 if number % _FULL_EVERY == 0 else 1)
+
+    gc.disable()
+    threading.Thread(target=collect, name="garbage", daemon=True).start()
 
 
 if __name__ == "__main__":

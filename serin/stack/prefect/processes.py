@@ -87,6 +87,8 @@ def prefect_environment(home: Path, api_url: str, *, own: bool) -> dict[str, str
             "PREFECT_WORKER_PREFETCH_SECONDS": "10",
             # Server and clients are of one installation; each of Prefect's clients would ask for the server's version.
             "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
+            # Of requests that a busy server refuses; pauses double from two seconds on.
+            "PREFECT_CLIENT_MAX_RETRIES": "7",
             # Stages exchange data only: a pickled result could run code where it is read.
             "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
