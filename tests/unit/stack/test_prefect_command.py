@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A transaction waits for the write lock, and a cursor of its connection is garbage: the thread that collects it waits too.
+# A transaction waits for the write lock, and a cursor of its connection is garbage:
+# the thread that collects it waits too.
 PROGRAM = """
 import gc, sqlite3, sys, threading, time
 from serin.stack.prefect import command
