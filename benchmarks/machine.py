@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 def core_count() -> int:
     """Returns the cores this process may use; each contender gets as many threads."""
@@ -38,6 +40,20 @@ def kind_of_machine() -> str:
 def name_part(text: str) -> str:
     """The text as part of a file's name: lower case, with single dashes for everything but letters and digits."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+class StolenTime:
+    """The CPU time that a virtual machine wanted and its host gave to others, from now on."""
+
+    def __init__(self) -> None:
+        self._began = psutil.cpu_times()
+
+    def share(self) -> float:
+        """Of the time of all cores; 0 where the system does not count it."""
+        now = psutil.cpu_times()
+        whole = sum(now[:8]) - sum(self._began[:8])  # what follows steal is counted in user and nice already
+        stolen = getattr(now, "steal", 0.0) - getattr(self._began, "steal", 0.0)
+        return round(stolen / whole, 4) if whole > 0 else 0.0
 
 
 def _cpuinfo(text: str) -> dict[str, Any]:

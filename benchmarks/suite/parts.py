@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.machine import StolenTime
+
 ROOT = Path(__file__).resolve().parents[2]
 Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "not run"]
 _FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
@@ -55,7 +57,7 @@ class Part:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of a part. `figures`: those of its last line. `detail`: counts of tests, or the last lines. `curves`:
-    those of a benchmark that has some."""
+    those of a benchmark that has some. `stolen`: the share of the CPU time that the host took in the meantime."""
 
     name: str
     result: Verdict
@@ -63,6 +65,7 @@ class Outcome:
     figures: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
     curves: Mapping[str, Any] = field(default_factory=dict)
+    stolen: float = 0.0
 
 
 class Running:
@@ -84,7 +87,7 @@ class Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._began = time.monotonic()
+        self._began, self._stolen = time.monotonic(), StolenTime()
 
     def ended(self) -> Outcome | None:
         """None while it runs. Where no test of a file was chosen, the outcome has no name."""
@@ -140,6 +143,7 @@ class Running:
             seconds=seconds,
             figures=figures,
             curves=self._curves(),
+            stolen=self._stolen.share(),
         )
 
     def _curves(self) -> Mapping[str, Any]:

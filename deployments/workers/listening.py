@@ -28,6 +28,8 @@ from websockets.exceptions import WebSocketException
 
 from serin.stack.host_worker import Reports
 
+from .asking import Asking  # relative: the entry point loads this package under another name
+
 if TYPE_CHECKING:
     from prefect.workers.base import BaseWorker
 
@@ -38,7 +40,6 @@ else:
 _RUN = "prefect.flow-run."
 _WAITS = tuple(f"{_RUN}{state}" for state in ("Scheduled", "AwaitingRetry", "Resuming"))
 _CANCELLING = f"{_RUN}Cancelling"
-_PAUSES_S = (0.0, 0.1, 0.4)
 _RECONNECT_S = 5.0
 _REPORT_S = 1.0
 
@@ -49,7 +50,8 @@ class Listening(_Worker):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._asking = asyncio.Lock()
+        self._taking = asyncio.Lock()
+        self._asking = Asking(self._take)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listens = False
         self._reports = Reports(self._work_pool_name)
@@ -79,7 +81,7 @@ class Listening(_Worker):
         await super().teardown(*exc_info)
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        async with self._asking:  # two calls at the same time would take a run twice
+        async with self._taking:  # two calls at the same time would take a run twice
             return await super().get_and_submit_flow_runs()
 
     async def sync_with_backend(self) -> None:
@@ -88,6 +90,7 @@ class Listening(_Worker):
         if not self._listens:
             self._listens = True
             self.in_background(self._listen())
+            self.in_background(self._asking.run())
             if self._reports.wanted:
                 self.in_background(self._report())
         await self._cancel_missed()
@@ -125,20 +128,18 @@ class Listening(_Worker):
                         if event.event == _CANCELLING:
                             self.in_background(self.cancel(UUID(event.resource.id.removeprefix(_RUN))))
                         else:
-                            await self._ask()
+                            self._asking.heard()
             await asyncio.sleep(_RECONNECT_S)
 
     def a_run_has_ended(self) -> None:
         """Asks for a run that has waited for a slot of the pool: no event reports that it can begin."""
         if self.work_pool.concurrency_limit is not None:
-            self.in_background(self._ask())
+            self._asking.heard()
 
-    async def _ask(self) -> None:
-        for pause_s in _PAUSES_S:  # an event may arrive before the database shows the run
-            await asyncio.sleep(pause_s)
-            with contextlib.suppress(httpx.HTTPError):
-                if await self.get_and_submit_flow_runs():
-                    return
+    async def _take(self) -> int:
+        with contextlib.suppress(httpx.HTTPError):  # a busy server is asked again
+            return len(await self.get_and_submit_flow_runs())
+        return 0
 
     def in_background(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -68,15 +68,16 @@ def _table(document: Mapping[str, Any]) -> Iterator[str]:
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("met", "**missed**", "not measured"))
     yield f"{machine['cores']} cores, {machine['cpu']}, {machine['architecture']}. Goals: {counts}."
     yield ""
-    yield "| benchmark | figure | goal | measured | | date, commit |"
-    yield "|---|---|---|---|---|---|"
+    yield "| benchmark | figure | goal | measured | | date, commit | stolen |"
+    yield "|---|---|---|---|---|---|---|"
     for name, goals in GOALS.items():
         part = parts.get(name, {})
         when = f"{str(part.get('date'))[:10]}, {part.get('commit') or 'unknown'}" if part else ""
+        stolen = f"{part['stolen']:.1%}" if "stolen" in part else ""
         for key, goal in goals.items():
             value = figures.get(name, {}).get(key)
             shown = "" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-            yield f"| {name} | `{key}` | {goal} | {shown} | {_verdict(value, goal)} | {when} |"
+            yield f"| {name} | `{key}` | {goal} | {shown} | {_verdict(value, goal)} | {when} | {stolen} |"
 
 
 def _curves(document: Mapping[str, Any]) -> Iterator[str]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import namedtuple
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
-from benchmarks.machine import kind_of_machine, name_part
+from benchmarks.machine import StolenTime, kind_of_machine, name_part
 from benchmarks.scale.curves import Curve
 from benchmarks.suite.__main__ import NAMES, parts_of, read_earlier
 from benchmarks.suite.goals import GOALS
 from benchmarks.suite.parts import ROOT, Goal, Outcome, Part
 from benchmarks.suite.picture import draw, judged_figures, times_the_goal
 from benchmarks.suite.runner import Kept
-from benchmarks.suite.table import show_goals
+from benchmarks.suite.table import show_goals, show_line
 
 
 @pytest.fixture
@@ -44,6 +46,23 @@ def test_goals_are_counted_and_those_missed_or_without_a_figure_are_named() -> N
         "missed: etl b 2.5 (goal <= 2)",
         "no figure: etl c (goal >= 3)",
     ]
+
+
+def test_a_figure_says_when_the_host_took_much_of_the_machine() -> None:
+    part = Part(name="etl", command=())
+    quiet, disturbed = (
+        show_line(Outcome(name="etl", result="passed", seconds=1.0, figures={"a": 2.0}, stolen=stolen), part)
+        for stolen in (0.01, 0.47)
+    )
+    assert quiet.endswith("a 2")
+    assert disturbed.endswith("a 2; the host took 47% of the CPU time")
+
+
+def test_time_that_the_host_took_is_a_share_of_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
+    readings = iter([Times(10, 0, 5, 80, 0, 0, 0, 5, 7, 0), Times(20, 0, 10, 85, 0, 0, 0, 10, 17, 0)])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(readings))
+    assert StolenTime().share() == pytest.approx(5 / 25)
 
 
 def test_a_run_of_some_keeps_the_figures_of_the_others(tmp_path: Path) -> None:
@@ -86,15 +105,16 @@ def test_the_table_of_goals_is_made_from_the_results(goals_page: ModuleType, tmp
                 "figures": {"eager": 1.1, "limit": 0.45},
                 "date": "2026-11-16",
                 "commit": "a",
+                "stolen": 0.0123,
             }
         ],
     }
     (tmp_path / "cpu-x.json").write_text(json.dumps(document))
     lines = goals_page.render(tmp_path).splitlines()
     assert lines[0].startswith("2 cores, X, x86_64. Goals: 1 met, 1 **missed**, ")
-    assert "| training | `eager` | >= 1 | 1.1 | met | 2026-11-16, a |" in lines
-    assert "| training | `limit` | >= 0.9 | 0.45 | **missed** | 2026-11-16, a |" in lines
-    assert "| loader | `limit` | >= 0.8 |  | not measured |  |" in lines
+    assert "| training | `eager` | >= 1 | 1.1 | met | 2026-11-16, a | 1.2% |" in lines
+    assert "| training | `limit` | >= 0.9 | 0.45 | **missed** | 2026-11-16, a | 1.2% |" in lines
+    assert "| loader | `limit` | >= 0.8 |  | not measured |  |  |" in lines
     assert goals_page.render_curves(tmp_path) == "No curves are committed yet."
     curve = Curve(name="rows", what="work by rows", unit="s", expected=1.0, points={10: 1.0, 1000: 100.0})
     document["parts"].append({"name": "scale", "figures": {}, "curves": {"rows": curve.to_json()}})
