@@ -12,7 +12,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "no
 _FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
 _SKIPPED_FILE = re.compile(r"'Skipped: (.*)'\)")
 _NO_TESTS = 5  # pytest's exit code when nothing was collected
+_DISTURBED = 0.03  # of the CPU time: from here on figures say more of the host than of the code
 _SHARED = {"OMP_WAIT_POLICY": "passive"}  # beside others: threads that spin would slow them down
 
 
@@ -67,6 +68,14 @@ class Outcome:
     curves: Mapping[str, Any] = field(default_factory=dict)
     stolen: float = 0.0
 
+    @property
+    def is_disturbed(self) -> bool:
+        return self.stolen >= _DISTURBED
+
+    def is_better_than(self, other: Outcome) -> bool:
+        """Whether this one counts, of two runs of the same part."""
+        return bool(self.figures) and (not other.figures or self.stolen < other.stolen)
+
 
 class Running:
     """A part that runs, with its output in a file. `ended` gives its outcome once."""
@@ -95,7 +104,8 @@ class Running:
         if code is None:
             return None
         seconds = time.monotonic() - self._began
-        return self._tests_ended(code, seconds) if self.part.tests else self._benchmark_ended(code, seconds)
+        judge = self._tests_ended if self.part.tests else self._benchmark_ended
+        return replace(judge(code, seconds), stolen=self._stolen.share())
 
     def stop(self) -> Outcome:
         """Ends a part that took too long, with the processes that it started."""
@@ -108,7 +118,13 @@ class Running:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         seconds = time.monotonic() - self._began
-        return Outcome(name=self.part.name, result="timed out", seconds=seconds, detail=self._tail())
+        return Outcome(
+            name=self.part.name,
+            result="timed out",
+            seconds=seconds,
+            detail=self._tail(),
+            stolen=self._stolen.share(),
+        )
 
     def _tests_ended(self, code: int, seconds: float) -> Outcome:
         counts = read_counts(self._report)
@@ -143,7 +159,6 @@ class Running:
             seconds=seconds,
             figures=figures,
             curves=self._curves(),
-            stolen=self._stolen.share(),
         )
 
     def _curves(self) -> Mapping[str, Any]:

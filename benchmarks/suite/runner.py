@@ -26,11 +26,20 @@ class Kept:
         self._head, self._earlier = {**head, "machine": machine()}, earlier
         self._began = time.monotonic()
 
+    def outcome_of(self, part: Part) -> Outcome | None:
+        return next((outcome for outcome in self.outcomes if outcome.name == part.name), None)
+
     def add(self, outcome: Outcome, part: Part) -> None:
+        """Keeps an outcome. Of two of the same part, the one that the host disturbed less."""
         if not outcome.name:
             return  # a file in which every test needs the GPU for itself
-        self.outcomes.append(outcome)
         print(show_line(outcome, part), flush=True)
+        before = self.outcome_of(part)
+        if before is not None:
+            if not outcome.is_better_than(before):
+                return
+            self.outcomes.remove(before)
+        self.outcomes.append(outcome)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         document = {
             **self._head,

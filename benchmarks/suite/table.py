@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.suite.parts import Outcome, Part
 
-_DISTURBED = 0.03  # of the CPU time: from here on figures say more of the host than of the code
 _HEADER = f"{'part':<26}{'result':<13}{'seconds':>8}  ratio and goal"
 
 
 def show_line(outcome: Outcome, part: Part) -> str:
     """One part in a line; one that failed with its last output below."""
     line = f"{outcome.name:<26}{outcome.result:<13}{outcome.seconds:>8.1f}  {_figures(outcome, part)}"
-    if outcome.stolen >= _DISTURBED:
+    if outcome.is_disturbed:
         line += f"; the host took {outcome.stolen:.0%} of the CPU time"
     first, _, rest = outcome.detail.partition("\n")
     if outcome.result in ("passed", "skipped", "goal missed", "not run"):

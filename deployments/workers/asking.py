@@ -13,7 +13,7 @@ class Asking:
     sent before the transaction that it reports is committed, and a busy server takes seconds for that. Some runs are
     never found here: they are due later, or another worker has taken them. `ask` returns how many it found.
 
-    Events that arrive in the meantime begin the pauses anew; many at once cost no more requests than one.
+    Events that arrive in the meantime start the pauses again; many at once cost no more requests than one.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[int]], *, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:

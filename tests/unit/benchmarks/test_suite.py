@@ -58,6 +58,28 @@ def test_a_figure_says_when_the_host_took_much_of_the_machine() -> None:
     assert disturbed.endswith("a 2; the host took 47% of the CPU time")
 
 
+def test_of_two_runs_the_one_that_the_host_disturbed_less_is_kept(tmp_path: Path) -> None:
+    (part,) = parts_of(["training"])
+
+    def outcome(eager: float | None, stolen: float) -> Outcome:
+        figures = {} if eager is None else {"eager": eager}
+        return Outcome(name="training", result="passed", seconds=1.0, figures=figures, stolen=stolen)
+
+    kept = Kept(path=tmp_path / "cpu-x.json", head={})
+    shown = []
+    for each in (
+        outcome(None, 0.2),
+        outcome(0.5, 0.4),
+        outcome(1.1, 0.1),
+        outcome(0.7, 0.3),
+        outcome(None, 0.0),
+    ):
+        kept.add(each, part)
+        (found,) = json.loads(kept.path.read_text())["parts"]
+        shown.append(found["figures"].get("eager"))
+    assert shown == [None, 0.5, 1.1, 1.1, 1.1]
+
+
 def test_time_that_the_host_took_is_a_share_of_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
     readings = iter([Times(10, 0, 5, 80, 0, 0, 0, 5, 7, 0), Times(20, 0, 10, 85, 0, 0, 0, 10, 17, 0)])
