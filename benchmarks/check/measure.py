@@ -66,7 +66,13 @@ class ServingCheck(Check):
 
 CHECKS: tuple[Check, ...] = (
     Check(benchmark="loader", reference="limit", repetitions=60, times_the_data=0.25),
-    Check(benchmark="training", reference="eager", repetitions=60, cases=frozenset({"mlp_1024"})),
+    Check(
+        benchmark="training",
+        reference="eager",
+        repetitions=60,
+        times_the_data=0.5,
+        cases=frozenset({"mlp_1024"}),
+    ),
     Check(
         benchmark="etl",
         reference="limit",

@@ -21,7 +21,7 @@ PEERS = ROOT / ".venv-bench" / "bin" / "python"
 # Rows of the table by rows per step: enough steps for timing, and a quick run within two minutes on two cores, or
 # within one on a GPU.
 ROWS = {
-    "quick": {1024: 2**13, 8192: 2**14},
+    "quick": {1024: 2**15, 8192: 2**16},
     "full": {1024: 2**16, 8192: 2**18, 65536: 2**18},
     "gpu": {8192: 2**21, 65536: 2**21},
     "gpu, full": {1024: 2**21, 8192: 2**22, 65536: 2**22},
