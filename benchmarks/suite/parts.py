@@ -20,7 +20,7 @@ from benchmarks.machine import StolenTime
 
 ROOT = Path(__file__).resolve().parents[2]
 Verdict = Literal["passed", "failed", "skipped", "goal missed", "timed out", "not run"]
-_FIGURE = re.compile(r"([A-Za-z][\w-]*)=(-?[\d.]+(?:e[+-]?\d+)?)")
+_FIGURE = re.compile(r"(?<!\S)([A-Za-z]\S*?)=(-?[\d.]+(?:e[+-]?\d+)?)(?!\S)")
 _SKIPPED_FILE = re.compile(r"'Skipped: (.*)'\)")
 _NO_TESTS = 5  # pytest's exit code when nothing was collected
 _DISTURBED = 0.03  # of the CPU time: from here on figures say more of the host than of the code

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.race import Lap, Result
-from benchmarks.report import Report, show, write
+from benchmarks.report import Report, last_line, show, write
+from benchmarks.suite.parts import read_figures
 
 
 def result(role: str, *seconds: float) -> Result:
@@ -25,6 +26,11 @@ REPORT = Report(
 
 def test_the_last_line_holds_key_value_pairs_and_nothing_else() -> None:
     assert show(REPORT).splitlines()[-1] == "polars_3m=2.5 limit=0.6123"
+
+
+def test_a_suite_reads_back_what_the_last_line_says() -> None:
+    line = {"limit": 0.6123, "pruned_0.5": -0.033, "pruned_0.5_auc": 1e-09, "rows-per-s": 2.5e05}
+    assert read_figures(last_line(line)) == line
 
 
 def test_the_table_names_every_contender_with_its_ratio_to_ours() -> None:
