@@ -114,11 +114,12 @@ def _assert_served_alike(
     real: pa.Table,
 ) -> None:
     _, num, cat = features_of_requests(inputs, plan, made, real)
+    approximate = plan.approximate
     for index, name in enumerate(plan.numeric):
         wanted = real.column(f"num__{name}").to_numpy()
         found = np.ascontiguousarray(num[:, index])
-        if name in plan.approximate:
-            same = alike(found, wanted, plan.approximate[name])
+        if name in approximate:
+            same = alike(found, wanted, approximate[name])
         else:
             same = found.view(np.int32) == wanted.view(np.int32)
         assert same.all(), f"{name}: served otherwise"
