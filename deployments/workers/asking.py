@@ -39,8 +39,9 @@ class Asking:
         for pause_s in self._pauses_s:
             if await self._heard_within(pause_s):
                 return
-            self._missing -= await self._ask()
-            if self._missing <= 0:
+            found = await self._ask()
+            self._missing = max(self._missing - found, 0)  # read after the wait, in which events are heard
+            if not self._missing:
                 return
 
     async def _heard_within(self, seconds: float) -> bool:

@@ -18,9 +18,12 @@ class Server:
     def __init__(self) -> None:
         self.committed = self.given = self.asked = 0
         self.shows_after = 0  # so many requests come before the commit
+        self.while_asked: list[Callable[[], None]] = []  # each is called during one request
 
     async def ask(self) -> int:
         self.asked += 1
+        if self.while_asked:
+            self.while_asked.pop()()
         if self.asked <= self.shows_after:
             return 0
         found, self.given = self.committed - self.given, self.committed
@@ -73,6 +76,20 @@ def test_finding_one_run_does_not_end_the_search_for_another() -> None:
         asking.heard()
         asking.heard()
         await until(lambda: server.given == 1)
+        server.committed = 2
+        await until(lambda: server.given == 2)
+
+    asked(script)
+
+
+def test_an_event_that_is_heard_while_asking_counts() -> None:
+    """Its run is committed some requests later."""
+
+    async def script(server: Server, asking: Asking) -> None:
+        server.committed = 1
+        server.while_asked = [asking.heard]
+        asking.heard()
+        await until(lambda: server.asked == 3)
         server.committed = 2
         await until(lambda: server.given == 2)
 
