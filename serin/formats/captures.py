@@ -42,8 +42,9 @@ from serin.spec.names import valid_model_name
 
 __all__ = [
     "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "captures_folder", "column_names", "commit", "complete",
-    "file_name", "finish", "hour_began", "hour_of", "hours_captured", "last_number", "part_map", "parts_of_hour",
-    "published", "read_document", "scratch_writer", "versions_captured", "write_document", "write_part", "writing",
+    "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured", "last_number", "part_map",
+    "parts_of_hour", "published", "read_document", "scratch_writer", "versions_captured", "write_document",
+    "write_part", "writing",
 ]  # fmt: skip
 
 COUNTERS, LOCK = "counters.json", "lock"
@@ -116,10 +117,12 @@ def part_map(path: Path) -> list[tuple[int, int]]:
 
 @contextmanager
 def writing(home: Path, model: str) -> Iterator[Path]:
-    """Holds the model's lock: only one process adds, merges or deletes its records. Yields the model's folder."""
+    """Holds the model's lock: only one process adds, merges or deletes its records. Yields the model's folder, in which
+    everything that is counted has its name."""
     make_private(captures_folder(home))
     folder = make_private(captures_folder(home, model))
     with locked(folder / LOCK):
+        finish_commit(home, model)
         yield folder
 
 
@@ -191,14 +194,25 @@ def commit(folder: Path, document: dict[str, Any], tables: Sequence[tuple[int, p
 
 
 def finish(folder: Path, document: Mapping[str, Any]) -> None:
-    """Gives the files of a commit their names. May be repeated."""
-    changed = set()
+    """Gives the files of a commit their names, durably. May be repeated, at any time and without the lock."""
+    places = set()
     for scratch, final in document.get("publish", ()):
         with suppress(FileNotFoundError):
             (folder / scratch).replace(folder / final)
-            changed.add((folder / final).parent)
-    for place in changed:
-        sync(place)
+        places.add((folder / final).parent)
+    for place in places:  # also where another process gave the name: it may not be durable yet
+        with suppress(FileNotFoundError):
+            sync(place)
+
+
+def finish_commit(home: Path, model: str) -> dict[str, Any]:
+    """Finishes the last commit where its process was killed, or has not got so far: what counters.json counts can be
+    read then. Returns the content of counters.json."""
+    document, folder = read_document(home, model), captures_folder(home, model)
+    if published(folder, document) < int(document.get("last", 0)):
+        with suppress(OSError):  # a disk that can only be read: what has no name yet is left out
+            finish(folder, document)
+    return document
 
 
 def published(folder: Path, document: Mapping[str, Any]) -> int:

@@ -20,7 +20,6 @@ from serin.formats.captures import (
     Part,
     captures_folder,
     commit,
-    finish,
     last_number,
     read_document,
     write_document,
@@ -48,7 +47,6 @@ def combine(home: Path, records: SharedRecords, model: str, hidden: Hidden) -> i
         # Numbers continue after those of copies that were lost: what follows them remembers its place.
         document["last"] = last_number(combined_home(home), model) or int(time.time())
         document.setdefault(BORN, document["last"])
-        finish(folder, document)
         taken, tables = dict(document.get(_TAKEN, {})), dict[int, list[pa.Table]]()
         counters, listing = records.counters(model), None
         for writer, counted in counters.items():

@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
-from serin.formats.captures import captures_folder, hours_captured, parts_of_hour, versions_captured, writing
+from serin.formats.captures import (
+    captures_folder,
+    finish_commit,
+    hours_captured,
+    parts_of_hour,
+    versions_captured,
+    writing,
+)
 from serin.monitoring.capture.merge import rewrite
 
 Forgotten = Callable[[int, pa.Table], int]
@@ -118,6 +125,7 @@ def _columns(
 
 def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
     """The columns of all records and their types in the newest part."""
+    finish_commit(home, model)
     types: dict[str, pa.DataType] = {}
     for folder in _folders(home, model):
         for part in parts_of_hour(folder)[-1:]:

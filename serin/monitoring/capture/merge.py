@@ -16,13 +16,11 @@ from serin.formats.captures import (
     Part,
     captures_folder,
     file_name,
-    finish,
     hour_began,
     hour_of,
     hours_captured,
     part_map,
     parts_of_hour,
-    read_document,
     scratch_writer,
     versions_captured,
     writing,
@@ -91,7 +89,6 @@ def rewrite(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> 
 def tidy(home: Path, model: str) -> None:
     """Removes what a process that was killed left: unfinished files, and files that others replace."""
     with writing(home, model) as folder:
-        finish(folder, read_document(home, model))
         for path in folder.glob(f"{SCRATCH}*"):
             path.unlink()
         for version in versions_captured(home, model):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from serin.errors import SerinError, SpoolBroken
-from serin.formats.captures import commit, finish, last_number, read_document, write_document, writing
+from serin.formats.captures import commit, last_number, read_document, write_document, writing
 from serin.formats.serving.spool import SpoolBlock, SpoolFile, read_spool
 from serin.monitoring.capture.columns import block_rows, text
 from serin.monitoring.capture.counters import Counters
@@ -150,7 +150,6 @@ class Recorder:
         with writing(self._home, model) as folder:
             document = read_document(self._home, model)
             document["last"] = last_number(self._home, model)
-            finish(folder, document)
             counters = Counters.of(document)
             before = counters.requests
             fresh = [entry for entry in batch if entry.number > counters.writer(entry.writer).file]

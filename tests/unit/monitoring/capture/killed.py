@@ -27,7 +27,6 @@ def merge(home: Path) -> None:
 
 
 def forget_some(home: Path) -> None:
-    tidy(home, "taxis")
     forget(home, "taxis", "age >= 3000 and age < 5000")
 
 
