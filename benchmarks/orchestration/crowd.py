@@ -9,6 +9,7 @@ compared with ten times that of one.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -149,6 +150,7 @@ def _locked(home: Path) -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="python -m benchmarks.orchestration.crowd", description=__doc__).parse_args()
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the clean-up
 
