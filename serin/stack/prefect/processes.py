@@ -152,15 +152,12 @@ def prefect_server(home: Path, port: int) -> Process:
         server["PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION"] = "false"
     return Process(
         name=PREFECT,
-        command=(
-            sys.executable, "-m", _COMMAND, "--no-prompt", "server", "start", "--host", "127.0.0.1",
-            "--port", str(port),
-        ),
+        command=(sys.executable, "-m", "serin.stack.prefect.server", str(port)),
         environment=server,
         folder=home,
         log=home / "logs" / "prefect.log",
         stop_s=10.0,
-    )  # fmt: skip
+    )
 
 
 def prefect_worker(stack: Stack, pool: str, *, template: Path, kind: str = WORKER_TYPE) -> Process:

@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ import pytest
 from serin.machine.ports import is_free
 from serin.stack.host.state import Stack as Running
 from serin.stack.host.state import read_stack, running_stack
+from serin.stack.prefect import rest_api
+from serin.stack.prefect.login import stack_api
 from tests.e2e.whole_stack import Stack, until
 from tests.signals import hit
 
@@ -86,6 +90,26 @@ def test_strangers_and_pages_of_others_cannot_talk_to_the_prefect_server(stack: 
     assert not lets_in(up.prefect_api_url, "http://evil.example")
     assert lets_in(up.prefect_api_url, up.prefect_ui_url)
     _keeps_strangers_out(stack, up)
+
+
+@pytest.mark.timeout(900)
+def test_the_prefect_server_accepts_all_of_many_runs_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a client that asks again. They are due tomorrow, so nobody runs them."""
+    monkeypatch.setattr(rest_api, "_BUSY_PAUSES_S", ())
+    api, due = stack_api(running_stack(stack.home)), datetime.now(UTC) + timedelta(days=1)
+    deployment = rest_api.call(api, "GET", "/deployments/name/reconcile/on-demand")["id"]
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
+
+    def request(number: int) -> str:
+        body = {"state": later, "tags": [f"crowd-{number}"]}
+        return str(rest_api.call(api, "POST", f"/deployments/{deployment}/create_flow_run", body)["id"])
+
+    with ThreadPoolExecutor(16) as threads:
+        runs = list(threads.map(request, range(32)))
+        list(threads.map(lambda run: rest_api.call(api, "DELETE", f"/flow_runs/{run}"), runs))
+    assert len(set(runs)) == 32
 
 
 @pytest.mark.timeout(900)

@@ -99,6 +99,6 @@ def test_only_the_newest_templates_are_kept(tmp_path: Path) -> None:
     assert not template_file("0").exists()
 
 
-@pytest.mark.parametrize("module", sorted({name for names in IMPORTED.values() for name in names}))
+@pytest.mark.parametrize("module", IMPORTED)
 def test_what_is_imported_before_prefect_s_command_exists(module: str) -> None:
     assert importlib.util.find_spec(module) is not None

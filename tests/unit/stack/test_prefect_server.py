@@ -8,7 +8,7 @@ from pathlib import Path
 # the thread that collects it waits too.
 PROGRAM = """
 import gc, sqlite3, sys, threading, time
-from serin.stack.prefect import command
+from serin.stack.prefect import server
 
 class Cycle:
     pass
@@ -56,7 +56,7 @@ def run(tmp_path: Path, *, collect: str, garbage: str) -> str:
 
 
 def test_the_server_s_garbage_does_not_stop_its_loop(tmp_path: Path) -> None:
-    assert run(tmp_path, collect="command.collect_beside()", garbage="") == "written"
+    assert run(tmp_path, collect="server.collect_beside()", garbage="") == "written"
 
 
 def test_garbage_that_the_loop_collects_does(tmp_path: Path) -> None:
