@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,11 +62,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """A real Prefect server with an empty database, one for all tests: it takes seconds to start."""
+    """A real Prefect server with an empty database, one for all tests: it takes seconds to start. It is the stack's,
+    because Prefect's own refuses requests on a busy machine."""
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import get_current_settings
     from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=500):
-        yield
+    def start(server: SubprocessASGIServer) -> subprocess.Popen[bytes]:
+        own = {
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        }
+        harness = get_current_settings().to_environment_variables(exclude_unset=True)
+        command = [sys.executable, "-m", "serin.stack.prefect.server", str(server.port)]
+        return subprocess.Popen(command, env={**os.environ, **harness, **own})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SubprocessASGIServer, "_run_uvicorn_command", start)
+        with prefect_test_harness(server_startup_timeout=500):
+            yield
 
 
 @pytest.fixture
