@@ -54,6 +54,11 @@ def strike(scene: Stage, clients: Clients, name: str) -> float:
     return seconds
 
 
+def arms(scene: Stage) -> set[str]:
+    """The arms that have answered: a rollout is decided before the gateway has its routes."""
+    return {line.arm for line in read_requests(scene.requests).requests}
+
+
 def regions(scene: Stage, release: Release) -> set[str]:
     record = read_record(scene.home / "releases" / release.name)
     assert record
@@ -72,6 +77,7 @@ def test_the_live_one_s_triton_is_killed_beside_a_candidate_and_no_client_notice
     assert record
     with Clients(scene.port, requests_per_s=60, count=6) as clients:
         more_answers(scene, clients, 20)
+        scene.wait(lambda: "candidate" in arms(scene) or None, "answers of the candidate", 60)
         triton = scene.pid(live.name)
         (stub,) = set(group_members(scene.home, triton)) - {triton}
         held = regions(scene, live)
