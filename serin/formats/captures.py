@@ -43,8 +43,8 @@ from serin.spec.names import valid_model_name
 __all__ = [
     "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "captures_folder", "column_names", "commit", "complete",
     "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured", "last_number", "part_map",
-    "parts_of_hour", "published", "read_document", "scratch_writer", "versions_captured", "write_document",
-    "write_part", "writing",
+    "parts_of_hour", "published", "read_document", "readable_document", "scratch_writer", "versions_captured",
+    "write_document", "write_part", "writing",
 ]  # fmt: skip
 
 COUNTERS, LOCK = "counters.json", "lock"
@@ -210,9 +210,16 @@ def finish_commit(home: Path, model: str) -> dict[str, Any]:
     read then. Returns the content of counters.json."""
     document, folder = read_document(home, model), captures_folder(home, model)
     if published(folder, document) < int(document.get("last", 0)):
-        with suppress(OSError):  # a disk that can only be read: what has no name yet is left out
-            finish(folder, document)
+        finish(folder, document)
     return document
+
+
+def readable_document(home: Path, model: str) -> dict[str, Any]:
+    """Does the same for a reader, who may not be allowed to write: then, what has no name yet is left out."""
+    try:
+        return finish_commit(home, model)
+    except OSError:
+        return read_document(home, model)
 
 
 def published(folder: Path, document: Mapping[str, Any]) -> int:

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
 from serin.formats.captures import (
     captures_folder,
-    finish_commit,
     hours_captured,
     parts_of_hour,
+    readable_document,
     versions_captured,
     writing,
 )
@@ -125,7 +125,7 @@ def _columns(
 
 def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
     """The columns of all records and their types in the newest part."""
-    finish_commit(home, model)
+    readable_document(home, model)
     types: dict[str, pa.DataType] = {}
     for folder in _folders(home, model):
         for part in parts_of_hour(folder)[-1:]:

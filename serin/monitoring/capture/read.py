@@ -14,12 +14,12 @@ from serin.formats.captures import (
     METADATA,
     Part,
     captures_folder,
-    finish_commit,
     hour_began,
     hours_captured,
     part_map,
     parts_of_hour,
     published,
+    readable_document,
     versions_captured,
 )
 
@@ -57,7 +57,7 @@ def captured_tables(
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows that `captured` returns, one hour of one version at a time: for more rows than fit into memory."""
-    finish_commit(home, model)
+    readable_document(home, model)
     for version in versions_captured(home, model):
         if versions is not None and version not in versions:
             continue
@@ -83,7 +83,7 @@ def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
     returned once are not returned again, and none is left out.
     """
     seen = int(after or 0)
-    limit = published(captures_folder(home, model), finish_commit(home, model))
+    limit = published(captures_folder(home, model), readable_document(home, model))
     if seen >= limit:
         return []
     found = []

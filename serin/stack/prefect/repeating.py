@@ -18,7 +18,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-UNAVAILABLE: Final = 503
+_UNAVAILABLE: Final = 503
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRIES: Final = 8
 _ALONE_S: Final = 5.0  # how long a repeated request waits for the others to end
@@ -90,7 +90,7 @@ class _Answer:
         return bool(self._kept)
 
     async def send(self, message: Message) -> None:
-        if self._kept or (message["type"] == "http.response.start" and message["status"] == UNAVAILABLE):
+        if self._kept or (message["type"] == "http.response.start" and message["status"] == _UNAVAILABLE):
             self._kept.append(message)
         else:
             await self._send(message)

@@ -13,7 +13,7 @@ import pytest
 from serin.expressions import ExpressionError
 from serin.formats.captures import METADATA, captures_folder, part_map, parts_of_hour, write_part
 from serin.monitoring.capture.forget import forget
-from serin.monitoring.capture.merge import merge_parts
+from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.read import captured, parts, read_part
 from serin.monitoring.capture.retention import delete_version, expire
 from serin.spec.monitoring import CaptureSpec
@@ -94,6 +94,9 @@ def test_a_part_is_not_seen_before_an_earlier_one(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", read_only)
         assert parts(tmp_path, "taxis") == []
+        with pytest.raises(OSError, match="Read-only"):
+            tidy(tmp_path, "taxis")
+    assert scratch.exists(), "it holds rows that are counted"
     assert [part.sequence for part in parts(tmp_path, "taxis")] == [first.sequence, second.sequence]
 
 
