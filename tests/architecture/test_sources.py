@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.architecture.sources import ROOT, python_files, repository_files, tree
 
-MAX_FILE_LINES = 350
+MAX_FILE_LINES = 500
 MAX_TEST_LINES = 400  # one sentence after the other
 MAX_FUNCTION_LINES = 50
 LISTS_NOT_LOGIC = {"serin/errors.py"}  # one class after the other: splitting it would hide the tree
