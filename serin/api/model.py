@@ -83,8 +83,10 @@ class Model(Result):
     @classmethod
     def load(cls, name: str, version: int | str = "live") -> Self:
         """A version that was published before, by its number, or as `live`, `candidate` or `previous`. NotFound names
-        those there are."""
-        bundle = Store.open().bundle(name, version)
+        those there are. BundleUntrusted when signatures are required and no trusted key has signed it."""
+        from serin.formats.trust import find_trusted
+
+        bundle = find_trusted(Store.open(), name, version)
         return cls(StageResult(value=bundle, ran=False, why=f"published version {bundle.version}"))
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -137,13 +139,13 @@ class Model(Result):
     def _scorer(self) -> Scorer:
         from serin.export.score.predict import Scorer
 
-        return Scorer(self.path)
+        return Scorer(self.path, digest=self.digest)
 
     @cached_property
     def _explainer(self) -> Explainer:
         from serin.export.explain.explainer import Explainer
 
-        return Explainer(self.path)
+        return Explainer(self.path, digest=self.digest)
 
     def _title(self) -> str:
         return f"{self.name}, version {self.version}"

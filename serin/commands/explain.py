@@ -45,8 +45,8 @@ def explain(
     from serin.export.explain.explainer import Explainer
 
     name, _, version = model.partition(":")
-    bundle = open_bundle(name, version).path
-    pieces = _explain_file(Explainer(bundle), rows, Path(bundle))
+    bundle = open_bundle(name, version)
+    pieces = _explain_file(Explainer(bundle.path, digest=bundle.digest), rows, Path(bundle.path))
     if out is not None:
         count = _write(pieces, out)
         show(f"{counted(count, 'row')} explained by {model} into {out}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from serin.commands import signing
 from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table
 from serin.commands.predict import predict
-from serin.errors import NotFound, SpecError
+from serin.errors import BundleBroken, FormatOutdated, NotFound, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -49,11 +49,19 @@ def list_models(as_json: Json = False) -> None:
         aliases = store.aliases(model)
         for number in store.versions(model):
             names = ", ".join(name for name, version in aliases.items() if version == number)
-            found.append((store.bundle(model, number), names or None))
+            entry: dict[str, Any] = {"model": model, "version": number}
+            try:
+                entry = dataclasses.asdict(store.bundle(model, number))
+            except (BundleBroken, FormatOutdated) as error:  # one version does not hide the others
+                entry["trouble"] = str(error)
+            found.append({**entry, "alias": names or None})
     if as_json:
-        show_json([{**dataclasses.asdict(bundle), "alias": alias} for bundle, alias in found])
+        show_json(found)
         return
-    rows = [(bundle.model, bundle.version, alias, _metrics(bundle.metrics)) for bundle, alias in found]
+    rows = [
+        (each["model"], each["version"], each["alias"], each.get("trouble") or _metrics(each["metrics"]))
+        for each in found
+    ]
     show_table(
         ("model", "version", "alias", "metrics"), rows, empty="no models yet; `serin run SPEC` publishes one"
     )

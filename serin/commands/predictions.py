@@ -17,7 +17,7 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import CORE, with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
-from serin.formats.trust import Trust
+from serin.formats.trust import find_trusted
 from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count, inventory
@@ -101,14 +101,18 @@ def predict_in_bulk(
     records = _records(bundle)
     with _placed(bundle, device, scheduler) as place:
         if out is not None and (is_url(out) or not Path(out).suffix):
-            done = score_into_folder(folder, pieces, out, workers=count, scheduler=scheduler, place=place)
+            done = score_into_folder(
+                folder, pieces, out, workers=count, scheduler=scheduler, place=place, digest=bundle.digest
+            )
             if records is not None:
                 for number, table in enumerate(read_parts(str(out))):
                     records.add(table, number)
         else:
             with _writer(None if out is None else Path(out)) as writer:
                 tee = writer if records is None else _Recorded(writer, records)
-                done = score_pieces(folder, pieces, tee, workers=count, scheduler=scheduler, place=place)
+                done = score_pieces(
+                    folder, pieces, tee, workers=count, scheduler=scheduler, place=place, digest=bundle.digest
+                )
     if records is not None:
         records.finish()
     return done
@@ -164,15 +168,12 @@ def _records(bundle: Bundle) -> BulkRecords | None:
 def open_bundle(model: str, version: str) -> Bundle:
     """Returns the requested version, else the live one, else the newest: a model need not be served to be scored in
     bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
-    store = Store.open()
-    if not version:
+    store, found = Store.open(), version
+    if not found:
         live = store.aliases(model).get("live")
         versions = store.versions(model)
-        bundle = store.bundle(model, live or (versions[-1] if versions else "live"))
-    else:
-        bundle = store.bundle(model, version)
-    Trust.open().check(store, bundle)
-    return bundle
+        found = str(live or (versions[-1] if versions else "live"))
+    return find_trusted(store, model, found)
 
 
 def _score(

@@ -51,7 +51,7 @@ def sign_model(
     private, store = read_private_key(path), Store.open()
     bundle = find_bundle(store, model, version)
     folder = Path(bundle.path)
-    verify_bundle(folder)
+    verify_bundle(folder, digest=bundle.digest)
     name = sign_version(store, bundle.model, bundle.version, folder, private)
     show(f"{bundle.model} version {bundle.version} is signed by {name[:16]}")
 
@@ -67,7 +67,7 @@ def verify_model(model: Model, version: Version = "") -> None:
 
     store = Store.open()
     bundle = find_bundle(store, model, version)
-    manifest = verify_bundle(Path(bundle.path))
+    manifest = verify_bundle(Path(bundle.path), digest=bundle.digest)
     show(
         f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "
         f"({bundle.digest[:12]})"

@@ -19,6 +19,7 @@ import pyarrow as pa
 from serin.columns.segments import segment_masks
 from serin.errors import (
     BundleBroken,
+    BundleUntrusted,
     ChampionRefused,
     DataError,
     ExportFailed,
@@ -30,6 +31,7 @@ from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.score.predict import Scorer
 from serin.formats.champion import ChampionReport, Contest
 from serin.formats.schema import Schema
+from serin.formats.trust import find_trusted
 from serin.formats.wire import Array, RawRows
 from serin.metrics import paired_bootstrap
 from serin.spec.features import FeatureSpec
@@ -104,14 +106,14 @@ def _compare(
 
 def _find_live(store: Store, model: str, version: int) -> Bundle:
     try:
-        return store.bundle(model, version)
-    except FormatOutdated as error:
+        return find_trusted(store, model, version)
+    except (BundleBroken, BundleUntrusted, FormatOutdated) as error:
         raise _Incomparable(f"the live model cannot be opened: {error}") from error
 
 
 def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
     try:
-        scorer = Scorer(live.path)
+        scorer = Scorer(live.path, digest=live.digest)
         before = load_stored_spec(Path(live.path) / "spec.yaml")
     except (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError) as error:
         raise _Incomparable(f"the live model cannot be opened: {error}") from error

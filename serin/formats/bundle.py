@@ -136,9 +136,12 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def verify_bundle(folder: Path) -> Manifest:
-    """The manifest, once every file is there with its size and sha256, nothing else is, and nothing points outside."""
+def verify_bundle(folder: Path, *, digest: str | None = None) -> Manifest:
+    """The manifest, once every file is there with its size and sha256, nothing else is, and nothing points outside.
+    `digest`: that of the manifest whose signature, model and version were checked before."""
     manifest = read_manifest(folder)
+    if digest is not None and manifest.digest != digest:
+        raise BundleBroken(path=str(folder), reason="its manifest was changed while it was loaded")
     present = dict(_regular_files(folder))
     del present[MANIFEST]
     for relative in manifest.files.keys() - present.keys():

@@ -122,3 +122,11 @@ class Trust:
         else:
             reason = "its signature is not one of its manifest: version or signature was changed"
         raise BundleUntrusted(release=f"{bundle.model}-v{bundle.version}", reason=reason)
+
+
+def find_trusted(store: Store, model: str, version: int | str) -> Bundle:
+    """Returns a version that may be computed with. BundleUntrusted when signatures are required and no trusted key has
+    signed it."""
+    bundle = store.bundle(model, version)
+    Trust.open().check(store, bundle)
+    return bundle

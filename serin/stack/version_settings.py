@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
-from serin.formats.trust import Trust
+from serin.formats.trust import find_trusted
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.repository import serving_settings
 from serin.store.artifacts import Release
@@ -40,7 +40,7 @@ def stored_schema(store: Store) -> Callable[[Release], Schema]:
 
 def check_trusted(store: Store, release: Release) -> None:
     """BundleUntrusted when signatures are required and no trusted key has signed the version."""
-    Trust.open().check(store, store.bundle(release.model, release.version))
+    find_trusted(store, release.model, release.version)
 
 
 def stored_replicas(store: Store) -> Callable[[Release], int | None]:

@@ -26,6 +26,8 @@ def dataset_at(folder: Path) -> Dataset:
 
 
 def bundle_at(folder: Path, model: str, version: int) -> Bundle:
+    """Raises BundleBroken when the manifest names another model or version: a signature is of the manifest, so files
+    that were copied to another place would take it with them."""
     manifest = folder / "manifest.json"
     raw = manifest.read_bytes()
     with suppress(ValueError):  # a manifest that cannot be read is refused by who reads it
@@ -33,6 +35,7 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
         check_version(
             document, path=manifest, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN
         )
+        _check_place(document, folder, model, version)
     digest = hashlib.sha256(raw).hexdigest()
     metrics = folder / "metrics.json"
     numbers = (
@@ -41,6 +44,18 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
         else {}
     )
     return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
+
+
+def _check_place(document: Any, folder: Path, model: str, version: int) -> None:
+    if not isinstance(document, dict) or document.get("format") != BUNDLE_FORMAT:
+        return
+    name, number = document.get("name"), document.get("model_version")
+    if (name, number) != (model, version):
+        reason = (
+            f"it contains {name} version {number}, not {model} version {version}; restore the version's own files, or "
+            "take these as a new version with `serin models import`"
+        )
+        raise BundleBroken(path=str(folder), reason=reason)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

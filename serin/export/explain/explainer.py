@@ -50,11 +50,11 @@ class _Run(NamedTuple):
 
 class Explainer:
     """A verified bundle, ready to explain tables of raw columns. ExplanationRefused for one that cannot be
-    explained."""
+    explained. `digest`: of the manifest that was checked before."""
 
-    def __init__(self, bundle_folder: Path | str) -> None:
+    def __init__(self, bundle_folder: Path | str, *, digest: str | None = None) -> None:
         self._folder = Path(bundle_folder)
-        self.manifest = verify_bundle(self._folder)
+        self.manifest = verify_bundle(self._folder, digest=digest)
         self.schema = read_schema(self._folder)
         if f"{FOLDER}/{RECORD}" not in self.manifest.files:
             raise self._refusal(self._why_nothing_was_kept())

@@ -45,14 +45,15 @@ def score_pieces(
     workers: int,
     scheduler: str | None = None,
     place: Place = "cpu",
+    digest: str | None = None,
 ) -> int:
-    """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Returns the number of
-    rows."""
-    done = 0
+    """Scores into one writer, rows in the order of the pieces, a few pieces in memory at a time. Workers use a version
+    only with the manifest of `digest`, whose signature was checked here. Returns the number of rows."""
+    done, digest = 0, digest or read_manifest(bundle).digest
     with _engine(workers, scheduler) as compute:
         for at in range(0, len(pieces), _WAVE * workers):
             wave = [
-                _dask.delayed(score_piece)(str(bundle), piece, place)
+                _dask.delayed(score_piece)(str(bundle), piece, place, digest)
                 for piece in pieces[at : at + _WAVE * workers]
             ]
             for table in compute(wave):
@@ -72,18 +73,20 @@ def score_into_folder(
     workers: int,
     scheduler: str | None = None,
     place: Place = "cpu",
+    digest: str | None = None,
 ) -> int:
     """Writes a Parquet file for each piece where it was scored; `out`: a folder, or a URL. A run that was killed is
-    completed by the next one with the same rows and version. Returns the number of rows."""
-    digest = plan_digest(read_manifest(bundle).digest, place, pieces)
-    with open_parts(str(out), digest) as parts:
+    completed by the next one with the same rows and version. `digest`: as in `score_pieces`. Returns the number of
+    rows."""
+    digest = digest or read_manifest(bundle).digest
+    with open_parts(str(out), plan_digest(digest, place, pieces)) as parts:
         known = {number: parts.rows(number) for number in range(len(pieces))}
         kept = {number: rows for number, rows in known.items() if rows is not None}
         if kept:
             logger.info(f"{len(kept):,} of {len(pieces):,} parts are there already")
         with _engine(workers, scheduler) as compute:
             tasks = [
-                _dask.delayed(write_piece)(str(bundle), piece, number, parts, place)
+                _dask.delayed(write_piece)(str(bundle), piece, number, parts, place, digest)
                 for number, piece in enumerate(pieces)
                 if number not in kept
             ]
@@ -93,17 +96,17 @@ def score_into_folder(
     return done
 
 
-def score_piece(bundle: str, piece: Piece, place: Place = "cpu") -> pa.Table:
+def score_piece(bundle: str, piece: Piece, place: Place = "cpu", digest: str | None = None) -> pa.Table:
     """Scores one piece on a worker, which keeps the verified bundle open for the next."""
     bundle = _bundle_here(bundle)
     with _opening:  # once, although all threads begin at the same time
-        scorer = _scorer(bundle, place)
+        scorer = _scorer(bundle, place, digest)
     return pa.concat_tables([scorer.score(rows) for rows in read_piece(piece, scorer.schema, Path(bundle))])
 
 
-def write_piece(bundle: str, piece: Piece, number: int, parts: Parts, place: Place) -> int:
+def write_piece(bundle: str, piece: Piece, number: int, parts: Parts, place: Place, digest: str) -> int:
     """Scores one piece into its part. Returns the number of rows."""
-    table = score_piece(bundle, piece, place)
+    table = score_piece(bundle, piece, place, digest)
     parts.write(number, table)
     return len(table)
 
@@ -119,8 +122,8 @@ def _bundle_here(bundle: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _scorer(bundle: str, place: Place) -> Scorer:
-    return Scorer(bundle, threads=1, place=place)  # the workers are the parallelism
+def _scorer(bundle: str, place: Place, digest: str | None) -> Scorer:
+    return Scorer(bundle, threads=1, place=place, digest=digest)  # the workers are the parallelism
 
 
 @contextmanager

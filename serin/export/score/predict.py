@@ -31,14 +31,19 @@ class Scorer:
     """A verified bundle, ready to score tables of raw columns; also from several threads at once.
 
     On a GPU (`place`) strings and features stay on the CPU where the version was exported in two parts; the network's
-    inputs and outputs are bound to the GPU's memory.
+    inputs and outputs are bound to the GPU's memory. `digest`: of the manifest that was checked before.
     """
 
     def __init__(
-        self, bundle_folder: Path | str, *, threads: int | None = None, place: Place = "cpu"
+        self,
+        bundle_folder: Path | str,
+        *,
+        threads: int | None = None,
+        place: Place = "cpu",
+        digest: str | None = None,
     ) -> None:
         folder = Path(bundle_folder)
-        self.manifest = verify_bundle(folder)
+        self.manifest = verify_bundle(folder, digest=digest)
         self.schema = read_schema(folder)
         if MODEL not in self.manifest.files:
             reason = "it is a Triton repository, which only a server can run; call it through the gateway"

@@ -64,13 +64,7 @@ def build_repository(
     if folder.is_dir():
         return folder
     source = Path(bundle.path)
-    manifest = verify_bundle(source)
-    if (manifest.name, manifest.model_version) != (bundle.model, bundle.version):
-        raise BundleBroken(
-            path=bundle.path, reason=f"it contains {manifest.name} version {manifest.model_version}"
-        )
-    if manifest.digest != bundle.digest:  # it was checked before: signatures are of that one
-        raise BundleBroken(path=bundle.path, reason="its manifest was changed while it was loaded")
+    manifest = verify_bundle(source, digest=bundle.digest)
     server, serving = server or Server(), serving or serving_settings(bundle)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}")

@@ -22,6 +22,7 @@ from serin.errors import PredictionFailed, SerinError
 from serin.formats.captures import column_names
 from serin.formats.schema import Schema
 from serin.formats.serving.request_log import read_since
+from serin.formats.trust import find_trusted
 from serin.formats.wire import Array, to_wire
 from serin.machine.parent_death import die_with_parent
 from serin.rollout.decide.shadow import Batch
@@ -167,7 +168,7 @@ def main() -> None:
     die_with_parent(job.parent)
     candidate = Release.parse(job.candidate)
     try:
-        against = Comparison.of(Path(Store.open().bundle(candidate.model, candidate.version).path))
+        against = Comparison.of(Path(find_trusted(Store.open(), candidate.model, candidate.version).path))
         client = Client(
             job.address,
             candidate.model,

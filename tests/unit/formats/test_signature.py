@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from serin import cli
-from serin.errors import BundleUntrusted, NameInvalid, SerinError, SigningKeyUnfit
+from serin.api.model import Model
+from serin.errors import BundleBroken, BundleUntrusted, NameInvalid, SerinError, SigningKeyUnfit
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import verify_bundle
 from serin.formats.signature import (
@@ -22,8 +23,10 @@ from serin.formats.signature import (
     signatures_of,
 )
 from serin.formats.trust import Trust
-from serin.store.artifacts import Bundle
+from serin.stack.version_settings import check_trusted, stored_timeouts
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from tasks.versions import find_version
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -283,3 +286,62 @@ def test_versions_are_signed_and_keys_trusted_from_the_command_line(
         Path(key).read_text()
         not in (home / "store").joinpath("models", MODEL, "signatures", "1.json").read_text()
     )
+
+
+def copy_version(store: Store, *, model: str, version: int) -> None:
+    """Copies version 1 and its signatures to another place of the store, as somebody who can write there may."""
+    while store.reserve_version(model) < version:
+        pass
+    models = Path(store.url) / "models"
+    shutil.copytree(models / MODEL / "versions" / "1", models / model / "versions" / str(version))
+    content = store.signatures(MODEL, 1)
+    assert content is not None
+    store.change_signatures(model, version, lambda _: content)
+
+
+@pytest.mark.parametrize(("model", "version"), [(MODEL, 2), ("other", 1)], ids=["number", "model"])
+@pytest.mark.parametrize("trusting", [True, False])
+def test_a_signed_version_that_was_copied_elsewhere_is_refused_by_every_reader(
+    model: str,
+    version: int,
+    trusting: bool,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, key = Store.open(), Scene.key(tmp_path / "key")
+    bundle = bundles.publish(store, bias=0.0)
+    sign_version(store, MODEL, 1, Path(bundle.path), read_private_key(key))
+    copy_version(store, model=model, version=version)
+    store.set_alias(model, "live", version)
+    if trusting:
+        Trust.open().add("ci", tmp_path / "key.pub")
+    rows, number = str(tmp_path / "rows.csv"), str(version)
+    Path(rows).write_text("x\n1\n")
+    commands = [
+        ("models", "verify", model, number),
+        ("models", "sign", model, number, "--key", str(key)),
+        ("models", "show", model, number),
+        ("models", "diff", model, number, number),
+        ("predict", model, rows, "--batch", "--version", number),
+        ("predict", model, rows, "--version", number),
+        ("explain", f"{model}:{number}", rows),
+        ("labels", "add", model, rows, "--version", number),
+        ("tune", model, "--version", number),
+    ]
+    for command in commands:
+        assert serin(monkeypatch, *command) == 1, command
+        told = capsys.readouterr()
+        assert f"it contains {MODEL} version 1, not {model} version {version}" in told.err, (command, told)
+    for reads in (
+        lambda: Model.load(model, version),
+        lambda: store.bundle_here(model, version),
+        lambda: stored_timeouts(store)(Release(model=model, version=version)),
+        lambda: check_trusted(store, Release(model=model, version=version)),
+        lambda: find_version(model, version),
+    ):
+        with pytest.raises(BundleBroken, match=f"it contains {MODEL} version 1"):
+            reads()
+    assert serin(monkeypatch, "models", "list") == 0
+    assert f"it contains {MODEL} version 1" in capsys.readouterr().out

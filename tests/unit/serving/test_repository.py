@@ -8,7 +8,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from serin.commands.predictions import predict_in_bulk
 from serin.errors import BundleBroken
+from serin.export.explain.explainer import Explainer
+from serin.export.score.predict import Scorer
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.triton.model_config import Settings, python_config
 from serin.serving.triton.repository import build_repository, serving_settings
@@ -131,10 +134,18 @@ def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None
     assert not (tmp_path / "releases").exists() or not list((tmp_path / "releases").iterdir())
 
 
-def test_a_bundle_under_another_name_becomes_no_repository(tmp_path: Path) -> None:
-    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
-    with pytest.raises(BundleBroken, match="it contains delays version 1"):
-        build_repository(replace(bundle, version=3), tmp_path / "repository")
+def test_a_manifest_that_was_replaced_after_its_signature_was_checked_is_refused(tmp_path: Path) -> None:
+    checked = replace(bundles.publish(Store(str(tmp_path / "store")), bias=0.0), digest="0" * 64)
+    folder, rows = Path(checked.path), tmp_path / "rows.csv"
+    rows.write_text("carrier,temp,distance,night\nAA,1,2,true\n")
+    for load in (
+        lambda: build_repository(checked, tmp_path / "repository"),
+        lambda: Scorer(folder, digest=checked.digest),
+        lambda: Explainer(folder, digest=checked.digest),
+        lambda: predict_in_bulk(checked, str(rows), None, workers=1, scheduler=None),
+    ):
+        with pytest.raises(BundleBroken, match="its manifest was changed while it was loaded"):
+            load()
 
 
 def test_a_bundle_without_a_spec_is_served_by_default(tmp_path: Path) -> None:
