@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -26,7 +27,8 @@ _HEADERS: Final = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
-_TRIES, _WINDOW_S, _MOST_CLIENTS = 5, 60.0, 10_000
+_UNDELAYED, _LONGEST_S, _FORGOTTEN_S = 4, 900.0, 3600.0
+_MOST_SOURCES = 10_000
 
 
 class Guard:
@@ -82,27 +84,55 @@ def from_own_page(request: Request, url: str | None) -> bool:
 
 
 class Attempts:
-    """Counts failed logins by address: after five in a minute further ones are refused for the rest of it."""
+    """Failed logins by source. From the fifth on, further ones of that source are refused for a time that doubles with
+    each: 2 s at first, 15 minutes at most. It says nothing about a right secret, which is never refused: no source is
+    sure to be one person."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failed: dict[str, deque[float]] = {}
+        self._sources: dict[str, tuple[int, float]] = {}  # failures, end of the wait; the oldest first
 
-    def wait_s(self, client: str) -> float:
-        """Returns how long the client must wait before its next attempt; 0: it need not."""
-        failed = self._recent(client)
-        return max(0.0, failed[0] + _WINDOW_S - self._clock()) if len(failed) >= _TRIES else 0.0
+    def fail(self, source: str) -> float:
+        """Counts a failed login. Returns how many seconds it came too early: it does not count then; 0: it did not."""
+        now = self._clock()
+        failures, until = self._sources.pop(source, (0, now))
+        early_s = max(0.0, until - now)
+        if not early_s:
+            failures = 1 if now - until >= _FORGOTTEN_S else failures + 1
+            doubled = failures - _UNDELAYED
+            until = now + (0.0 if doubled <= 0 else min(2.0 ** min(doubled, 64), _LONGEST_S))
+        self._sources[source] = failures, until
+        if len(self._sources) > _MOST_SOURCES:
+            del self._sources[next(iter(self._sources))]
+        return early_s
 
-    def fail(self, client: str) -> None:
-        if len(self._failed) >= _MOST_CLIENTS:
-            self._failed.clear()
-        self._failed.setdefault(client, deque(maxlen=_TRIES)).append(self._clock())
 
-    def _recent(self, client: str) -> deque[float]:
-        failed = self._failed.get(client, deque())
-        while failed and failed[0] + _WINDOW_S <= self._clock():
-            failed.popleft()
-        return failed
+def source_of(request: Request) -> str:
+    """Returns who sends a request: the address, or the network of an IPv6 one (a host has 2^64 addresses there). Users
+    of this machine share one address and are told apart by their account."""
+    client, server = request.client, request.scope.get("server")
+    try:
+        address = ip_address(client.host if client else "")
+    except ValueError:
+        return client.host if client else "?"
+    if address.is_loopback and client and server:
+        account = _account(client.port, server[1])
+        return str(address) if account is None else f"{address} (user {account})"
+    return str(ip_network((address, 64), strict=False)) if address.version == 6 else str(address)
+
+
+def _account(client_port: int, server_port: int) -> int | None:
+    """Returns the user id of the process at the other end of a connection on this machine, as the kernel has it."""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        try:
+            rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()[1:]]
+        except OSError:
+            continue
+        for _, local, remote, _, _, _, _, user, _, inode, *_ in rows:
+            ports = (local.rpartition(":")[2], remote.rpartition(":")[2])
+            if ports == (f"{client_port:04X}", f"{server_port:04X}") and inode != "0":  # 0: it was closed
+                return int(user)
+    return None
 
 
 def _host(named: str) -> str:

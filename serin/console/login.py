@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from serin.console import oidc
 from serin.console.forms import read_form, read_signed_form
+from serin.console.guard import source_of
 from serin.console.sessions import new_session, seal, session2cookie, unseal
 from serin.console.state import Console
 from serin.stack.console.secrets import Role, matching_role, signing_key
@@ -38,32 +39,35 @@ class Login:
         return self._page(request)
 
     async def with_secret(self, request: Request) -> Response:
-        """Logs in with a secret. What was typed is neither repeated nor logged."""
-        console, client = self._console, request.client.host if request.client else "?"
+        """Logs in with a secret. What was typed is neither repeated nor logged. A right one is never refused, whoever
+        failed before: it has 256 random bits, and a person cannot be told from others at the same source."""
+        console = self._console
         fields = await read_form(console, request)
-        wait_s = console.attempts.wait_s(client)
-        if wait_s > 0:
-            log.warning("too many failed logins from %s", client)
-            text = f"Too many failed attempts. Try again in {wait_s:.0f} s."
-            refused = self._page(request, text, 429, fields)
-            refused.headers["retry-after"] = str(math.ceil(wait_s))
-            return refused
+        source = await run_in_threadpool(source_of, request)
         role = (
             matching_role(console.home, fields.get("secret", "").strip())
             if console.settings.secrets
             else None
         )
         if role is None:
-            console.attempts.fail(client)
-            log.warning("a login from %s failed", client)
-            return self._page(request, "This is not one of the console's secrets.", 401, fields)
+            return self._refuse(request, source, fields)
         name = fields.get("name", "").strip()
         if not _NAME.fullmatch(name):
             return self._page(request, _NAME_REFUSED, 400, fields)
-        log.info("%s logged in from %s%s", role, client, f" as {name}" if name else "")
+        log.info("%s logged in from %s%s", role, source, f" as {name}" if name else "")
         answer = RedirectResponse(local_path(fields), 303)
         self._remember(answer, role, f"{name} (console {role})" if name else f"console {role}")
         return answer
+
+    def _refuse(self, request: Request, source: str, fields: Mapping[str, str]) -> Response:
+        wrong, wait_s = "This is not one of the console's secrets", self._console.attempts.fail(source)
+        if not wait_s:
+            log.warning("a login from %s failed", source)
+            return self._page(request, f"{wrong}.", 401, fields)
+        text = f"{wrong}, and it is the next of too many: wait {math.ceil(wait_s)} s before you try another."
+        refused = self._page(request, text, 429, fields)
+        refused.headers["retry-after"] = str(math.ceil(wait_s))
+        return refused
 
     async def logout(self, request: Request) -> Response:
         session = self._console.session(request)

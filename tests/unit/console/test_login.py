@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import stat
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
-from serin.console.guard import Attempts
+from serin.console.guard import Attempts, source_of
 from serin.console.sessions import cookie2session, new_session, session2cookie
 from serin.errors import SpecError, StackUnusable
 from serin.stack.console.secrets import ROLES, role_secret, rotate_secret, secret_file
@@ -59,24 +62,64 @@ def test_a_wrong_secret_is_refused_and_not_repeated(home: Path) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_failed_logins_are_slowed_down_even_with_the_right_secret(home: Path) -> None:
-    stranger = visitor(home)
+def test_wrong_secrets_wait_longer_each_time_and_a_right_one_never_does(home: Path) -> None:
+    console = visitor(home)
     for _ in range(5):
-        assert stranger.post("/login", {"secret": "wrong"}).status_code == 401
-    answer = stranger.post("/login", {"secret": role_secret(home, "operator")})
-    assert answer.status_code == 429
-    assert 0 < int(answer.headers["retry-after"]) <= 60
+        assert console.post("/login", {"secret": "wrong"}).status_code == 401
+    for _ in range(20):
+        answer = console.post("/login", {"secret": "wrong"})
+        assert answer.status_code == 429
+        assert 0 < int(answer.headers["retry-after"]) <= 2
+    for role in ROLES:
+        assert console.post("/login", {"secret": role_secret(home, role)}).status_code == 303
 
 
-def test_attempts_are_forgotten_after_a_minute() -> None:
+def test_the_delay_doubles_up_to_a_limit_and_is_for_one_source() -> None:
     now = [0.0]
     attempts = Attempts(clock=lambda: now[0])
-    for _ in range(5):
-        attempts.fail("a")
-    assert attempts.wait_s("a") == 60.0
-    assert attempts.wait_s("b") == 0.0
-    now[0] = 60.0
-    assert attempts.wait_s("a") == 0.0
+    assert [attempts.fail("a") for _ in range(5)] == [0.0] * 5
+    delays = []
+    for _ in range(12):
+        delays.append(attempts.fail("a"))
+        assert attempts.fail("a") == delays[-1]  # what comes too early does not count
+        now[0] += delays[-1]
+        assert attempts.fail("a") == 0.0
+    assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 900.0, 900.0, 900.0]
+    assert attempts.fail("b") == 0.0
+    now[0] += 900.0 + 3600.0
+    assert [attempts.fail("a") for _ in range(5)] == [0.0] * 5
+
+
+def test_many_sources_take_little_memory_and_do_not_end_the_wait_of_one_that_keeps_on() -> None:
+    attempts = Attempts(clock=lambda: 0.0)
+    for number in range(30_000):
+        attempts.fail(f"10.0.{number >> 8}.{number & 255}")
+        waits = attempts.fail("busy")
+    assert waits == 2.0
+    assert len(attempts._sources) == 10_000
+
+
+def test_users_of_this_machine_are_told_apart_by_their_account() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            scope = {"type": "http", "server": ("127.0.0.1", port), "client": client.getsockname()}
+            assert source_of(Request(scope)) == f"127.0.0.1 (user {os.getuid()})"
+    assert source_of(Request(scope)) == "127.0.0.1"  # the connection is gone
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),  # one host has 2^64 addresses
+        ("testclient", "testclient"),
+    ],
+)
+def test_a_source_elsewhere_is_its_address_or_network(address: str, source: str) -> None:
+    scope = {"type": "http", "server": ("127.0.0.1", 8090), "client": (address, 1)}
+    assert source_of(Request(scope)) == source
+    assert source_of(Request({"type": "http", "client": None})) == "?"
 
 
 def test_a_new_secret_ends_the_sessions_of_its_role_and_no_others(home: Path) -> None:
