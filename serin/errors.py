@@ -95,6 +95,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── StageStopped                a stage ended early, because its run was cancelled
 └── StackError
     ├── AlreadyUp               a stack runs in this folder
+    ├── HostNameTaken           another agent reports under the name of this one
     ├── NotUp                   no stack runs in this folder
     ├── StackUnusable           a file, folder or process that keeps the stack from working
     ├── PortTaken               a requested port is in use
@@ -1000,6 +1001,14 @@ class AlreadyUp(StackError):
     )
     home: Path | str
     pid: int
+
+
+class HostNameTaken(StackError):
+    template = (
+        "another agent, with the gateway {address}, reports as host {host}; set SERIN_HOST to another name"
+    )
+    host: str
+    address: str
 
 
 class NotUp(StackError):

@@ -9,12 +9,20 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from serin.errors import NameInvalid, ObjectChanged, ObjectExists, StoreNotConditional
+from serin.errors import (
+    NameInvalid,
+    ObjectChanged,
+    ObjectExists,
+    StoreError,
+    StoreNotConditional,
+    StoreUnreachable,
+)
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 
@@ -95,6 +103,29 @@ def check_conditional(objects: Objects) -> None:
         raise StoreNotConditional(url=objects.url)
     finally:
         objects.remove(key)
+
+
+def check_answers(url: str, within_s: float) -> None:
+    """Raises StoreUnreachable unless the store answers in time, whatever it is that hangs: a file system does, too."""
+    failed: list[StoreError | OSError] = []
+
+    def ask() -> None:
+        try:
+            open_objects(url).read("cluster/probe/answer.json")
+        except (StoreError, OSError) as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask, name="store-probe", daemon=True)  # one that hangs holds up no exit
+    asking.start()
+    asking.join(within_s)
+    if asking.is_alive():
+        raise StoreUnreachable(url=url, reason=f"it does not answer within {within_s:g} s")
+    if failed:
+        raise (
+            failed[0]
+            if isinstance(failed[0], StoreError)
+            else StoreUnreachable(url=url, reason=str(failed[0]))
+        )
 
 
 class FolderObjects:

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from serin.rollout.cluster.access import StoreRollouts
+from serin.rollout.decide.placement import place
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.commands import Command, ask_by
@@ -195,3 +197,33 @@ def test_a_candidate_that_dies_on_one_host_is_rolled_back_at_once_and_no_client_
     assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
     live = before.live
     made.until(lambda: scene.live_everywhere(live), what="only the live version runs")
+
+
+def test_another_host_takes_over_when_the_only_host_of_a_model_is_lost(scene: Scene, first: Release) -> None:
+    made = scene.cluster
+    release = made.publish(0.1, SPEC.replace("serving: {", "serving: {replicas: 1, "))
+    scene.start(release, AT_ONCE)
+    scene.until(release, lambda now: now.phase is Phase.PROMOTED, what="the version with one replica")
+    (lost,) = place(MODEL, made.members, 1)
+    assert lost != "c", "a controller runs there"
+    member = made.members[lost]
+    made.network[lost].cut()
+    made.network[lost].kill()
+    assert member.process is not None
+    member.process.wait()
+    member.process = None
+    others = [each for name, each in made.members.items() if name != lost]
+    began = time.monotonic()
+    made.until(lambda: all(each.ask()[0] == 200 for each in others), what="another host answers")
+    print(f"\nanswered {time.monotonic() - began:.1f} s after the loss of host {lost}")
+    made.network[lost].restore()
+    member.start()
+    made.until(
+        lambda: made.report(lost) is not None and member.ask()[0] == 200, what="it is back, as a gateway"
+    )
+    made.until(lambda: _runs_at(scene, release) not in ([], [lost]), what="its place is taken")
+
+
+def _runs_at(scene: Scene, release: Release) -> list[str]:
+    reports = {name: scene.cluster.report(name) for name in scene.cluster.members}
+    return [name for name, found in reports.items() if found and release.name in found.releases]

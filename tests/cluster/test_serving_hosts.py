@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -121,7 +122,7 @@ def test_gateway_and_releases_run_on_while_the_agent_is_killed_or_the_store_is_a
         member.process.wait()
         member.start()
         hit(scene.members["c"].pids()[AGENT] or 0)
-        assert _said(member, "NOT REACHED", stable.name)
+        assert _said(member, "NOT USED", stable.name)
         scene.store_host.restore()
         seq = scene.want({stable.name: ("a", "b")}, ModelRoute(model=MODEL, epoch=2, stable=stable))
         scene.until(lambda: scene.in_force(seq), what="the store is back")
@@ -173,6 +174,20 @@ def test_every_request_is_counted_once_over_all_hosts(
     )
 
 
+def test_a_second_agent_with_the_name_of_a_host_is_refused_and_the_first_one_serves_on(
+    scene: Cluster, releases: tuple[Release, Release]
+) -> None:
+    first, other = scene.members["a"], scene.members["c"]
+    second = replace(other, home=other.home.with_name("second"), port=other.host.free_port())
+    second = replace(second, variables={**first.variables, "SERIN_HOME": str(second.home)})
+    words = ["agent", "--address", second.host.address, "--port", str(second.port)]
+    done = second.serin(*words, check=False)
+    assert done.returncode != 0
+    assert f"with the gateway {first.host.address}:{first.port}, reports as host a" in done.stderr
+    assert stack_processes(second.home) == []
+    assert first.ask()[0] == 200
+
+
 def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewhere(
     scene: Cluster, releases: tuple[Release, Release]
 ) -> None:
@@ -187,6 +202,7 @@ def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewh
         scene.until(lambda: far.answered > so_far + 50)
     assert far.errors == []
     assert stack_processes(member.home) == []
+    assert scene.report("b") is None, "others take its place, and no rollout waits for it"
     started = time.time()
     member.start()
     scene.until(lambda: _reported_since(scene, started) and scene.ready(releases[0], "b"), what="b is back")

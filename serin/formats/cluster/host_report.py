@@ -4,7 +4,7 @@
     cluster/hosts/<host>/worker-<pool>.json of a Prefect worker: its pool, its GPUs and who holds them
 
 A report that does not change for some seconds means that the host is silent; who reads it measures that with their own
-clock, by `beat`. A report stays when its host is gone, until somebody forgets the host.
+clock, by `beat`. A host that is stopped removes its report; that of a lost one stays until somebody forgets the host.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain"]
+Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout"]
 Severity = Literal["page", "ticket", "info"]
 """`page`: somebody must look now; `ticket`: on the next working day; `info`: nothing must be done."""
 

@@ -1,11 +1,12 @@
 """Releases on the hosts of agents: started and stopped by the desired state, seen by the hosts' reports.
 
-A release is placed on its hosts when it is started and stays there; a host that somebody forgets is left out. Silent
-hosts keep their last report, and the judge holds the rollout until they report again.
+A release is placed on its hosts when it is started and stays there, unless a host is forgotten or lost: then another
+one takes its place. Silent hosts keep their last report, and the judge holds the rollout until they report again.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -17,6 +18,8 @@ from serin.rollout.cluster.hosts import Hosts
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.placement import extend, place
 from serin.store.artifacts import Endpoint, Release
+
+logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
 _RETURN_S: Final = 60.0  # a host that reports again has this long to have its releases ready
@@ -40,6 +43,9 @@ class AgentProcesses:
         self._instances: dict[tuple[str, str], int] = {}  # by release and host
         self._restarts: dict[str, int] = {}  # by release: restarts that were seen
         self._away: dict[str, float] = {}  # hosts that were silent: when that was seen last
+        self._joining: set[tuple[str, str]] = (
+            set()
+        )  # releases on hosts that took another's place, until ready
 
     def start(self, release: Release) -> None:
         """Places the release. Raises ReleaseNotReady when no host reports, or a host could not start it."""
@@ -48,7 +54,9 @@ class AgentProcesses:
                 if found.problem:
                     raise self._not_ready(release, f"host {host}: {found.problem}", host)
             return
-        chosen = place(release.model, self._hosts.reporting, self._replicas_of(release))
+        model, hosts, replicas = release.model, self._hosts.reporting, self._replicas_of(release)
+        beside = place(model, {*hosts} & self._hosts_of_model(model), replicas)
+        chosen = extend(beside, model, hosts, replicas)
         if not chosen:
             raise self._not_ready(release, "no host with an agent reports; start `serin agent` on one")
         self._desired.change(hosts={**self._desired.state.hosts, release.name: chosen})
@@ -67,7 +75,8 @@ class AgentProcesses:
             return _of_live(present)
         if any(report.problem and report.state == "absent" for report in found.values()):
             return "absent"  # so that it is started again, which raises the reason
-        states = [self._state_at(release, host, found.get(host)) for host in hosts]
+        settled = [host for host in hosts if (release.name, host) not in self._joining]
+        states = [self._state_at(release, host, found.get(host)) for host in settled or hosts]
         if "dead" in states:
             return "dead"
         return "ready" if all(state == "ready" for state in states) else "starting"
@@ -118,18 +127,29 @@ class AgentProcesses:
         self._closed.set()
 
     def tidy(self, settled: Sequence[Release]) -> None:
-        """Notes which hosts are away, leaves out forgotten ones, and adds hosts to the live releases in `settled`."""
+        """Notes which hosts are away, replaces lost and forgotten ones, and adds hosts to the releases in `settled`."""
         t = self._steady()
         self._away |= dict.fromkeys(self._hosts.silent, t)
         self._away = {host: at for host, at in self._away.items() if t - at < _RETURN_S}
-        wanted = {}
+        wanted, joined = {}, set()
         for name, at in self._desired.state.hosts.items():
-            wanted[name] = left = tuple(host for host in at if host in self._hosts.reports)
             release = Release.parse(name)
-            if release in settled:
-                replicas = self._replicas_of(release)
-                wanted[name] = extend(left, release.model, self._hosts.reporting, replicas)
+            replicas = self._replicas_of(release) if release in settled else len(at)
+            known = [host for host in at if host in self._hosts.reports]
+            wanted[name] = extend(known, release.model, self._hosts.reporting, replicas, self._hosts.lost)
+            joined |= {(name, host) for host in wanted[name] if host not in at}
+            for host in [host for host in at if host not in wanted[name]]:
+                logger.warning(
+                    "%s: host %s is gone; it runs on %s", name, host, ", ".join(wanted[name]) or "none"
+                )
         self._desired.change(hosts={name: at for name, at in wanted.items() if at})
+        self._joining = {each for each in self._joining | joined if not self._has_joined(*each)}
+
+    def _has_joined(self, name: str, host: str) -> bool:
+        """Returns whether a host that took another's place has the release ready, or is not to have it any more."""
+        report = self._hosts.reports.get(host)
+        found = report.releases.get(name) if report else None
+        return host not in self._desired.state.hosts.get(name, ()) or bool(found and found.state == "ready")
 
     def _state_at(self, release: Release, host: str, report: ReleaseReport | None) -> ReleaseState:
         """Returns the state on one host. A host that was silent has some time to have it ready again."""
@@ -144,6 +164,11 @@ class AgentProcesses:
 
     def _hosts_of(self, release: Release) -> tuple[str, ...]:
         return self._desired.state.hosts.get(release.name, ())
+
+    def _hosts_of_model(self, model: str) -> set[str]:
+        """Returns the hosts of the model's releases: those that are compared run on the same machines."""
+        found = self._desired.state.hosts.items()
+        return {host for name, at in found if Release.parse(name).model == model for host in at}
 
     def _found(self, release: Release) -> dict[str, ReleaseReport]:
         """Returns the newest reports about a release, by host."""

@@ -13,6 +13,7 @@ from serin.store.objects import Objects
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0
+LOST_S: Final = 30.0  # a host that is silent for so long has no releases: others take its place
 
 _GAP_S: Final = 2.0  # reports that were not looked at for longer say nothing about their hosts' silence
 
@@ -70,3 +71,8 @@ class Hosts:
     def silent(self) -> dict[str, float]:
         """The silent hosts, and for how long they are."""
         return {host: seconds for host in sorted(self.reports) if (seconds := self.silent_s(host))}
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The hosts that have been silent for too long to be counted on."""
+        return frozenset(host for host, seconds in self.silent.items() if seconds >= LOST_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def place(model: str, hosts: Iterable[str], replicas: int | None) -> tuple[str, ...]:
@@ -16,12 +16,17 @@ def place(model: str, hosts: Iterable[str], replicas: int | None) -> tuple[str, 
     return tuple(sorted(ranked if replicas is None else ranked[:replicas]))
 
 
-def extend(now: Sequence[str], model: str, hosts: Iterable[str], replicas: int | None) -> tuple[str, ...]:
-    """Returns `now` with the hosts that it lacks for `replicas`; no host is taken away."""
-    there = set(now)
+def extend(
+    now: Sequence[str], model: str, hosts: Iterable[str], replicas: int | None, lost: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Returns `now` with the hosts that it lacks for `replicas`. Hosts in `lost` do not count: each of them leaves when
+    another host takes its place. No other host is taken away."""
+    there = {host for host in now if host not in lost}
     wanted = [host for host in place(model, hosts, replicas) if host not in there]
     room = len(wanted) if replicas is None else max(replicas - len(there), 0)
-    return tuple(sorted([*there, *wanted[:room]]))
+    there.update(wanted[:room])
+    gone = [host for host in now if host in lost]
+    return tuple(sorted([*there, *(gone if replicas is None else gone[: max(replicas - len(there), 0)])]))
 
 
 def _rank(model: str, host: str) -> bytes:

@@ -6,6 +6,7 @@ serving by the last desired state, which is kept on disk.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,19 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from serin.errors import SerinError, StoreUnreachable
+from serin.errors import HostNameTaken, ObjectChanged, ObjectExists, SerinError
 from serin.formats.cluster.desired_state import PREFIX, DesiredState, key_of
 from serin.formats.cluster.host_report import AgentReport, agent_key
 from serin.machine.durable import write_whole
 from serin.stack.agent.evidence import EvidenceUpload
 from serin.stack.agent.peer_book import PeerBook
+from serin.stack.agent.settings import agent_folder
 from serin.store.objects import Objects
 
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 1.0
+_TAG_FILE: Final = "report_tag"
 _PEERS_AT_ONCE: Final = 8
 _LOOK_BACK_ROUNDS: Final = 30
+_UNCHANGED_ROUNDS: Final = 5  # a report that nobody has written for so long has no agent
 
 
 class Link:
@@ -51,6 +55,7 @@ class Link:
         self._desired = _read_kept(kept)
         self._read_kept_peers()
         self._report: AgentReport | None = None
+        self._own = OwnReport(host, kept.with_name(_TAG_FILE))
         self._beat, self._rounds = 0, 0
         self._problem = ""
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -106,9 +111,10 @@ class Link:
             self._wake.set()  # the controller waits for it
 
     def round(self) -> None:
-        """One exchange with the store. Raises StoreUnreachable."""
+        """One exchange with the store. Raises StoreUnreachable, and HostNameTaken while another agent has this name."""
         if self._objects is None:
             self._objects = self._open()
+        self._own.claim(self._objects)
         newer = self._read_desired(self._objects)
         changed = self._read_peers(self._objects, newer or self._desired)
         with self._lock:
@@ -130,16 +136,14 @@ class Link:
             problem = ""
             try:
                 self.round()
-            except StoreUnreachable as error:
-                problem = str(error)
             except (OSError, SerinError) as error:
                 problem = str(error)
             with self._lock:
                 before, self._problem = self._problem, problem
             if problem and not before:
-                log.warning("the store cannot be used, serving continues: %s", problem)
+                log.warning("no exchange with the store, serving continues: %s", problem)
             elif before and not problem:
-                log.info("the store answers again")
+                log.info("the exchange with the store works again")
             self._wake.wait(max(0.0, ROUND_S - (self._clock() - began)))
 
     def _read_desired(self, objects: Objects) -> DesiredState | None:
@@ -186,10 +190,74 @@ class Link:
         self._beat += 1
         # Of a restarted agent, too, the beat is another one than before.
         beat = max(self._beat, time.time_ns() // 1_000_000)
-        objects.put(
-            agent_key(self._host),
-            replace(report, beat=beat, t=time.time(), evidence_seq=self._evidence.seq).dump(),
+        self._own.write(
+            objects, replace(report, beat=beat, t=time.time(), evidence_seq=self._evidence.seq).dump()
         )
+
+
+def tag_file(home: Path) -> Path:
+    return agent_folder(home) / _TAG_FILE
+
+
+class OwnReport:
+    """This host's report, which one agent alone may write: of two with the same name the second one is refused.
+
+    `kept`: the file with the tag of what was written last, so that the next process knows it as its own.
+    """
+
+    def __init__(self, host: str, kept: Path) -> None:
+        self._host, self._key, self._kept = host, agent_key(host), kept
+        self._tag: str | None = None  # None: not claimed yet
+        self._sent = b""
+        self._seen: tuple[str, int] = ("", 0)  # the tag of a foreign report, and for how many rounds
+
+    def claim_at_last(self, objects: Objects) -> None:
+        """Claims the report, or raises HostNameTaken after having seen that another agent keeps writing it."""
+        for left in reversed(range(_UNCHANGED_ROUNDS + 1)):
+            try:
+                self.claim(objects)
+                return
+            except HostNameTaken:
+                if not left:
+                    raise
+            time.sleep(ROUND_S)
+
+    def claim(self, objects: Objects) -> None:
+        """Raises HostNameTaken unless the report is this agent's, or nobody has written it for some rounds."""
+        if self._tag is not None:
+            return
+        found = objects.read(self._key)
+        if found is None or found.content == self._sent or found.tag == self._read_kept():
+            self._tag = found.tag if found else ""
+            return
+        tag, rounds = self._seen
+        self._seen = (found.tag, rounds + 1 if found.tag == tag else 0)
+        if self._seen[1] >= _UNCHANGED_ROUNDS:
+            self._tag = found.tag
+            return
+        report = _load(self._host, found.content)
+        raise HostNameTaken(host=self._host, address=report.address if report else "unknown")
+
+    def write(self, objects: Objects, content: bytes) -> None:
+        """Replaces the report. Raises HostNameTaken when another agent has written it since."""
+        before, self._tag, self._sent = self._tag, None, content
+        try:
+            tag = (
+                objects.replace(self._key, content, before) if before else objects.create(self._key, content)
+            )
+        except (ObjectChanged, ObjectExists):
+            self._seen = ("", 0)
+            self.claim(objects)  # it was forgotten, or an answer was lost
+            return
+        self._tag = tag
+        with contextlib.suppress(OSError):  # without it, the next process waits for some rounds
+            self._kept.write_text(tag)
+
+    def _read_kept(self) -> str | None:
+        try:
+            return self._kept.read_text()
+        except (OSError, ValueError):
+            return None
 
 
 def _essence(report: AgentReport) -> object:

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.errors import AlreadyUp, ProcessFailed, SerinError, StoreError
 from serin.formats.cluster.host_report import agent_key
 from serin.machine import environment
 from serin.machine.private import make_private
@@ -24,6 +24,7 @@ from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
 from serin.stack.agent.evidence import evidence_prefix
+from serin.stack.agent.link import OwnReport, tag_file
 from serin.stack.agent.settings import AgentSettings
 from serin.stack.down import clear_away, take_down
 from serin.stack.guard import key_trouble
@@ -32,19 +33,21 @@ from serin.stack.host.standing import stack_environment
 from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.wiring import AGENT, agent_process, build_gateway, watcher_process
-from serin.store.objects import open_objects
+from serin.store.objects import check_answers, open_objects
 
 log = logging.getLogger(__name__)
 
 _READY_S = 30.0
 _LOOK_S = 1.0
 _END_S = 120.0
+_STORE_S = 5.0
 
 
 def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> None:
     """Serves until `stop` is set. Raises ProcessFailed when the gateway does not start or the supervisor exits."""
     make_private(home)
     _end_other_settings(home, settings)
+    _check_name(home, settings.host)
     with changing_stack(home):
         last = read_stack(home)
         stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
@@ -57,15 +60,30 @@ def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> Non
         log.info("host %s: ending", settings.host)
     finally:
         take_down(home)
-        if settings.gateway_only and stop.is_set():
+        if stop.is_set():
             _forget(settings.host)
 
 
-def _forget(host: str) -> None:
-    """Removes what a gateway without releases reported: another one under another name takes its place, and its silence
-    must not hold rollouts."""
+def _check_name(home: Path, host: str) -> None:
+    """Raises HostNameTaken if another agent reports under this name. A store that is away keeps no host from serving:
+    the agent's loop looks again."""
+    last, url = read_stack(home), environment.store_url()
+    if last is not None and last.is_alive:  # its own loop reports
+        return
     try:
-        objects = open_objects(environment.store_url())
+        check_answers(url, _STORE_S)
+        OwnReport(host, tag_file(home)).claim_at_last(open_objects(url))
+    except StoreError as error:
+        log.warning("whether another agent is called %s is not known yet: %s", host, error)
+
+
+def _forget(host: str) -> None:
+    """Removes what this host reported: it was stopped on purpose, so others take its place at once, and its silence
+    does not hold rollouts."""
+    try:
+        url = environment.store_url()
+        check_answers(url, _STORE_S)
+        objects = open_objects(url)
         for key in (agent_key(host), *objects.keys(evidence_prefix(host))):
             objects.remove(key)
     except (OSError, SerinError) as error:

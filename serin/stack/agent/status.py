@@ -23,7 +23,7 @@ _STALE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
-    """`report`: the agent's last one; None: it has not ticked yet. `store_problem`: why it does not reach the store."""
+    """`report`: the agent's last one; None: it has not ticked yet. `store_problem`: why it does not use the store."""
 
     home: Path
     settings: AgentSettings
@@ -68,7 +68,7 @@ class AgentStatus:
             secure = "with" if self.settings.peer_files else "WITHOUT"
             found.append(f"peers    reach this host at {self.settings.peer_address}, {secure} TLS")
         if self.store_problem:
-            found.append(f"store    NOT REACHED; serving continues as it is: {self.store_problem}")
+            found.append(f"store    NOT USED; serving continues as it is: {self.store_problem}")
         if self.stale:
             found.append("agent    DOES NOT TICK; see its log in logs/agent.log")
         if self.report and self.report.problem:

@@ -26,6 +26,7 @@ from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.watch.refusals_duty import RefusalsDuty
 from serin.stack.watch.retrain_duty import RetrainDuty
+from serin.stack.watch.rollouts_duty import RolloutsDuty
 from serin.stack.watch.share_duty import ShareDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
@@ -43,6 +44,7 @@ def duties(home: Path) -> list[Duty]:
         DriftDuty(home, alerts),
         QualityDuty(home, alerts),
         RefusalsDuty(home, alerts),
+        RolloutsDuty(home, alerts),
         RetrainDuty(home),
         CostDuty(home),
     ]

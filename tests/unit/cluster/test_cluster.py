@@ -19,6 +19,12 @@ def routed(cluster: Cluster, host: str) -> tuple[str, float] | None:
     return None
 
 
+def running(cluster: Cluster, release: str) -> tuple[str, ...]:
+    state = newest_state(cluster.store)
+    assert state is not None
+    return state.hosts[release]
+
+
 def test_a_release_runs_on_all_hosts_and_is_promoted_at_every_gateway(cluster: Cluster) -> None:
     cluster.host("a", "b", "c")
     cluster.controller("one")
@@ -108,6 +114,72 @@ def test_a_lost_host_keeps_the_live_release_ready_and_the_candidate_alive(cluste
         cluster.agents["c"].restart(release)  # the host was restarted
     cluster.step(3)
     assert cluster.now().phase is Phase.SHIFTING
+
+
+@pytest.mark.parametrize("replicas", [1, 2, None])
+def test_a_lost_host_is_replaced_and_gets_nothing_back_that_another_one_has(replicas: int | None) -> None:
+    cluster = Cluster(replicas=replicas)
+    cluster.host("a", "b", "c")
+    cluster.controller("one")
+    cluster.promote_first()
+    before = running(cluster, "flights-v1")
+    lost = before[0]
+    cluster.frozen.add(lost)
+    cluster.step(25)
+    assert running(cluster, "flights-v1") == before, "it may come back"
+    cluster.step(10)
+    after = running(cluster, "flights-v1")
+    assert len(after) == len(before)
+    assert replicas is None or lost not in after
+    ready = [
+        name
+        for name in after
+        if name != lost and cluster.agents[name].releases["flights-v1"].state == "ready"
+    ]
+    assert len(ready) == (replicas or 2)
+    cluster.frozen.clear()
+    cluster.step(5)
+    assert running(cluster, "flights-v1") == after
+    cluster.command("start", 2)
+    cluster.until(Phase.PROMOTED)
+    assert running(cluster, "flights-v2") == after, "beside the release that it is compared with"
+    cluster.close()
+
+
+def test_a_host_that_is_lost_in_a_rollout_is_replaced_for_both_releases() -> None:
+    cluster = Cluster(replicas=2)
+    cluster.host("a", "b", "c")
+    cluster.controller("one")
+    cluster.judge.step_s = 1e9
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    lost, stays = running(cluster, "flights-v2")
+    cluster.frozen.add(lost)
+    cluster.step(40)
+    (new,) = {"a", "b", "c"} - {lost, stays}
+    assert running(cluster, "flights-v1") == running(cluster, "flights-v2") == tuple(sorted((stays, new)))
+    assert cluster.now().phase is Phase.SHIFTING, "the lost host is not the candidate's fault"
+    cluster.close()
+
+
+def test_a_candidate_without_any_host_left_is_rolled_back_and_the_live_release_answers_elsewhere() -> None:
+    cluster = Cluster(replicas=1)
+    cluster.host("a", "b")
+    cluster.controller("one")
+    cluster.judge.step_s = 1e9
+    cluster.promote_first()
+    cluster.command("start", 2)
+    cluster.until(Phase.SHIFTING)
+    (lost,) = running(cluster, "flights-v2")
+    cluster.agents["a" if lost == "b" else "b"].broken.add("flights-v2")
+    cluster.frozen.add(lost)
+    cluster.until(Phase.ROLLED_BACK)
+    cluster.step(3)
+    (other,) = running(cluster, "flights-v1")
+    assert other != lost
+    assert cluster.agents[other].releases["flights-v1"].state == "ready"
+    cluster.close()
 
 
 def test_a_gateway_that_rejects_its_routes_holds_the_rollout(cluster: Cluster) -> None:
