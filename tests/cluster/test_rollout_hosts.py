@@ -23,7 +23,7 @@ from serin.store.artifacts import Release
 from tests.chaos.rollout import executes_first
 from tests.cluster.namespaces import end
 from tests.cluster.part import need
-from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, cluster
+from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, Member, cluster
 from tests.signals import hit
 
 SPEC = "serving: {p99_ms: 500, request_timeout: 10s, backend: onnx_python}\n"
@@ -218,10 +218,15 @@ def test_another_host_takes_over_when_the_only_host_of_a_model_is_lost(scene: Sc
     print(f"\nanswered {time.monotonic() - began:.1f} s after the loss of host {lost}")
     made.network[lost].restore()
     member.start()
-    made.until(
-        lambda: made.report(lost) is not None and member.ask()[0] == 200, what="it is back, as a gateway"
-    )
+    made.until(lambda: _answers(member), what="it is back, as a gateway")
     made.until(lambda: _runs_at(scene, release) not in ([], [lost]), what="its place is taken")
+
+
+def _answers(member: Member) -> bool:
+    try:
+        return member.ask()[0] == 200
+    except OSError:  # it is not up yet
+        return False
 
 
 def _runs_at(scene: Scene, release: Release) -> list[str]:
