@@ -62,10 +62,11 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
     record_all(home, model)
     if model not in models_captured(home):
         raise not_recorded(model)
-    found = forget_rows(home, model, where, remove=yes)
-    if found.rows and not yes:
-        confirm(f"Delete {counted(found.rows, 'recorded row')} of {model} and their labels?", yes=False)
-        found = forget_rows(home, model, where, remove=True)
+    if not yes and (rows := forget_rows(home, model, where, remove=False).rows):
+        confirm(f"Delete {counted(rows, 'recorded row')} of {model} and their labels?", yes=False)
+    found = forget_rows(
+        home, model, where, remove=True
+    )  # without rows, too: a deletion may have been interrupted
     if as_json:
         show_json(dataclasses.asdict(found))
         return
@@ -73,6 +74,10 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
         say(f"some versions do not record the column {name!r}: it counts as null there")
     what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
     show(f"deleted {what}, and {counted(found.labels, 'label')}")
+    if found.leftovers:
+        show(
+            f"removed {counted(found.leftovers, 'file')} with rows of records that a killed process had left"
+        )
 
 
 def _forget_everywhere(

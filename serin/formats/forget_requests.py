@@ -81,11 +81,10 @@ def requested_models(objects: Objects) -> dict[str, set[int]]:
     return _by_model(objects.keys(REQUESTS), REQUESTS)
 
 
-def applied_by(objects: Objects, host: str) -> dict[str, set[int]]:
-    """The numbers of the requests that a host has applied, by model."""
+def applied_by(keys: Iterable[str], host: str) -> dict[str, set[int]]:
+    """The numbers of the requests that a host has applied, by model. `keys`: all below `APPLIED`."""
     ends = f"/{host}.json"
-    keys = [key.removesuffix(ends) for key in objects.keys(APPLIED) if key.endswith(ends)]
-    return _by_model(keys, APPLIED)
+    return _by_model([key.removesuffix(ends) for key in keys if key.endswith(ends)], APPLIED)
 
 
 def write_applied(objects: Objects, request: ForgetRequest, applied: Applied) -> None:

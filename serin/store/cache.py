@@ -13,10 +13,10 @@ large.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -84,12 +84,13 @@ class Cache:
             record = self._record(place)
             return self._root / place if record and self._looks_right(place, record["files"]) else None
 
-    def forget(self, place: str) -> None:
-        """Removes a copy unless it is in use."""
+    def forget(self, place: str) -> bool:
+        """Removes a copy, with what a killed process had fetched of it. False: it is in use."""
         with unused(self._in_use(place)) as free:
             if free:
                 self._remove(place)
                 self._in_use(place).unlink(missing_ok=True)
+        return free
 
     # how
 
@@ -102,7 +103,7 @@ class Cache:
                 path.unlink()
         missing = [name for name, file in published.files.items() if not is_as_listed(folder / name, file)]
         for _ in range(_TRIES):
-            missing = self._fetch_into(folder, missing, published, fetch, compared=compared)
+            missing = self._fetch_into(place, missing, published, fetch, compared=compared)
         if missing:
             raise BundleBroken(path=place, reason=f"{missing[0]} in the store does not match its digest")
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -113,13 +114,13 @@ class Cache:
         write_whole(self._record_file(place), json.dumps(record))
 
     def _fetch_into(
-        self, folder: Path, names: list[str], published: Published, fetch: Fetch, *, compared: bool
+        self, place: str, names: list[str], published: Published, fetch: Fetch, *, compared: bool
     ) -> list[str]:
         """Returns the names of those that arrived damaged."""
-        damaged: list[str] = []
+        folder, damaged = self._root / place, list[str]()
         if not names:
             return damaged
-        with self._scratch() as scratch:
+        with self._scratch(place) as scratch:
             files = {name: scratch / str(number) for number, name in enumerate(names)}
             fetch(files)
             for name, path in files.items():
@@ -134,13 +135,18 @@ class Cache:
         return damaged
 
     @contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        folder = self.workspace_parent() / secrets.token_hex(8)
+    def _scratch(self, place: str) -> Iterator[Path]:
+        """An empty folder to fetch files into. A place has one: a process that was killed leaves it to the next."""
+        folder = self._scratch_folder(place)
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _scratch_folder(self, place: str) -> Path:
+        return self.workspace_parent() / hashlib.sha256(place.encode()).hexdigest()[:16]
 
     @contextmanager
     def _filling(self, place: str) -> Iterator[None]:
@@ -199,7 +205,8 @@ class Cache:
 
     def _remove(self, place: str) -> None:
         self._record_file(place).unlink(missing_ok=True)
-        shutil.rmtree(self._root / place, ignore_errors=True)
+        for folder in (self._root / place, self._scratch_folder(place)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stat(path: Path) -> list[int]:

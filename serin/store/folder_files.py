@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from serin.errors import ObjectChanged, ObjectExists
 from serin.machine.durable import sync
 from serin.store.objects import Entry, FolderObjects
+
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # not the locks beside objects
 
 
 class FolderFiles(FolderObjects):
@@ -57,8 +60,15 @@ class FolderFiles(FolderObjects):
         for key, path in files.items():
             self._copy(self._path(key), path)
 
-    def abandon_uploads(self, older_than_s: float) -> int:  # noqa: ARG002
-        return 0
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
+        """Removes unfinished files of processes that were killed, of keys that begin with `prefix`; returns how
+        many."""
+        left = [path for path in (self._folder / prefix).rglob(".*") if _SCRATCH.fullmatch(path.name)]
+        old = [path for path in left if time.time() - path.stat().st_mtime >= older_than_s]
+        for path in old:
+            path.unlink(missing_ok=True)
+            sync(path.parent)
+        return len(old)
 
     def _copy(self, source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

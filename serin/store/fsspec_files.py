@@ -80,7 +80,7 @@ class FsspecFiles:
         for key, path in files.items():
             self._fs.get_file(self._path(key), str(path))
 
-    def abandon_uploads(self, older_than_s: float) -> int:  # noqa: ARG002
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002
         return 0
 
     def _make_folder(self, key: str) -> None:

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -182,7 +183,10 @@ class FolderObjects:
         return sorted(key for key in shown if key.startswith(prefix) and key > after)
 
     def remove(self, key: str) -> None:
-        self._path(key).unlink(missing_ok=True)
+        path = self._path(key)
+        with suppress(FileNotFoundError):
+            path.unlink()
+            sync(path.parent)
 
     def _path(self, key: str) -> Path:
         return self._folder / checked_key(key)

@@ -74,12 +74,13 @@ class S3Files(S3Objects):
 
         self._transfer(list(files), fetch, writing=False)
 
-    def abandon_uploads(self, older_than_s: float) -> int:
-        """Ends uploads in parts that were begun so long ago and never completed; returns how many."""
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
+        """Ends uploads in parts that were begun so long ago and never completed, of keys that begin with `prefix`;
+        returns how many."""
         ended = 0
         pages = self._client.s3.get_paginator("list_multipart_uploads")
         try:
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for found in page.get("Uploads", ()):
                     if time.time() - found["Initiated"].timestamp() > older_than_s:
                         self._client.s3.abort_multipart_upload(

@@ -152,8 +152,25 @@ def test_without_yes_and_a_terminal_nothing_is_deleted(home: Path) -> None:
     )
     assert "Usage" not in asked.stderr
     done = json.loads(serin("captures", "forget", "taxis", "--where", "_row > 5", "--yes", "--json").output)
-    assert done == {"rows": 0, "files": 0, "labels": 0, "unread": []}
+    assert done == {"rows": 0, "files": 0, "labels": 0, "leftovers": 0, "unread": []}
     assert captured(home, "taxis").num_rows == 1
+
+
+def test_a_deletion_that_was_killed_is_finished_by_the_next_one_which_says_so(home: Path) -> None:
+    write_part(home, "taxis", 1, rows(1, 2, 3))
+    (old,) = captures_folder(home).rglob("*.parquet")
+    kept = old.read_bytes()
+    serin("captures", "forget", "taxis", "--where", "passenger_id = 2", "--yes")
+    old.write_bytes(
+        kept
+    )  # as if it had been killed between the new file's name and the removal of the old one
+    result = serin("captures", "forget", "taxis", "--where", "passenger_id = 2")
+    assert not old.exists()
+    assert result.output == (
+        "deleted 0 rows in 0 files, and 0 labels\n"
+        "removed 1 file with rows of records that a killed process had left\n"
+    )
+    assert captured(home, "taxis")["passenger_id"].to_pylist() == [1, 3]
 
 
 def test_deleting_a_version_deletes_its_records(home: Path) -> None:

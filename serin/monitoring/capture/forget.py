@@ -20,7 +20,7 @@ from serin.formats.captures import (
     versions_captured,
     writing,
 )
-from serin.monitoring.capture.merge import rewrite
+from serin.monitoring.capture.merge import rewrite, tidy
 
 Forgotten = Callable[[int, pa.Table], int]
 """Deletes what else is known of these rows of a version; returns how many labels."""
@@ -28,12 +28,14 @@ Forgotten = Callable[[int, pa.Table], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What was deleted. `labels`: how many labels were deleted with the rows. `unread`: columns of the expression that
-    some versions do not have; for those versions they are null."""
+    """What was deleted. `labels`: how many labels were deleted with the rows. `leftovers`: files that were removed
+    because a process that was killed had left them, such as an earlier deletion. `unread`: columns of the expression
+    that some versions do not have; for those versions they are null."""
 
     rows: int
     files: int
     labels: int = 0
+    leftovers: int = 0
     unread: tuple[str, ...] = ()
 
 
@@ -42,11 +44,13 @@ def forget(
 ) -> Deletion:
     """Deletes the rows of all versions for which `where` is true. Raises ExpressionError when it cannot be computed:
     nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows that a file loses
-    before it is rewritten, so that a repeated call finds them after a crash."""
+    before it is rewritten, so that a repeated call finds them after a crash. No file has the rows once this returns,
+    also none that readers leave out."""
     expression = parse(where)
     known = column_types(home, model)
     if known:
         check_columns(expression, known)
+    leftovers = tidy(home, model) if remove else 0
     rows = files = labels = 0
     unread: set[str] = set()
     for folder in _folders(home, model):
@@ -63,7 +67,7 @@ def forget(
                         rows_going = pq.read_table(part.path).filter(pa.array(going))
                         labels += sum(act(part.version, rows_going) for act in also)
                     rewrite(folder, [part], pa.array(~going))
-    return Deletion(rows=rows, files=files, labels=labels, unread=tuple(sorted(unread)))
+    return Deletion(rows=rows, files=files, labels=labels, leftovers=leftovers, unread=tuple(sorted(unread)))
 
 
 def check_columns(expression: Expression, known: Collection[str]) -> None:

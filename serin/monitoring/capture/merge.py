@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -86,23 +86,33 @@ def rewrite(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> 
     sync(folder)
 
 
-def tidy(home: Path, model: str) -> None:
-    """Removes what a process that was killed left: unfinished files, and files that others replace."""
+def tidy(home: Path, model: str) -> int:
+    """Removes what a process that was killed left: unfinished files, and files that others replace. They are gone from
+    the disk once this returns. Returns their number."""
     with writing(home, model) as folder:
-        for path in folder.glob(f"{SCRATCH}*"):
-            path.unlink()
+        count = _remove(folder, folder.glob(f"{SCRATCH}*"))
         for version in versions_captured(home, model):
             for hour in hours_captured(home, model, version):
-                _tidy_hour(folder / str(version) / hour)
+                count += _tidy_hour(folder / str(version) / hour)
+    return count
 
 
-def _tidy_hour(folder: Path) -> None:
+def _tidy_hour(folder: Path) -> int:
     kept = {part.path for part in parts_of_hour(folder)}
-    for path in folder.iterdir():
-        if path not in kept and (path.name.startswith(SCRATCH) or path.suffix == ".parquet"):
-            path.unlink(missing_ok=True)
+    left = [path for path in folder.iterdir() if path.name.startswith(SCRATCH) or path.suffix == ".parquet"]
+    count = _remove(folder, (path for path in left if path not in kept))
     with suppress(OSError):
         folder.rmdir()  # when it is empty
+    return count
+
+
+def _remove(folder: Path, paths: Iterable[Path]) -> int:
+    going = list(paths)
+    for path in going:
+        path.unlink(missing_ok=True)  # an upload removes its own unfinished file
+    if going:
+        sync(folder)
+    return len(going)
 
 
 def _runs(parts: Sequence[Part]) -> Iterator[list[Part]]:

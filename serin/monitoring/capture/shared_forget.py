@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from serin.expressions import Expression, parse
 from serin.formats.captures import Part, file_name, parts_of_hour
-from serin.formats.shared_captures import SharedFile, file_key, in_force, shared_files
+from serin.formats.shared_captures import RECORDS, SharedFile, file_key, in_force, shared_files
 from serin.monitoring.capture.forget import Deletion, going_rows
 from serin.monitoring.capture.merge import rewrite
 from serin.monitoring.capture.shared_read import Folder, SharedRecords, folders
@@ -31,6 +31,8 @@ def forget_shared(records: SharedRecords, model: str, where: str, hosts: Collect
     listing = [file for file in records.listing(model) if file.writer.host in hosts]
     known: dict[str, pa.DataType] = {}
     rows = files = 0
+    for host in hosts:
+        records.files.abandon_uploads(0.0, f"{RECORDS}{model}/{host}/")  # of a process that was killed
     for folder, _ in folders(listing):
         for trial in range(_TRIES):
             try:

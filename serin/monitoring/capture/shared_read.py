@@ -122,15 +122,18 @@ class SharedRecords:
         """The copies of a home, laid out like it."""
         return self._copies.root / _COPIES / writer.host / writer.id
 
-    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> None:
-        """Deletes copies of files that the store does not have any more: rows in them may have been deleted."""
+    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> bool:
+        """Deletes copies of files that are not in `listing`: rows in them may have been deleted, or will be. Returns
+        whether all are gone; one that is being read stays."""
         known = {folder: {file.name for file in files} for folder, files in folders(listing)}
+        gone = True
         for path in (self._copies.root / _COPIES).glob(f"*/*/captures/{model}/*/*"):
             hosts = path.relative_to(self._copies.root / _COPIES).parts
             writer = Writer(model=model, host=hosts[0], id=hosts[1])
             names = known.get((writer, int(path.parent.name), path.name), set())
-            if any(file.name not in names for file in path.iterdir()):
-                self._copies.forget(self._place((writer, int(path.parent.name), path.name)))
+            if not names or any(file.name not in names for file in path.iterdir()):
+                gone &= self._copies.forget(self._place((writer, int(path.parent.name), path.name)))
+        return gone
 
     def _place(self, folder: Folder) -> str:
         writer, version, hour = folder

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import pyarrow as pa
 from serin.formats.captures import Part
 from serin.formats.shared_captures import records_source
 from serin.machine.durable import write_whole
-from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.quality.joined import JoinedRows
@@ -36,30 +34,17 @@ from serin.monitoring.quality.store import (
     LabelFile,
     delete_old_labels,
     described,
+    following,
     label_files,
+    quality_folder,
     with_description,
     write_table,
 )
-from serin.spec.names import valid_model_name
 
 _FORGOTTEN = "forgotten"
 
 Rows = Callable[[Watched, pa.Table, QualityState], None]
 """What else is counted: gets new recorded rows, or rows that have just got their first label."""
-
-
-def quality_folder(home: Path, model: str) -> Path:
-    return home / "watch" / "quality" / valid_model_name(model)
-
-
-@contextmanager
-def following(home: Path, model: str) -> Iterator[Path]:
-    """Holds the lock of a model's labelled rows. Yields their folder."""
-    make_private(home / "watch")
-    make_private(home / "watch" / "quality")
-    folder = make_private(quality_folder(home, model))
-    with locked(folder / "lock"):
-        yield folder
 
 
 def last_forgotten(folder: Path) -> str | None:

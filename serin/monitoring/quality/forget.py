@@ -10,11 +10,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.monitoring.quality.follow import following, mark_forgotten
+from serin.machine.durable import sync
+from serin.monitoring.quality.follow import mark_forgotten
 from serin.monitoring.quality.joined import JoinedRows
 from serin.monitoring.quality.keys import ID, ROW, Key, captured_columns, captured_keys
 from serin.monitoring.quality.scan import Versions
-from serin.monitoring.quality.store import KEY, LabelFile, described, label_files, rewrite_labels
+from serin.monitoring.quality.store import (
+    KEY,
+    LabelFile,
+    described,
+    following,
+    label_files,
+    labels_folder,
+    rewrite_labels,
+)
 
 
 def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: Versions) -> int:
@@ -27,9 +36,19 @@ def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: 
 
 
 def count_again(home: Path, model: str) -> None:
-    """Has recorded rows counted again. Call it once deleted rows are not in the records any more."""
+    """Has recorded rows counted again, and removes what killed processes left of labels. Call it once deleted rows are
+    not in the records any more."""
     with following(home, model) as folder:
+        _tidy(home, model, folder)
         mark_forgotten(folder)
+
+
+def _tidy(home: Path, model: str, folder: Path) -> None:
+    """Removes unfinished files of processes that were killed: only the holder of the lock writes such tables."""
+    unfinished = ".*.parquet.*"  # of `write_table`
+    for path in [*labels_folder(home, model).glob(unfinished), *folder.rglob(unfinished)]:
+        path.unlink()
+        sync(path.parent)
 
 
 def _forget(home: Path, model: str, folder: Path, rows: Mapping[int, pa.Table], versions: Versions) -> int:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serin.machine.durable import sync
 from serin.machine.private import make_private
 from serin.monitoring.quality.keys import ID, ROW, TIME
 from serin.monitoring.quality.state import day_of
@@ -91,6 +92,7 @@ class JoinedRows:
                     write_table(path, table.filter(pa.array(kept)))
                 else:
                     path.unlink()
+                    sync(path.parent)
         return gone
 
     def _files(self, version: int) -> list[Path]:

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
 from serin.machine.durable import sync
+from serin.machine.locks import locked
 from serin.machine.private import make_private
 from serin.monitoring.quality.keys import Key
 from serin.spec.names import valid_model_name
@@ -58,11 +60,36 @@ def labels_folder(home: Path, model: str) -> Path:
     return home / "labels" / valid_model_name(model)
 
 
+def quality_folder(home: Path, model: str) -> Path:
+    return home / "watch" / "quality" / valid_model_name(model)
+
+
+@contextmanager
+def following(home: Path, model: str) -> Iterator[Path]:
+    """Holds the lock of a model's labels and labelled rows. Yields the folder of the labelled rows."""
+    make_private(home / "watch")
+    make_private(home / "watch" / "quality")
+    folder = make_private(quality_folder(home, model))
+    with locked(folder / "lock"):
+        yield folder
+
+
 def write_labels(
     home: Path, model: str, labels: pa.Table, key: Key, expression: str, now: float
 ) -> LabelFile | None:
     """Stores labels (`key`, `label`, `when`, `only_row`); durable once this returns. A null `when` is the arrival.
     None: the newest file has just these, so the same call was repeated."""
+    try:
+        make_private(home)
+        with following(home, model):
+            return _write_labels(home, model, labels, key, expression, now)
+    except OSError as error:
+        raise StoreNotWritable(path=str(labels_folder(home, model)), reason=str(error)) from error
+
+
+def _write_labels(
+    home: Path, model: str, labels: pa.Table, key: Key, expression: str, now: float
+) -> LabelFile | None:
     digest = _digest(labels, key, expression)
     files = label_files(home, model)
     if files and files[-1].digest == digest:
@@ -72,13 +99,9 @@ def write_labels(
     arrived = pa.array(np.full(labels.num_rows, moment, np.int64))
     table = labels.set_column(labels.column_names.index(WHEN), WHEN, when).append_column(ARRIVED, arrived)
     meta = {"format": FORMAT, "version": VERSION, "key": key.by, "expression": expression, "digest": digest}
-    try:
-        make_private(home)
-        make_private(home / "labels")
-        path = make_private(labels_folder(home, model)) / f"{moment:017d}-{secrets.token_hex(3)}.parquet"
-        write_table(path, table.replace_schema_metadata({_META: json.dumps(meta).encode()}))
-    except OSError as error:
-        raise StoreNotWritable(path=str(labels_folder(home, model)), reason=str(error)) from error
+    make_private(home / "labels")
+    path = make_private(labels_folder(home, model)) / f"{moment:017d}-{secrets.token_hex(3)}.parquet"
+    write_table(path, table.replace_schema_metadata({_META: json.dumps(meta).encode()}))
     return described(path)
 
 
@@ -122,6 +145,7 @@ def rewrite_labels(
         gone += lost
         if not kept.any():
             file.path.unlink(missing_ok=True)
+            sync(file.path.parent)
         else:
             metadata = pq.read_metadata(file.path).metadata
             write_table(

@@ -77,7 +77,7 @@ class CaptureDuty:
     def close(self) -> None:
         """Nothing is kept open: what is in the spool is recorded by the next watcher."""
 
-    def _each_model(self, action: Callable[[str], None]) -> None:
+    def _each_model(self, action: Callable[[str], object]) -> None:
         self._care_failed = {}
         for model in models_captured(self._home):
             try:

@@ -22,7 +22,7 @@ from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_
 from serin.formats.shared_captures import combined_home, records_home
 from serin.monitoring.alerts.alert import Alerts
 from serin.monitoring.quality.alerts import alert_key, quality_alert
-from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
+from serin.monitoring.quality.follow import Follower, Hooks
 from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release, scored
 from serin.monitoring.quality.objective import (
     ObjectiveState,
@@ -34,6 +34,7 @@ from serin.monitoring.quality.objective import (
 )
 from serin.monitoring.quality.scan import Watched
 from serin.monitoring.quality.state import QualityState, write_state
+from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.spec.monitoring import QualitySpec

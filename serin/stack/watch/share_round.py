@@ -16,6 +16,7 @@ from serin.errors import NotFound, SerinError, StoreUnreachable
 from serin.expressions import ExpressionError, parse
 from serin.formats.captures import captures_folder, versions_captured
 from serin.formats.forget_requests import (
+    APPLIED,
     Applied,
     ForgetRequest,
     applied_by,
@@ -102,6 +103,9 @@ class ShareRound:
         self._uploader = Uploader(home, store.shared_files(), self._host)
         self._seen: dict[tuple[str, int], float] = {}  # when a request was first read here
         self._found: dict[tuple[str, int], Deletion] = {}
+        self._applied: set[str] = (
+            set()
+        )  # the keys of what all hosts have done, when outdated copies were last dropped
         self._cared = float("-inf")
 
     def prepare(self) -> None:
@@ -113,7 +117,8 @@ class ShareRound:
         """Returns the errors by model. One that fails does not keep the others waiting, unless the store is away: then
         StoreUnreachable is raised. `trusted`: whether the clock may decide what is old."""
         files = self.records.files
-        asked, done = requested_models(files), applied_by(files, self._host)
+        asked, applied = requested_models(files), set(files.keys(APPLIED))
+        done = applied_by(applied, self._host)
         cares = self._clock() - self._cared >= self._care_s
         if cares:
             files.remove(f"{GONE}{self._host}.json")
@@ -122,7 +127,9 @@ class ShareRound:
             try:
                 self._share(model, asked.get(model, set()) - done.get(model, set()), now)
                 if asked.get(model):
-                    self._apply_for_gone(model, now)
+                    self._apply_for_gone(model, applied, now)
+                if applied != self._applied:  # a host has replaced files since
+                    self.records.drop_outdated(model, self.records.listing(model))
                 if self._combines(model):
                     self._combine(model, now)
                 if cares:
@@ -133,6 +140,8 @@ class ShareRound:
                 failed[model] = error
         if cares:
             self._cared = self._clock()
+        if not failed:
+            self._applied = applied
         return failed
 
     def _share(self, model: str, pending: set[int], now: float) -> None:
@@ -154,6 +163,7 @@ class ShareRound:
         try:
             found = _sum(before, self._forget(request))
             self._found[key] = found
+            settled &= self._drop_copies(request)
         except ExpressionError as error:
             found, problem = before, str(error)
         if not settled and not problem:
@@ -162,6 +172,7 @@ class ShareRound:
             host=self._host, by=self._host, t=now, rows=found.rows, files=found.files, labels=found.labels,
             problem=problem,
         )  # fmt: skip
+        labels.count_again(request.model)
         write_applied(self.records.files, request, applied)
         log.info("%d rows of %s were deleted on request %d", found.rows, request.model, request.seq)
         self._seen.pop(key, None)
@@ -174,7 +185,6 @@ class ShareRound:
         copies = self._forget_in(combined_home(self._home), model, where)
         if here.rows or copies.rows:
             labels.count_again(model)
-        self.records.drop_outdated(model, self.records.listing(model))
         # What was uploaded is here as well, unless it was deleted here to make room.
         return Deletion(
             rows=max(here.rows, uploaded.rows),
@@ -182,21 +192,31 @@ class ShareRound:
             labels=here.labels + copies.labels,
         )
 
+    def _drop_copies(self, request: ForgetRequest) -> bool:
+        """Deletes copies of files that a host has replaced, or is still to replace. False: one is being read."""
+        done = {self._host, *read_applied(self.records.files, request.model).get(request.seq, {})}
+        listing = self.records.listing(request.model)
+        return self.records.drop_outdated(
+            request.model, [file for file in listing if file.writer.host in done]
+        )
+
     def _forget_in(self, home: Path, model: str, where: str) -> Deletion:
-        if not set(parse(where).columns) <= column_types(home, model).keys():
+        if not captures_folder(home, model).is_dir():
             return Deletion(rows=0, files=0)
+        if not set(parse(where).columns) <= column_types(home, model).keys():
+            return Deletion(rows=0, files=0, leftovers=tidy(home, model))
         return forget(home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]))])
 
-    def _apply_for_gone(self, model: str, now: float) -> None:
+    def _apply_for_gone(self, model: str, applied: set[str], now: float) -> None:
         files = self.records.files
         gone = {key.removeprefix(GONE).removesuffix(".json") for key in files.keys(GONE)} - {self._host}
         for host in sorted(gone):
-            done = applied_by(files, host).get(model, set())
+            done = applied_by(applied, host).get(model, set())
             for request in read_requests(files, model):
                 if request.seq not in done:
                     found = forget_shared(self.records, model, request.where, [host])
-                    applied = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
-                    write_applied(files, request, applied)
+                    report = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
+                    write_applied(files, request, report)
 
     def _combine(self, model: str, now: float) -> None:
         """Copies new rows of all hosts; those that their host has not deleted yet, though it was asked to, are left
@@ -208,6 +228,9 @@ class ShareRound:
         }
         with suppress(FileNotFoundError):  # a file was replaced just now: the next round finds its rows
             combine(self._home, self.records, model, hidden)
+        if any(hidden.values()):  # files of these hosts still have rows that are to be deleted
+            listing = self.records.listing(model)
+            self.records.drop_outdated(model, [file for file in listing if not hidden.get(file.writer.host)])
         merge_parts(combined_home(self._home), model, now, since=now - _RECENT_S)
 
     def _care(self, model: str, now: float | None) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import StoreUnreachable
+from serin.formats.captures import SCRATCH
 from serin.formats.forget_requests import read_applied, write_request
 from serin.formats.shared_captures import GONE
 from serin.monitoring.alerts.alert import Alert
@@ -17,7 +19,7 @@ from serin.stack.watch import share_round
 from serin.stack.watch.share_duty import ShareDuty
 from serin.stack.watch.share_round import shared_store
 from serin.store.store import Store
-from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost
+from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, combined_ids
 
 LATER = NOON + 86_400
 Host = Callable[[str], SharingHost]
@@ -38,6 +40,19 @@ def apply(host: SharingHost, now: float = NOON + 100) -> None:
     """Reads the request, and applies it when nothing can be on its way any more."""
     host.share(now)
     host.share(now + 3)
+
+
+def on_disk(folder: Path) -> set[int]:
+    """The passengers in all files of records, also in those that readers leave out."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"PAR1"]
+    return {number for path in files for number in pq.read_table(path)["passenger_id"].to_pylist()}
+
+
+def leave_unfinished(folder: Path) -> None:
+    """Copies every file of records beside itself under the name that it has until it is complete."""
+    for path in folder.rglob("*.parquet"):
+        ends = "" if folder.name == "store" else f"{SCRATCH}0123456789abcdef"
+        path.with_name(ends or f".{path.name}.0123456789ab").write_bytes(path.read_bytes())
 
 
 def test_every_host_deletes_the_rows_here_and_in_what_it_uploaded(host: Host) -> None:
@@ -94,23 +109,35 @@ def test_a_deletion_that_is_cut_short_anywhere_is_completed_later(host: Host, do
                 a.share(now, wrap=Failing.at(fails, done=done, error=KeyboardInterrupt()))
             raise KeyboardInterrupt
         a.restart()
+        for place in (a.home, Path(a.url)):  # a process that is killed also leaves what it had begun to write
+            leave_unfinished(place)
         apply(a)
+        assert 2 not in on_disk(a.home) | on_disk(Path(a.url))
         a.merge()
         a.share(LATER + 86_400)
         assert reader.ids() == a.ids() == ["a1"] * fails
         assert forget_states(reader.records, MODEL)[-1].waiting == ()
 
 
-def test_no_host_keeps_copies_of_deleted_rows(host: Host) -> None:
-    a, reader = host("a"), host("reader")
+def test_no_host_has_copies_of_deleted_rows_once_all_have_reported(host: Host) -> None:
+    a, b = host("a"), host("b")
+    b.combines = True
     a.record(1, 2)
-    a.share()
-    assert reader.ids() == ["a1", "a2"]
-    ask(reader)
+    b.record(3)
+    for each in (a, b, b):
+        each.share()
+    assert b.ids() == combined_ids(b) == ["a1", "a2", "b3"]
+    assert 2 in on_disk(b.home)
+    ask(b)
+    apply(b)
+    assert forget_states(b.records, MODEL)[0].waiting == ("a",)
+    assert 2 not in on_disk(b.home), "it has reported, although the other host has not deleted its rows"
+    assert "a2" in b.ids()  # a command copies them again
     apply(a)
-    reader.share(NOON + 200, care=True)
-    copies = [path for each in (a, reader) for path in each.home.rglob("*.parquet")]
-    assert {path.name for path in copies} == {"000000000001-000000000001-1.parquet"}
+    b.share(NOON + 200)
+    assert 2 not in on_disk(a.home) | on_disk(b.home) | on_disk(Path(a.url))
+    assert forget_states(b.records, MODEL)[0].waiting == ()
+    assert b.ids() == combined_ids(b) == ["a1", "b3"]
 
 
 def test_another_host_deletes_the_rows_of_a_host_that_is_gone(host: Host) -> None:

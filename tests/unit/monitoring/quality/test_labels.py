@@ -9,13 +9,13 @@ import pytest
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import write_part
-from serin.monitoring.quality.follow import Follower, Hooks, quality_folder
-from serin.monitoring.quality.forget import forget_rows
+from serin.monitoring.quality.follow import Follower, Hooks
+from serin.monitoring.quality.forget import count_again, forget_rows
 from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
 from serin.monitoring.quality.state import QualityState
-from serin.monitoring.quality.store import label_files
+from serin.monitoring.quality.store import label_files, quality_folder
 from serin.monitoring.quality.truth import TruthOf
 from tests.fakes.labelled import BEGAN, MODEL, data, record, requests, schema, truth_of, watched
 
@@ -262,6 +262,21 @@ def test_labels_go_with_the_records_of_their_rows(home: Path) -> None:
     assert gone == 2  # by its id and by the client's
     assert followed.joined() == kept
     assert [file.rows for file in label_files(home, MODEL)] == [3, 1]
+
+
+def test_unfinished_files_of_killed_processes_go_with_the_labels(home: Path) -> None:
+    made = record(home, 4)
+    add(home, made.labels())
+    add(home, pa.table({"_id": ["unknown"], "_label": [1]}), now=NOW + 1)  # waits for its record
+    Followed(home).run()
+    folders = {path.parent for path in home.rglob("*.parquet") if "captures" not in path.parts}
+    assert len(folders) == 3, "labels, those that wait, and labelled rows"
+    for folder in folders:
+        path = next(folder.glob("*.parquet"))
+        path.with_name(f".{path.name}.0123456789ab").write_bytes(path.read_bytes()[:-9])
+    count_again(home, MODEL)
+    assert not list(home.rglob(".*.parquet.*"))
+    assert len(label_files(home, MODEL)) == 2
 
 
 def test_rows_that_share_a_label_by_their_columns_keep_it_when_another_of_them_is_forgotten(
