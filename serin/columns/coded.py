@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serin.columns.column import Array, Column, array_module, null_of
+from serin.columns.column import Array, Column, array_module
+from serin.formats.nulls import null_of
 from serin.formats.schema import INT64_NULL, Kind
 
 Positions = npt.NDArray[np.intp]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.formats.nulls import is_null, is_null_string, null_of, without_null_strings
 from serin.formats.schema import INT64_NULL, Kind
 
 Array = npt.NDArray[Any]
@@ -37,10 +38,7 @@ class Column:
 
     @property
     def null(self) -> npt.NDArray[np.bool_]:
-        null: npt.NDArray[np.bool_] = (
-            np.isnan(self.values) if self.kind == "float" else self.values == null_of(self.kind)
-        )
-        return null
+        return is_null(self.kind, self.values)
 
     def null_count(self, rows: Array | None = None) -> int:
         """How many of these rows are null; without `rows`, how many of all."""
@@ -163,12 +161,6 @@ def take(columns: Mapping[str, Column], rows: Array) -> dict[str, Column]:
     return {name: column.taken(places[column.xp], done) for name, column in columns.items()}
 
 
-def null_of(kind: Kind) -> float | int:
-    if kind == "float":
-        return float("nan")
-    return INT64_NULL if kind in ("int", "timestamp") else -1
-
-
 def kind_of_type(arrow: pa.DataType) -> Kind | None:
     """The kind of a column of this Arrow type; None when no feature can be made of it."""
     if pa.types.is_dictionary(arrow):
@@ -226,8 +218,7 @@ def _canonical(codes: npt.NDArray[np.int32], dictionary: pa.Array) -> Column:
     distinct = pc.unique(dictionary)
     if len(distinct) == len(dictionary) and not _any_void(dictionary):
         return Column(kind="string", values=codes, dictionary=dictionary)
-    void = pc.or_kleene(pc.is_null(distinct), pc.equal(distinct, ""))
-    kept = distinct.filter(pc.invert(pc.fill_null(void, True)))
+    kept = distinct.filter(pc.and_(pc.is_valid(distinct), pc.invert(is_null_string(distinct))))
     place = np.append(_filled(pc.index_in(dictionary, value_set=kept), -1), -1).astype(np.int32)
     return Column(kind="string", values=place[codes], dictionary=kept)
 
@@ -274,7 +265,7 @@ def _times(values: pa.ChunkedArray) -> Array:
 
 
 def _parsed(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, type=pa.string()), values)
+    values = without_null_strings(values)
     try:
         return values.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from serin.formats.csv_format import CsvFormat
 from serin.formats.csv_values import FALSE_WORDS, NULL_WORDS, TRUE_WORDS
+from serin.formats.nulls import is_null_string
 
 _TIME = pa.timestamp("us")
 _SPACES = r"[\x{00a0}\x{202f}]"  # the spaces that French texts put between digits
@@ -37,11 +38,11 @@ class CellRules:
 
     def is_named_null(self, texts: pa.Array) -> pa.Array:
         """Which cells are empty or one of the texts that the table's options name."""
-        return pc.is_in(texts, value_set=pa.array(["", *self.null_values]))
+        return is_null_string(texts, self.null_values)
 
     def is_null(self, texts: pa.Array) -> pa.Array:
         """Which cells are null in a column that is not text."""
-        return pc.is_in(texts, value_set=pa.array(["", *NULL_WORDS, *self.null_values]))
+        return is_null_string(texts, (*NULL_WORDS, *self.null_values))
 
     def without_nulls(self, texts: pa.Array) -> pa.Array:
         """The cells with nulls where they are null in a column that is not text."""

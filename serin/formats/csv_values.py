@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+
+from serin.formats.nulls import is_null_string, without_null_strings
 
 NULL_WORDS = (
     "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL", "NaN",
@@ -19,8 +20,6 @@ NULL_WORDS = (
 )  # fmt: skip
 TRUE_WORDS = ("1", "True", "TRUE", "true")
 FALSE_WORDS = ("0", "False", "FALSE", "false")
-
-_NULLS = pa.array(["", *NULL_WORDS])
 
 
 def parse_options(delimiter: str = ",", quote: str = '"') -> pa_csv.ParseOptions:
@@ -50,9 +49,9 @@ def convert_options(
 
 def is_null_word(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Which of the cells are empty or one of the words that mean null outside of columns of text."""
-    return pc.is_in(texts, value_set=_NULLS)
+    return is_null_string(texts, NULL_WORDS)
 
 
 def without_null_words(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """The cells of a column that is not text but was read as text, with nulls for the words that mean null."""
-    return pc.if_else(is_null_word(texts), pa.scalar(None, texts.type), texts)
+    return without_null_strings(texts, NULL_WORDS)

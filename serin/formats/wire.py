@@ -9,7 +9,7 @@ the one exception is float64, which becomes float32 as it does in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.errors import RowsUnfit, nearest
+from serin.formats.nulls import without_null_strings
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
     if pa.types.is_string_view(values.type):  # for which Arrow lacks functions
         values = values.cast(pa.large_string())
     try:
-        flat = _CONVERT[column.kind](values)
+        flat = (
+            _CONVERT[column.kind](values) if column.kind != "string" else _strings(values, column.null_texts)
+        )
     except (pa.ArrowException, ValueError, UnicodeDecodeError) as error:
         raise RowsUnfit(
             column=column.name, reason=f"has type {values.type}, the model asks for {column.kind}: {error}"
@@ -122,11 +125,13 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _strings(values: pa.ChunkedArray) -> Array:
+def _strings(values: pa.ChunkedArray, null_texts: Sequence[str]) -> Array:
     if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
         values = values.cast(pa.large_string())  # refuses what is not UTF-8
     elif not _is_text(values.type):
         raise ValueError("convert it to text first, as it was in the training table")
+    if null_texts:
+        values = without_null_strings(values, null_texts)
     return np.asarray(values.fill_null("").to_numpy(), dtype=object)
 
 
@@ -178,7 +183,7 @@ def _timestamps(values: pa.ChunkedArray) -> Array:
 
 
 def _parsed_times(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = pc.if_else(pc.equal(values, ""), pa.scalar(None, type=values.type), values)
+    values = without_null_strings(values)
     try:
         return values.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
@@ -214,7 +219,6 @@ _EMPTY_TYPE: Mapping[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 _CONVERT: Mapping[str, Callable[[pa.ChunkedArray], Array]] = {
-    "string": _strings,
     "float": _floats,
     "int": _ints,
     "timestamp": _timestamps,

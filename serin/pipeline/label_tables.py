@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from serin.columns.column import kind_of_type
 from serin.errors import LabelsUnfit
+from serin.formats.csv_format import PLAIN, csv_format
 from serin.formats.csv_values import convert_options, parse_options
 from serin.monitoring.quality.labels import Columns
 from serin.monitoring.quality.truth import FINISHED, TruthOf
@@ -51,7 +52,9 @@ def _read_file(path: Path, of: TruthOf, columns: Columns) -> pa.Table:
             with pacsv.open_csv(path, parse_options=parse_options()) as reader:
                 present = set(reader.schema.names)
             types = dict.fromkeys(present.intersection(texts), pa.string())
-            return pacsv.read_csv(path, None, parse_options(), convert_options(types))
+            form = csv_format(of.data.tables[of.data.main]) or PLAIN
+            convert = convert_options(types, null_values=form.null_values)
+            return pacsv.read_csv(path, None, parse_options(), convert)
         case ".parquet" | ".pq":
             return pq.read_table(path)
         case _:

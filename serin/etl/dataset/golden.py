@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from serin.columns.column import Column, column_from_arrow, column_from_wire, null_of
+from serin.columns.column import Column, column_from_arrow, column_from_wire
 from serin.columns.derived import derive, typed
 from serin.columns.lookup import lookup
 from serin.columns.ulps import alike
 from serin.etl.dataset.candidates import ARROW, MOST_ROWS, Candidates, rows_in_wire_form
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
+from serin.formats.nulls import null_of
 from serin.formats.schema import InputColumn, Kind
 
 _CHANGED_ROWS = 64

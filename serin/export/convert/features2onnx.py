@@ -20,6 +20,7 @@ from serin.columns.lookup import lookup_to_onnx
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
+from serin.formats.nulls import null_strings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,12 @@ def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) 
 
 def _without_null_texts(graph: GraphBuilder, values: str, texts: Sequence[str]) -> str:
     """The column with "", which is null, for the texts that mean null in its table."""
-    if not texts:
+    null, *others = null_strings(texts)
+    if not others:
         return values
-    found = label_encoder(graph, values, keys=list(texts), places=[1] * len(texts), default=0)
+    found = label_encoder(graph, values, keys=others, places=[1] * len(others), default=0)
     is_null = graph.op("Cast", found, to=onnx.TensorProto.BOOL)
-    return graph.op("Where", is_null, graph.constant(np.asarray("", dtype=object), "no_text"), values)
+    return graph.op("Where", is_null, graph.constant(np.asarray(null, dtype=object), "no_text"), values)
 
 
 def free_prefix(prefix: str, taken: Iterable[str]) -> str:

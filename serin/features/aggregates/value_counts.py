@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, array_module, null_of, on_host, tally
+from serin.columns.column import Column, array_module, on_host, tally
 from serin.features.aggregates.counted import Counted
 from serin.features.sample import Sample
+from serin.formats.nulls import null_of
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**15

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,7 @@ class SpoolHeader:
     share: float
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    null_texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +135,7 @@ def read_spool(path: Path) -> SpoolFile:
     end = bytes(data[:_MOST_HEADER_BYTES]).find(b"\n")
     try:
         header = _header(json.loads(bytes(data[: max(end, 0)])))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpoolBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
     blocks, place = [], end + 1
     while place < len(data):
@@ -155,6 +156,7 @@ def _header(document: Mapping[str, Any]) -> SpoolHeader:
         share=float(document["share"]),
         inputs=_tensors(document["inputs"]),
         outputs=_tensors(document["outputs"]),
+        null_texts={name: tuple(texts) for name, texts in document.get("null_texts", {}).items()},
     )
 
 

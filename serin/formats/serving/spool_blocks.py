@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 FORMAT, VERSION = "serin.spool", 1
@@ -64,12 +64,15 @@ def encode_header(
     share: float,
     inputs: Sequence[tuple[str, str, Sequence[int]]],
     outputs: Sequence[tuple[str, str, Sequence[int]]],
+    null_texts: Mapping[str, Sequence[str]] | None = None,
 ) -> bytes:
-    """Returns a file's first line. `inputs`: name, kind and dims of a row; `outputs`: name, dtype and dims."""
+    """Returns a file's first line. `inputs`: name, kind and dims of a row; `outputs`: name, dtype and dims.
+    `null_texts`: the strings besides "" that are null, by input."""
     document = {"format": FORMAT, "version": VERSION, "model": model, "release": release, "share": share}
     tensors = {"inputs": [[name, kind, list(dims)] for name, kind, dims in inputs]}
     tensors["outputs"] = [[name, dtype, list(dims)] for name, dtype, dims in outputs]
-    return json.dumps({**document, **tensors}, separators=(",", ":")).encode() + b"\n"
+    nulls = {"null_texts": {name: list(texts) for name, texts in (null_texts or {}).items()}}
+    return json.dumps({**document, **tensors, **nulls}, separators=(",", ":")).encode() + b"\n"
 
 
 class Rows:

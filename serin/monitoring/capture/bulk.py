@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from serin.formats.capture_columns import ANSWER, TYPE_OF_KIND, column_names, complete
 from serin.formats.captures import commit, last_number, read_document, writing
+from serin.formats.nulls import from_wire
 from serin.formats.schema import Schema
 from serin.formats.serving.spool import is_drawn
 from serin.formats.wire import wire_column
-from serin.monitoring.capture.columns import flat_input, listed, null_if_empty
+from serin.monitoring.capture.columns import listed
 from serin.monitoring.capture.counters import Counters
 from serin.monitoring.capture.retention import expire
 from serin.spec.monitoring import CaptureSpec
@@ -102,8 +103,8 @@ class BulkRecords:
                 values = pa.nulls(rows.num_rows, kind if width == 1 else pa.list_(kind))
             else:
                 wire = wire_column(rows.column(column.name), column).reshape(-1)
-                text = column.kind == "string"
-                flat = null_if_empty(pa.array(wire, pa.string())) if text else flat_input(column.kind, wire)
+                plain = pa.array(wire, pa.string()) if column.kind == "string" else wire
+                flat = from_wire(column.kind, plain, column.null_texts)
                 values = listed(flat, rows.num_rows, width)
             yield names[column.name], values
 

@@ -4,7 +4,6 @@ over rows."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.formats.captures import ANSWER, METADATA, TYPE_OF_KIND, column_names
-from serin.formats.schema import INT64_NULL
+from serin.formats.nulls import from_wire, without_null_strings
 from serin.formats.serving.spool import SpoolBlock, SpoolHeader, Strings, Tensor, Values
 
 SHADOW_ID = "shadow-"
@@ -55,7 +54,9 @@ def _inputs(
             kind = TYPE_OF_KIND[tensor.kind]
             columns[names[tensor.name]] = pa.nulls(block.rows, kind if tensor.width == 1 else pa.list_(kind))
         else:
-            columns[names[tensor.name]] = listed(_of_input(tensor.kind, values), block.rows, tensor.width)
+            plain = text(values) if isinstance(values, Strings) else values.reshape(-1)
+            flat = from_wire(tensor.kind, plain, header.null_texts.get(tensor.name, ()))
+            columns[names[tensor.name]] = listed(flat, block.rows, tensor.width)
     return columns
 
 
@@ -69,7 +70,7 @@ def _metadata(
 ) -> dict[str, pa.Array]:
     ids = text(block.ids)
     began = np.repeat(np.cumsum(counts) - counts, counts)
-    own = null_if_empty(text(block.client_ids))
+    own = without_null_strings(text(block.client_ids))
     t = np.where(np.isfinite(block.t), block.t, written).clip(0, _LATEST_S)
     source = pc.if_else(pc.starts_with(ids, SHADOW_ID), "shadow", "live")
     of_request = {
@@ -98,29 +99,6 @@ def text(values: Strings) -> pa.StringArray:
         return values.to_arrow().cast(pa.large_string()).cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array(values.to_list(), pa.string())
-
-
-def null_if_empty(values: pa.StringArray) -> pa.StringArray:
-    return pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, pa.string()), values)
-
-
-def _of_input(kind: str, values: Values) -> pa.Array:
-    return (
-        null_if_empty(text(values)) if isinstance(values, Strings) else flat_input(kind, values.reshape(-1))
-    )
-
-
-def flat_input(kind: str, flat: npt.NDArray[Any]) -> pa.Array:
-    """Values with nulls in the place of the reserved values of the wire."""
-    match kind:
-        case "float":
-            return pa.array(flat, pa.float32(), from_pandas=True)  # NaN is null
-        case "bool":
-            return pa.array(flat == 1, pa.bool_(), mask=flat == -1)
-        case "timestamp":
-            return pa.array(flat, pa.int64(), mask=flat == INT64_NULL).cast(TYPE_OF_KIND[kind])
-        case _:
-            return pa.array(flat, pa.int64(), mask=flat == INT64_NULL)
 
 
 def _answer(tensor: Tensor, values: Values) -> pa.Array:

@@ -18,6 +18,7 @@ from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.columns.derived import COMPARISONS, Typed, derive, evaluate_columns, typed
 from serin.errors import LabelsUnfit, nearest
 from serin.expressions import ExpressionError, Masked, Node, parse
+from serin.formats.nulls import without_null_strings
 from serin.formats.schema import Kind, Schema
 from serin.spec.data import DataSpec
 
@@ -68,18 +69,31 @@ def read_truth(
             raise LabelsUnfit(
                 model=of.model, column=chosen, reason=f"is missing{nearest(chosen, table.column_names)}"
             )
-        return _finished(table.column(chosen), chosen, of)
+        return _finished(_known(table, chosen, of, of.expression), chosen, of)
     return _computed(table, of.expression, of)
 
 
 def _several(table: pa.Table, of: TruthOf) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     parts = [
-        _finished(table.column(name), name, of) if name in table.column_names else _computed(table, text, of)
+        _finished(_known(table, name, of, text), name, of)
+        if name in table.column_names
+        else _computed(table, text, of)
         for name, text in of.data.target.each.items()
     ]
     known = np.logical_and.reduce([known for _, known in parts])
     values = np.stack([np.asarray(each.fill_null(0.0)) for each, _ in parts], axis=1)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), len(parts)), known
+
+
+def _known(table: pa.Table, name: str, of: TruthOf, target: str = "") -> pa.ChunkedArray:
+    """A column with true nulls for the texts that mean null in the main table: under this name, or as the column that
+    is the `target` itself."""
+    values = table.column(name)
+    if kind_of_type(values.type) != "string":
+        return values
+    main = of.data.main
+    texts = (*of.data.null_texts(main, name), *of.data.null_texts(main, target))
+    return without_null_strings(values.cast(pa.string()), texts)
 
 
 def _finished(values: pa.ChunkedArray, name: str, of: TruthOf) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
@@ -132,7 +146,7 @@ def _raw_columns(table: pa.Table, text: str, of: TruthOf) -> dict[str, Column]:
         kind = kind_of_type(table.column(name).type)
         if kind is None:
             raise _other_type(of, name, table.column(name).type, "a plain value")
-        columns[name] = column_from_arrow(table.column(name), kind)
+        columns[name] = column_from_arrow(_known(table, name, of), kind)
     return columns
 
 

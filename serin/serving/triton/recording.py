@@ -64,6 +64,7 @@ def recording_of(bundle: Bundle, release: Release, schema: Schema) -> Recording 
         share=asked.share,
         inputs=[(column.name, column.kind, column.dims) for column in schema.inputs],
         outputs=[(output.name, output.dtype, output.dims) for output in schema.outputs],
+        null_texts={column.name: column.null_texts for column in schema.inputs if column.null_texts},
     )
     return Recording(
         share=asked.share,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.columns.column import Column, null_of, take
+from serin.columns.column import Column, take
 from serin.errors import TableTooLarge
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes
@@ -29,6 +29,7 @@ from serin.etl.sources.files import find_files
 from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, Table, open_table, read_piece
+from serin.formats.nulls import null_of
 from serin.formats.schema import Kind
 
 logger = logging.getLogger(__name__)

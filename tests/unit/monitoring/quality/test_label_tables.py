@@ -13,6 +13,7 @@ from serin.errors import LabelsUnfit
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.store import labels_folder
 from serin.monitoring.quality.truth import TruthOf
+from serin.pipeline.label_tables import read_labels
 from tests.fakes.labelled import BEGAN, MODEL, data, schema, truth_of
 
 NOW = BEGAN + 2 * 86_400
@@ -124,3 +125,21 @@ def test_a_value_that_is_no_class_is_refused_with_the_classes(home: Path) -> Non
     classes = truth_of(data=data("stars", "multiclass"), schema=schema("multiclass", ("good", "bad")))
     with pytest.raises(LabelsUnfit, match="'stars' holds 'ugly'; the classes are good, bad"):
         add(home, pa.table({"_id": ["a", "b"], "stars": ["good", "ugly"]}), classes, value="stars")
+
+
+@pytest.mark.parametrize("nulls", [["N/A", "?"], {"status": ["N/A", "?"]}], ids=["everywhere", "per_column"])
+@pytest.mark.parametrize("column", ["status", "_label"])
+def test_a_text_that_means_null_in_training_is_no_label(home: Path, column: str, nulls: Any) -> None:
+    table = {"flights": {"path": "flights.csv", "null_values": nulls}}
+    of = truth_of(
+        data=data("status", "multiclass", tables=table), schema=schema("multiclass", ("late", "soon"))
+    )
+    labels = {"_id": ["a", "b", "c", "d", "e"], column: ["late", "N/A", "?", "", "soon"]}
+    done = add(home, pa.table(labels), of)
+    assert (done.stored, done.missing) == (2, 3)
+    (home / "labels.csv").write_text("_id,delay,note\na,3,?\nb,?,x\nc,N/A,y\n")
+    numbers = {"flights": {"path": "flights.csv", "null_values": ["?"]}}
+    read = read_labels(
+        str(home / "labels.csv"), truth_of(data=data("delay", "regression", tables=numbers)), Columns()
+    )
+    assert read.column("delay").to_pylist() == [3, None, None]
