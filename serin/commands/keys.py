@@ -9,7 +9,7 @@ import typer
 
 from serin.commands import issuers
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import GatewayRejected, SpecError
+from serin.errors import GatewayRejected, SpecError, StackUnusable
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -96,8 +96,15 @@ def require(
     ] = True,
 ) -> None:
     """Require a key although none exists yet, or stop requiring one."""
+    from serin.stack.host.state import read_stack
     from serin.stack.wiring import key_file
 
+    stack = read_stack(environment.home())
+    if not on and stack is not None and stack.is_alive and stack.is_public:
+        raise StackUnusable(
+            problem=f"other machines reach this gateway (--address {stack.address}), so keys stay required; "
+            "run `serin down` first, or `serin up` without --address"
+        )
     key_file(environment.home()).require(on)
     publish()
     show(

@@ -10,6 +10,7 @@ import typer
 
 from serin.commands.output import Json, show, show_json
 from serin.machine import environment
+from serin.machine.ports import LOOPBACK
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +24,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The IP address on which the gateway listens. Others than loopback need TLS and API keys; other "
+            "machines then also reach the console and Prefect's API, with TLS and a login."
+        ),
+    ] = LOOPBACK,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="The gateway's port. [default: a free one, 8080 first]"),
@@ -49,6 +57,7 @@ def up(
 
     stack = bring_up(
         environment.home(),
+        address=address,
         port=port,
         ui_port=ui_port,
         tls=tls_pair(tls_cert, tls_key),
@@ -58,6 +67,7 @@ def up(
         "gateway": stack.gateway_url,
         "prefect": stack.prefect_ui_url,
         "console": stack.console_url,
+        "pages": stack.pages_url,
         "prefect_api": stack.prefect_api_url,
         "prefect_login": str(login_file(stack.home)) if stack.owns_prefect else None,
         "home": str(stack.home),
@@ -70,6 +80,8 @@ def up(
     show(f"Prefect  {addresses['prefect']}{login}")
     if stack.console_url:
         show(f"console  {stack.console_url}   (its page requires a login: serin console secret)")
+    if stack.pages_url:
+        show(f"outside  {stack.pages_url}   (for other machines: the console, and Prefect's API below /api)")
     show(f"state    {addresses['home']}")
     show("next: `serin run SPEC` runs a pipeline, `serin status` shows the stack, `serin down` stops it")
 

@@ -34,6 +34,7 @@ _MOST_SOURCES = 10_000
 class Guard:
     """Refuses requests for other hosts (a page elsewhere may point its name at this machine) and sets the headers.
 
+    What comes through the stack's gateway came with TLS, for a host of its certificate: no other name gets there.
     `url`: the address for people when it is not that of the port.
     """
 
@@ -47,8 +48,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        host = _host(Headers(scope=scope).get("host", ""))
-        if host not in self._hosts and scope["path"] != "/health":
+        headers = Headers(scope=scope)
+        by_gateway = _is_by_gateway(scope)
+        if by_gateway:
+            scope = {**scope, "scheme": "https", "client": (headers.get("x-forwarded-for", "?"), 0)}
+        elif _host(headers.get("host", "")) not in self._hosts and scope["path"] != "/health":
             refusal = PlainTextResponse(
                 "this host is not the console's; name it with `url` in the file of SERIN_CONSOLE", 421
             )
@@ -62,11 +66,17 @@ class Guard:
                     headers[name] = value
                 headers["content-security-policy"] = _POLICY
                 headers.setdefault("cache-control", "no-store")
-                if self._secure:
+                if self._secure or by_gateway:
                     headers["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
+
+
+def _is_by_gateway(scope: Scope) -> bool:
+    """Returns whether a request came through the unix socket of the gateway, which nobody else can open."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
 
 
 def from_own_page(request: Request, url: str | None) -> bool:
@@ -109,13 +119,13 @@ class Attempts:
 
 def source_of(request: Request) -> str:
     """Returns who sends a request: the address, or the network of an IPv6 one (a host has 2^64 addresses there). Users
-    of this machine share one address and are told apart by their account."""
+    of this machine share one address and are distinguished by their account."""
     client, server = request.client, request.scope.get("server")
     try:
         address = ip_address(client.host if client else "")
     except ValueError:
         return client.host if client else "?"
-    if address.is_loopback and client and server:
+    if address.is_loopback and client and server and server[1]:
         account = _account(client.port, server[1])
         return str(address) if account is None else f"{address} (user {account})"
     return str(ip_network((address, 64), strict=False)) if address.version == 6 else str(address)

@@ -39,8 +39,8 @@ class Login:
         return self._page(request)
 
     async def with_secret(self, request: Request) -> Response:
-        """Logs in with a secret. What was typed is neither repeated nor logged. A right one is never refused, whoever
-        failed before: it has 256 random bits, and a person cannot be told from others at the same source."""
+        """Logs in with a secret. What was typed is neither repeated nor logged. A right one is never refused: it
+        has 256 random bits, and nothing distinguishes a person from others at the same source."""
         console = self._console
         fields = await read_form(console, request)
         source = await run_in_threadpool(source_of, request)
@@ -56,7 +56,7 @@ class Login:
             return self._page(request, _NAME_REFUSED, 400, fields)
         log.info("%s logged in from %s%s", role, source, f" as {name}" if name else "")
         answer = RedirectResponse(local_path(fields), 303)
-        self._remember(answer, role, f"{name} (console {role})" if name else f"console {role}")
+        self._remember(request, answer, role, f"{name} (console {role})" if name else f"console {role}")
         return answer
 
     def _refuse(self, request: Request, source: str, fields: Mapping[str, str]) -> Response:
@@ -75,7 +75,10 @@ class Login:
             await read_signed_form(self._console, request, session)
         answer = RedirectResponse("/login", 303)
         answer.delete_cookie(
-            self._console.cookie, secure=self._console.secure, httponly=True, samesite="strict"
+            self._console.cookie(request),
+            secure=self._console.is_secure(request),
+            httponly=True,
+            samesite="strict",
         )
         return answer
 
@@ -93,7 +96,7 @@ class Login:
             seal({**started, "next": local_path(request.query_params)}, self._key),
             max_age=_STARTED_S,
             path="/login",
-            secure=self._console.secure,
+            secure=self._console.is_secure(request),
             httponly=True,
             samesite="lax",  # the provider's redirect is a navigation from another site
         )
@@ -116,20 +119,20 @@ class Login:
         log.info("%s logged in as %s", person.who, person.role)
         # A redirect would still count as coming from the provider's site, and carry no strict cookie.
         answer = self._console.page(request, "continue", title="Logged in", target=started["next"])
-        self._remember(answer, person.role, f"{person.who} (console {person.role})")
+        self._remember(request, answer, person.role, f"{person.who} (console {person.role})")
         answer.delete_cookie(_STARTED, path="/login")
         return answer
 
-    def _remember(self, answer: Response, role: Role, who: str) -> None:
+    def _remember(self, request: Request, answer: Response, role: Role, who: str) -> None:
         console = self._console
         lasts_s = console.settings.session
         session = new_session(role, who, lasts_s=lasts_s)
         answer.set_cookie(
-            console.cookie,
+            console.cookie(request),
             session2cookie(console.home, session),
             max_age=int(lasts_s),
             path="/",
-            secure=console.secure,
+            secure=console.is_secure(request),
             httponly=True,
             samesite="strict",
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+from pathlib import Path
 
 import uvicorn
 
@@ -13,6 +15,7 @@ from serin.stack.console.secrets import ROLES, role_secret
 from serin.stack.console.settings import read_settings
 from serin.stack.host.standing import log_to_stdout
 from serin.stack.host.state import read_stack
+from serin.stack.wiring import console_socket
 
 log = logging.getLogger("serin.console.server")  # not __name__, which is __main__ here
 
@@ -26,7 +29,7 @@ def main() -> None:
     for role in ROLES:
         role_secret(home, role)
     log.info("the console listens on %s:%d", settings.address, stack.console_port)
-    uvicorn.run(
+    config = uvicorn.Config(
         build_app(home, settings, stack.console_port),
         host=settings.address,
         port=stack.console_port,
@@ -36,6 +39,16 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+    uvicorn.Server(config).run(sockets=[config.bind_socket(), listen_to_gateway(console_socket(home))])
+
+
+def listen_to_gateway(path: Path) -> socket.socket:
+    """Returns a socket at which only the stack's own gateway asks, for people on other machines (guard.py)."""
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    path.chmod(0o600)
+    return listening
 
 
 if __name__ == "__main__":

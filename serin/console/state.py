@@ -41,8 +41,6 @@ class Console:
     def __init__(self, home: Path, settings: ConsoleSettings, port: int) -> None:
         self.home, self.settings, self.port = home, settings, port
         self.attempts = Attempts()
-        self.secure = (settings.url or "").startswith("https://")
-        self.cookie = "__Host-serin" if self.secure else f"serin-{port}"
         self._kept: dict[tuple[str, str, bool], _Kept] = {}
         self._environment = Environment(
             loader=PackageLoader("serin.console"),
@@ -55,7 +53,14 @@ class Console:
         self._environment.globals.update(asset=_Assets(STATIC).url, home_name=str(home))
 
     def session(self, request: Request) -> Session | None:
-        return cookie2session(self.home, request.cookies.get(self.cookie, ""))
+        return cookie2session(self.home, request.cookies.get(self.cookie(request), ""))
+
+    def is_secure(self, request: Request) -> bool:
+        """Returns whether the browser uses TLS: a proxy in front does, or the stack's gateway."""
+        return request.url.scheme == "https" or (self.settings.url or "").startswith("https://")
+
+    def cookie(self, request: Request) -> str:
+        return "__Host-serin" if self.is_secure(request) else f"serin-{self.port}"
 
     def fragment(self, view: View, parameters: Parameters, *, may_act: bool) -> str:
         """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for everybody."""

@@ -7,18 +7,21 @@ import importlib.util
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, StackUnusable
 from serin.machine import environment
+from serin.machine.ports import LOOPBACK, is_free
 from serin.machine.private import make_private
 from serin.machine.process import Process
 from serin.serving.envoy.gateway import DRAIN_S
+from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
@@ -35,7 +38,9 @@ from serin.stack.prefect.start import start_prefect, use_prefect
 from serin.stack.wiring import (
     build_gateway,
     console_process,
+    console_socket,
     controller_process,
+    key_file,
     launch_stack,
     start_serving,
     start_watching,
@@ -45,11 +50,13 @@ logger = logging.getLogger(__name__)
 
 _GATEWAY_PORTS = (8080, 8081, 8082)
 _PREFECT_PORTS = (4200, 4201, 4202)
+_PAGES_PORTS = (8443, 8444, 8445)
 
 
 def bring_up(
     home: Path,
     *,
+    address: str = LOOPBACK,
     port: int | None = None,
     ui_port: int | None = None,
     tls: TlsFiles | None = None,
@@ -57,8 +64,8 @@ def bring_up(
 ) -> Stack:
     """Starts a stack in `home` and waits until everything is ready. On any failure everything is ended again.
 
-    `tls` and `envoy_file` are for the gateway (serving/gateway.py). With `tls` and no other option, the gateway of a
-    stack that is up switches to TLS, or to other files.
+    `address`, `tls` and `envoy_file` are for the gateway (serving/gateway.py). Other machines reach it only with TLS
+    and keys. With `tls` and no other option, the gateway of a stack that is up switches to TLS, or to other files.
     """
     _check_installation()
     environment.metrics_address()  # raises SpecError for one that is not valid
@@ -66,9 +73,10 @@ def bring_up(
     with changing_stack(home), port_claims() as claims:
         last = read_stack(home)
         if last is not None and last.is_alive:
-            if tls is None or port or ui_port or envoy_file:
+            if tls is None or port or ui_port or envoy_file or address != LOOPBACK:
                 raise AlreadyUp(home=home, pid=last.supervisor_pid)
             return _switch_tls_on(last, tls)
+        check_address(home, address, tls)
         check_records(home / "releases")
         leftovers = clear_away(home)
         if leftovers:
@@ -78,6 +86,7 @@ def bring_up(
             asked=port,
             option="--port",
             preferred=(*((last.gateway_port,) if last else ()), *_GATEWAY_PORTS),
+            address=address,
         )
         foreign = None if ui_port is not None else _foreign_prefect()
         prefect_port = None
@@ -87,13 +96,81 @@ def bring_up(
                 claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
             )
         console = _console(claims, last)
+        pages = _pages(home, address, claims, last, prefect_port, console)
         with _down_on_failure(home):
-            _prepare_gateway(home, gateway_port, tls, envoy_file)
-            if last is not None and last.tls and tls is None:
-                logger.info(
-                    "the last gateway here used TLS, this one does not: pass --tls-cert and --tls-key to keep it"
-                )
-            return _start(home, gateway_port, prefect_port, foreign, tls=tls is not None, console=console)
+            _prepare_gateway(home, gateway_port, address, tls, envoy_file, pages)
+            _say_what_changed(last, address, tls)
+            launched = partial(
+                launch_stack,
+                home,
+                gateway_port=gateway_port,
+                prefect_api_url=foreign or f"http://{LOOPBACK}:{prefect_port}/api",
+                prefect_port=prefect_port,
+                tls=tls is not None,
+                console=console,
+                address=address,
+                pages_port=pages.port if pages else None,
+            )
+            return _start(launched, console)
+
+
+def check_address(home: Path, address: str, tls: TlsFiles | None) -> None:
+    """Raises StackUnusable for an address that is not this machine's, and for one that other machines reach while
+    something that guards the gateway is missing."""
+    known = _is_ip(address) and is_free(0, address)
+    if not known:
+        raise StackUnusable(
+            problem=f"--address {address} is not an IP address of this machine; 0.0.0.0 stands for all of them"
+        )
+    if ip_address(address).is_loopback:
+        return
+    has = {
+        "TLS (--tls-cert and --tls-key)": tls is not None,
+        "API keys (`serin keys create NAME`)": key_file(home).read().required,
+        "the request filter (`serin install gateway`)": find_request_filter() is not None,
+    }
+    missing = [what for what, present in has.items() if not present]
+    if missing:
+        raise StackUnusable(
+            problem=f"--address {address} lets other machines reach the gateway, so it needs {' and '.join(missing)}"
+        )
+
+
+def _is_ip(address: str) -> bool:
+    try:
+        return bool(ip_address(address))
+    except ValueError:
+        return False
+
+
+def _say_what_changed(last: Stack | None, address: str, tls: TlsFiles | None) -> None:
+    """An option that is left out has its default again, which clients notice."""
+    if last is not None and last.tls and tls is None:
+        logger.info(
+            "the last gateway here used TLS, this one does not: pass --tls-cert and --tls-key to keep it"
+        )
+    if last is not None and last.is_public and address == LOOPBACK:
+        logger.info(
+            "other machines could reach the last gateway here, this one they cannot: "
+            f"pass --address {last.address} to keep it"
+        )
+
+
+def _pages(
+    home: Path,
+    address: str,
+    claims: Claims,
+    last: Stack | None,
+    prefect_port: int | None,
+    console: ConsolePlace | None,
+) -> Pages | None:
+    """Returns where other machines find the console and the stack's Prefect API; None: they do not reach this one."""
+    if ip_address(address).is_loopback:
+        return None
+    sticky = (last.pages_port,) if last and last.pages_port else ()
+    port = choose_port(claims, asked=None, option="", preferred=(*sticky, *_PAGES_PORTS), address=address)
+    socket = console_socket(home) if console else None
+    return Pages(address=address, port=port, console=socket, prefect_port=prefect_port)
 
 
 def _console(claims: Claims, last: Stack | None) -> ConsolePlace | None:
@@ -103,9 +180,13 @@ def _console(claims: Claims, last: Stack | None) -> ConsolePlace | None:
     return choose_place(read_settings(), claims, last=last.console_port if last else None)
 
 
-def _prepare_gateway(home: Path, port: int, tls: TlsFiles | None, envoy_file: Path | None) -> None:
+def _prepare_gateway(
+    home: Path, port: int, address: str, tls: TlsFiles | None, envoy_file: Path | None, pages: Pages | None
+) -> None:
     request_filter = find_request_filter()
-    build_gateway(home).write_bootstrap(port, tls=tls, expert=envoy_file, request_filter=request_filter)
+    build_gateway(home).write_bootstrap(
+        port, address, tls=tls, expert=envoy_file, request_filter=request_filter, pages=pages
+    )
     if request_filter is None:
         logger.info(NO_FILTER)
     if trouble := key_trouble(home):
@@ -148,24 +229,10 @@ def _foreign_prefect() -> str | None:
     )
 
 
-def _start(
-    home: Path,
-    gateway_port: int,
-    prefect_port: int | None,
-    foreign: str | None,
-    *,
-    tls: bool,
-    console: ConsolePlace | None,
-) -> Stack:
+def _start(launch: Callable[[], Stack], console: ConsolePlace | None) -> Stack:
     began = time.monotonic()
-    stack = launch_stack(
-        home,
-        gateway_port=gateway_port,
-        prefect_api_url=foreign or f"http://127.0.0.1:{prefect_port}/api",
-        prefect_port=prefect_port,
-        tls=tls,
-        console=console,
-    )
+    stack = launch()
+    home = stack.home
     supervisor, gateway, settler = Supervisor(home), build_gateway(home), processes.reconciler(stack)
     supervisor.start(gateway.process())
     if stack.owns_prefect:

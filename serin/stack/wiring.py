@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from serin.errors import SerinError
 from serin.machine import environment
+from serin.machine.ports import LOOPBACK
 from serin.machine.process import Process
 from serin.machine.process_identity import start_ticks
 from serin.serving.envoy.gateway import Gateway
@@ -90,6 +91,11 @@ def watcher_process(home: Path, *, owns_prefect: bool) -> Process:
     )
 
 
+def console_socket(home: Path) -> Path:
+    """Where the gateway reaches the console: only the owner of the stack can open it."""
+    return socket_folder(home) / "console.sock"
+
+
 def console_process(home: Path) -> Process:
     return standing_process(home, CONSOLE, "serin.console.server")
 
@@ -102,6 +108,8 @@ def launch_stack(
     prefect_port: int | None,
     tls: bool,
     console: ConsolePlace | None = None,
+    address: str = LOOPBACK,
+    pages_port: int | None = None,
 ) -> Stack:
     """Launches the supervisor, still without processes, and records the stack."""
     pid = Supervisor(home).launch(stack_environment(home))
@@ -113,7 +121,9 @@ def launch_stack(
         prefect_api_url=prefect_api_url,
         prefect_port=prefect_port,
         since=time.time(),
+        address=address,
         tls=tls,
+        pages_port=pages_port,
         console_url=console.url if console else None,
         console_port=console.port if console else None,
     )

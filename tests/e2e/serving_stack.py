@@ -16,6 +16,7 @@ from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
 from serin.machine.ports import free_ports
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, PeerPort
+from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import find_request_filter
@@ -103,6 +104,7 @@ def start_gateway(
     expert: Path | None = None,
     library: Path | None = None,
     peers: PeerPort | None = None,
+    pages: Pages | None = None,
     **limits: int,
 ) -> tuple[Gateway, int]:
     """`library`: the request filter; None: the one that `serin install triton` built."""
@@ -115,7 +117,7 @@ def start_gateway(
     )
     (port,) = free_ports(1)
     gateway.write_bootstrap(
-        port, tls=tls, expert=expert, request_filter=library or built_filter(), peers=peers
+        port, tls=tls, expert=expert, request_filter=library or built_filter(), peers=peers, pages=pages
     )
     host.start(gateway.process())
     wait_for("Envoy", gateway.ready, host, PROCESS_NAME)

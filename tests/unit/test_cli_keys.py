@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serin import cli
+from serin.machine.process_identity import start_ticks
+from serin.stack.host.state import Stack, write_stack
+from serin.stack.wiring import key_file
 
 
 def serin(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -58,3 +63,23 @@ def test_a_wrong_argument_is_one_message_and_exit_code_2(
 ) -> None:
     assert serin(monkeypatch, "keys", *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_gateway_that_other_machines_reach_keeps_requiring_keys(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    up = Stack(
+        home=home, supervisor_pid=os.getpid(), supervisor_ticks=start_ticks(os.getpid()) or 0, gateway_port=8080,
+        prefect_api_url="", prefect_port=None, since=0.0, tls=True, address="0.0.0.0", pages_port=8443,
+    )  # fmt: skip
+    home.mkdir(exist_ok=True)
+    write_stack(up)
+    assert (up.gateway_url, up.is_public) == ("https://127.0.0.1:8080", True)
+    assert replace(up, address="10.0.0.7").gateway_url == "https://10.0.0.7:8080"
+    assert replace(up, address="2001:db8::7").pages_url == "https://[2001:db8::7]:8443"
+    assert serin(monkeypatch, "keys", "require") == 0
+    assert serin(monkeypatch, "keys", "require", "--off") == 1
+    assert "--address 0.0.0.0), so keys stay required; run `serin down` first" in capsys.readouterr().err
+    assert key_file(home).read().required
+    write_stack(replace(up, address="127.0.0.1"))
+    assert serin(monkeypatch, "keys", "require", "--off") == 0

@@ -25,6 +25,7 @@ from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.gateway_keys import GatewayKeys
 from serin.serving.envoy.gateway_tls import GatewayTls
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
+from serin.serving.envoy.pages import Pages, pages_clusters, pages_listener
 from serin.serving.envoy.peer_tls import PeerFiles, PeerTls
 from serin.serving.envoy.peers import PEERS, peer_listener, peer_routes, peers_name
 from serin.serving.envoy.rates import model_rates
@@ -95,12 +96,14 @@ class Gateway:
         expert: Path | None = None,
         request_filter: Path | None = None,
         peers: PeerPort | None = None,
+        pages: Pages | None = None,
     ) -> Path:
         """The document Envoy starts from. Routes that an earlier Envoy had are kept.
 
         `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (user_settings.py).
         `request_filter`: the library that reads requests (native/request_filter.py); without it the gateway listens on
         the loopback interface only and answers no gRPC calls. `peers`: where gateways of other hosts reach this one.
+        `pages`: where other machines reach the console and Prefect's API, with `tls` only.
         """
         added = read_expert(expert) if expert else ExpertSettings()
         self._place_documents(tls)
@@ -130,6 +133,11 @@ class Gateway:
         )
         if peers:
             document["static_resources"]["listeners"].append(self._peer_listener(peers))
+        if pages and tls:
+            document["static_resources"]["listeners"].append(
+                pages_listener(pages, self._documents.file("tls"))
+            )
+            document["static_resources"]["clusters"] += pages_clusters(pages)
         return self._write_document(document, added, expert)
 
     def _write_document(self, document: dict[str, Any], added: ExpertSettings, expert: Path | None) -> Path:

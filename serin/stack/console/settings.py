@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -89,11 +90,24 @@ def read_settings() -> ConsoleSettings:
     if found.oidc is not None and found.url is None:
         problem = "is missing: the provider sends people back to this address after the login"
         raise SpecError(where=where, problems=[("url", problem)])
+    if not _is_loopback(found.address) and not (found.url or "").startswith("https://"):
+        problem = (
+            f"with address {found.address} other machines reach the console: name the https address of the proxy "
+            "in front of it; or leave `address` out, and `serin up --address` offers it with the gateway's TLS"
+        )
+        raise SpecError(where=where, problems=[("url", problem)])
     if found.oidc is None and not found.secrets:
         raise SpecError(
             where=where, problems=[("secrets", "without them and without oidc nobody can log in")]
         )
     return found
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _sentence(item: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""Free TCP ports on the loopback interface, safe against a second `serin up` that looks at the same moment."""
+"""Free TCP ports, safe against a second `serin up` that looks at the same moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from serin.errors import PortTaken
-from serin.machine.ports import is_free
+from serin.machine.ports import LOOPBACK, free_ports, is_free
 
 
 class Claims:
@@ -21,9 +21,9 @@ class Claims:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
-    def claim(self, port: int) -> bool:
+    def claim(self, port: int, address: str = LOOPBACK) -> bool:
         """Claims `port`; True when it was free."""
-        if not is_free(port):
+        if not is_free(port, address):
             return False
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -49,18 +49,23 @@ def port_claims() -> Iterator[Claims]:
         claims.release()
 
 
-def choose_port(claims: Claims, *, asked: int | None, option: str, preferred: tuple[int, ...]) -> int:
+def choose_port(
+    claims: Claims,
+    *,
+    asked: int | None,
+    option: str,
+    preferred: tuple[int, ...],
+    address: str = LOOPBACK,
+) -> int:
     """Returns the requested port or raises PortTaken; without one, the first free preferred port, else any."""
     if asked is not None:
-        if not claims.claim(asked):
+        if not claims.claim(asked, address):
             raise PortTaken(port=asked, option=option)
         return asked
     for port in preferred:
-        if claims.claim(port):
+        if claims.claim(port, address):
             return port
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if claims.claim(port):
+        (port,) = free_ports(1)
+        if claims.claim(port, address):
             return port

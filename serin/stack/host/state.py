@@ -12,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from serin.errors import NotUp, StackUnusable
 from serin.machine.durable import create_secret
 from serin.machine.environment import runtime_folder
 from serin.machine.locks import locked
+from serin.machine.ports import LOOPBACK
 from serin.machine.process_identity import start_ticks
 
 _FORMAT = "serin.stack"
@@ -36,7 +38,9 @@ class Stack:
     prefect_api_url: str
     prefect_port: int | None  # None: a server that the stack did not start
     since: float
+    address: str = LOOPBACK  # on which the gateway listens
     tls: bool = False  # whether the gateway uses TLS
+    pages_port: int | None = None  # where other machines reach the console and Prefect's API
     console_url: str | None = None  # None: the console does not run here
     console_port: int | None = None
     agent: bool = False  # an agent runs here, and a controller elsewhere decides
@@ -49,7 +53,24 @@ class Stack:
 
     @property
     def gateway_url(self) -> str:
-        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.gateway_port}"
+        address = ip_address(self.address)
+        host = (
+            LOOPBACK if address.is_unspecified else f"[{address}]" if address.version == 6 else str(address)
+        )
+        return f"{'https' if self.tls else 'http'}://{host}:{self.gateway_port}"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach the gateway."""
+        return not ip_address(self.address).is_loopback
+
+    @property
+    def pages_url(self) -> str | None:
+        """The address for other machines; this one's name stands for all of its addresses."""
+        if self.pages_port is None:
+            return None
+        host = socket.gethostname() if ip_address(self.address).is_unspecified else self.address
+        return f"https://{f'[{host}]' if ':' in host else host}:{self.pages_port}"
 
     @property
     def prefect_ui_url(self) -> str:

@@ -208,6 +208,8 @@ def test_a_login_form_of_another_site_is_refused(home: Path) -> None:
         ("oidc: {issuer: 'http://login.example.com', client_id: x}", "must be an https URL"),
         ("oidc: {issuer: 'https://login.example.com', client_id: x}", "url"),
         ("secrets: false", "nobody can log in"),
+        ("address: 0.0.0.0", "url: with address 0.0.0.0 other machines reach the console"),
+        ("{address: 10.0.0.7, url: 'http://serin.example.com'}", "name the https address of the proxy"),
         ("[]", "must hold keys"),
     ],
 )

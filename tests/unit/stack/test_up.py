@@ -13,10 +13,12 @@ import pytest
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
 from serin.machine.ports import free_ports
 from serin.machine.process_identity import start_ticks
+from serin.serving.envoy.tls import TlsFiles
 from serin.stack.host.process_scan import stack_processes
 from serin.stack.host.state import Stack, changing_stack, write_stack
 from serin.stack.serve import serve
-from serin.stack.up import bring_up
+from serin.stack.up import bring_up, check_address
+from serin.stack.wiring import key_file
 
 
 def nothing_started(home: Path) -> bool:
@@ -69,6 +71,44 @@ def test_a_taken_port_names_the_option_to_change(tmp_path: Path, option: str) ->
         asked = {option.removeprefix("--").replace("-", "_"): server.getsockname()[1]}
         with pytest.raises(PortTaken, match=f"name another with {option}"):
             bring_up(tmp_path, **asked)
+    assert nothing_started(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tls", "keys", "missing"),
+    [
+        (False, False, r"TLS \(--tls-cert and --tls-key\) and API keys \(`serin keys create NAME`\)$"),
+        (True, False, r"needs API keys"),
+        (False, True, r"needs TLS \(--tls-cert and --tls-key\)$"),
+    ],
+)
+def test_other_machines_do_not_reach_a_gateway_that_lacks_tls_or_keys(
+    tmp_path: Path, tls: bool, keys: bool, missing: str
+) -> None:
+    if keys:
+        key_file(tmp_path).require(True)
+    files = TlsFiles(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem") if tls else None
+    with pytest.raises(StackError, match=missing):
+        bring_up(tmp_path, address="0.0.0.0", tls=files)
+    assert nothing_started(tmp_path)
+
+
+def test_other_machines_do_not_reach_a_gateway_without_the_request_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serin.stack.up.find_request_filter", lambda: None)
+    key_file(tmp_path).require(True)
+    files = TlsFiles(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    with pytest.raises(StackError, match="needs the request filter"):
+        check_address(tmp_path, "0.0.0.0", files)
+    for loopback in ("127.0.0.1", "127.0.0.9", "::1"):
+        check_address(tmp_path, loopback, None)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "localhost", "", "0.0.0.0:80", "2001:db8::1"])
+def test_an_address_that_is_not_this_machines_is_named(tmp_path: Path, address: str) -> None:
+    with pytest.raises(StackError, match=f"--address {address} is not an IP address of this machine"):
+        bring_up(tmp_path, address=address)
     assert nothing_started(tmp_path)
 
 
