@@ -129,6 +129,21 @@ def test_curl_on_the_page_gets_the_same_score(stack: Stack, wanted: Any) -> None
     assert json.loads(answer)["outputs"][0]["data"][0] == pytest.approx(float(wanted[0, 0]), abs=1e-6)
 
 
+def test_fetch_on_the_page_gets_the_scores_of_rows_with_nulls(
+    stack: Stack, wanted: Any, tmp_path: Path
+) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    (block,) = blocks("javascript", "fetch(")
+    (tmp_path / "call.mjs").write_text(block.replace("127.0.0.1:8080", stack.url))
+    assert json.loads(_run("node call.mjs", tmp_path)) == pytest.approx(wanted.ravel().tolist(), abs=1e-6)
+    (tmp_path / "call.mjs").write_text(
+        block.replace("127.0.0.1:8080", stack.url).replace("distance: 2,", "distance: 2.5,")
+    )
+    with pytest.raises(AssertionError, match=r"input 'distance', data\[1\]: 2\.5 is not an integer"):
+        _run("node call.mjs", tmp_path)
+
+
 def test_the_message_for_grpcurl_on_the_page_is_answered_with_the_same_score(
     stack: Stack, wanted: Any
 ) -> None:

@@ -121,6 +121,14 @@ def test_they_answer_with_the_graph_s_own_bits(both: Both, protocol: Protocol) -
             assert np.array_equal(both.answer(backend, columns, protocol), own), (backend, columns)
 
 
+def test_they_answer_json_as_the_gateway_writes_it(both: Both) -> None:
+    columns = bundles.rows(40)
+    own = bundles.score(both.graph, columns).ravel()
+    for release in both.by_backend.values():
+        found = bundles.asked_in_json(both.releases.endpoint(release).http, release.version, columns)
+        np.testing.assert_allclose(found, own, rtol=1e-6)
+
+
 WRONG: dict[str, dict[str, Array]] = {
     "not UTF-8": texts(b"AA", b"\xff"),
     "half a character": texts(b"\xc3", b"\xa9"),

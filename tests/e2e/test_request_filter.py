@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ FOREIGN = "no such model or version is served here"
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Says which headers arrived, and how much of a body."""
+    """Says which headers and which body arrived."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
@@ -55,7 +56,14 @@ class Echo(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         seen = {name.lower() for name in self.headers}
-        text = json.dumps([self.path, sorted(seen), self.headers.get("x-serin-model"), len(body)]).encode()
+        known = [
+            self.path,
+            sorted(seen),
+            self.headers.get("x-serin-model"),
+            len(body),
+            body.decode("latin-1"),
+        ]
+        text = json.dumps([*known, self.headers.get(LENGTH)]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
@@ -66,9 +74,10 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def echoing(library: Path | None = None) -> Iterator[int]:
+def echoing(library: Path | None = None, *, elsewhere: bool = False) -> Iterator[int]:
     """The port of a gateway before a server that echoes. Nobody takes gRPC calls behind it."""
     with echo() as place, lone_gateway(library=library) as (gateway, port, host):
+        place = replace(place, elsewhere=elsewhere)
         limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
         wait_for("the route", lambda: _led(port), host, PROCESS_NAME)
@@ -191,6 +200,65 @@ def test_a_body_in_pieces_is_read_as_a_whole(port: int) -> None:
         assert (status, json.loads(text)[3]) == (200, len(TEXT))
         status, text, _ = post(wire, INFER, iter([b'{"sha', b'pe":[99', b"999]}"]), chunked)
         assert (status, json.loads(text)["error"]) == (400, TOO_LARGE)
+
+
+def tensors(**data: str) -> bytes:
+    """A request whose inputs are named by their type, with `data` as it is written."""
+    inputs = [
+        f'{{"data" : {each}, "name": "{kind.lower()}", "shape": [2], "datatype":"{kind}"}}'
+        for kind, each in data.items()
+    ]
+    return f'{{"id": "null", "inputs": [{", ".join(inputs)}]}}'.encode()
+
+
+def arrived(port: int, body: Any, **headers: str) -> tuple[bytes, str | None]:
+    """The body that reached the server, and the length of its JSON."""
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as wire:
+        status, text, _ = post(wire, INFER, body, named)
+    assert status == 200, text
+    return json.loads(text)[4].encode("latin-1"), json.loads(text)[5]
+
+
+def test_nulls_and_integral_floats_are_written_out_and_everything_else_stays(port: int) -> None:
+    sent = {
+        "FP32": "[null, 1.50]", "INT64": "[[2007.0], [null]]", "INT8": "[null,1e0]", "BYTES": '[ null,"ü null"]',
+    }  # fmt: skip
+    written = tensors(
+        FP32="[NaN, 1.50]",
+        INT64="[[2007], [-9223372036854775808]]",
+        INT8="[-1,1]",
+        BYTES='[ "","ü null"]',
+    )
+    body = tensors(**sent)
+    assert arrived(port, body) == (written, None)
+    assert arrived(port, iter([body[:50], body[50:90], body[90:]]), transfer_encoding="chunked")[0] == written
+    binary = b"\x00null\xff" * 40
+    assert arrived(port, body + binary, **{LENGTH: str(len(body))}) == (written + binary, str(len(written)))
+    for same in (TEXT, b"{}", b'{"inputs": [null', tensors(BOOL="[null]", FP32="[NaN, 2007.0]"), written):
+        assert arrived(port, same)[0] == same
+    large = tensors(FP32="[" + ",".join(["null"] * 200_000) + "]")
+    assert arrived(port, large)[0] == large.replace(b"null", b"NaN").replace(b'"NaN"', b'"null"')
+
+
+def test_a_value_that_does_not_fit_is_refused_with_its_input_and_place(port: int) -> None:
+    cases = {
+        "FP32": ('[1, "x"]', "input 'fp32', data[1]: \"x\" is not a number"),
+        "INT64": ("[[1], [2007.5]]", "input 'int64', data[1][0]: 2007.5 is not an integer"),
+        "INT8": ("[128.0]", "input 'int8', data[0]: 128.0 does not fit into INT8"),
+        "BYTES": ('["a", 7]', "input 'bytes', data[1]: 7 is not a string"),
+        "INT32": ("[null]", "input 'int32', data[0]: null is not a value of type INT32"),
+    }
+    found = {kind: refused(port, tensors(**{kind: data})) for kind, (data, _) in cases.items()}
+    assert found == {kind: text for kind, (_, text) in cases.items()}
+    nulls = tensors(INT64="[" + ",".join(["null"] * 2_000_000) + "]")
+    assert "too large with its nulls written out" in refused(port, nulls)
+
+
+def test_a_server_of_somebody_else_gets_the_body_as_it_is() -> None:
+    with echoing(elsewhere=True) as opened:
+        body = tensors(FP32="[null]", INT64="[2007.0, 1.5]")
+        assert arrived(opened, body)[0] == body
 
 
 def test_headers_of_the_gateway_and_keys_do_not_pass_and_compressed_bodies_are_refused(port: int) -> None:

@@ -75,6 +75,8 @@ def test_an_ensemble_answers_as_the_whole_graph_and_refuses_in_the_same_words(en
         address = getattr(releases.endpoint(release), protocol)
         found = predict(address, MODEL, columns, SCHEMA, protocol, release.version, batch_rows=batch_rows)
         np.testing.assert_allclose(found["score"], wanted, rtol=1e-6)
+    found = bundles.asked_in_json(releases.endpoint(release).http, release.version, columns)
+    np.testing.assert_allclose(found, wanted.ravel(), rtol=1e-6)
     bad = {**bundles.rows(2), "carrier": np.array([[b"AA"], [b"\xff"]], dtype=object)}
     with pytest.raises(PredictionFailed, match="input 'carrier': row 1 is not UTF-8"):
         predict(releases.endpoint(release).http, MODEL, bad, SCHEMA, "http", release.version)

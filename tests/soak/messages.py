@@ -1,4 +1,4 @@
-"""python -m tests.soak.messages: 100,000 messages of gRPC that two readers could take differently.
+"""python -m tests.soak.messages: 100,000 messages of gRPC that two readers could take differently, and JSON bodies.
 
 Each is read by the gateway's request filter (under AddressSanitizer and UBSan) and by protobuf. Some go through a real
 gateway with a key for one of two models. Fails when a message was read otherwise than by protobuf, when one that
@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.e2e import fuzz_json
 from tests.e2e.message_readers import Compared, Reader, compare, packed
 from tests.e2e.smuggling import guarded
 from tests.unit.serving.compiled_reader import build_reader, run_reader
@@ -32,7 +33,12 @@ def main() -> int:
         program = Path(folder) / "reader"
         build_reader(program)
         wrong += _read(
-            lambda texts: [lines[1:] for lines in run_reader(program, packed(texts))],
+            lambda texts: [lines[1:3] for lines in run_reader(program, packed(texts))],
+            chosen.number,
+            chosen.messages,
+        )
+        wrong += _rewritten(
+            lambda texts: [lines[3] for lines in run_reader(program, packed(texts))],
             chosen.number,
             chosen.messages,
         )
@@ -45,6 +51,15 @@ def main() -> int:
     for text in wrong[:20]:
         print(f"WRONG: {text}")
     return int(bool(wrong))
+
+
+def _rewritten(rewrite: fuzz_json.Rewrite, number: int, bodies: int) -> list[str]:
+    """JSON bodies whose nulls are written out, against Python's json."""
+    total, began = fuzz_json.Compared(), time.monotonic()
+    for index in range(0, bodies, ROUND):
+        fuzz_json.compare(rewrite, number + index, min(ROUND, bodies - index), total)
+    print(f"bodies: number={number} {total.counts} seconds={time.monotonic() - began:.0f}", flush=True)
+    return total.wrong
 
 
 def _read(read: Reader, number: int, messages: int) -> list[str]:

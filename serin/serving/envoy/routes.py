@@ -8,7 +8,7 @@ chosen branch of a route sets; a request without them (metadata, a refused path)
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from serin.errors import GatewayRejected
@@ -60,6 +60,7 @@ class Timeouts:
     A single release has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
     `ask_another_s` and not the request, and a slow answer that comes in time is not lost. `max_text_bytes`: a longer
     string is refused at the gateway; None: unknown. `rate_limit` and `rate_burst`: of the model, at one gateway.
+    `max_body_bytes`: of a request once its nulls are written out; None: they are not.
     """
 
     request_s: float = 5.0
@@ -67,6 +68,7 @@ class Timeouts:
     max_text_bytes: int | None = None
     rate_limit: str | None = None
     rate_burst: int | None = None
+    max_body_bytes: int | None = None
 
     @property
     def rate(self) -> Rate | None:
@@ -124,7 +126,7 @@ def route_configuration(
     _check(routes, places.names)
     found: list[Document] = []
     for route in routes:
-        limits = timeouts.get(route.model, Timeouts())
+        limits = replace(timeouts.get(route.model, Timeouts()), max_body_bytes=max_request_bytes)
         versions = [
             release
             for release in map(Release.parse, places.names)
@@ -202,8 +204,11 @@ def _weighted(
     policy |= _by_its_own_name(on_peers or places.elsewhere(stable))
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
+    foreign = any(places.elsewhere(release) for release in route.releases)
     return [
-        _infer_route(route, limits, {"match": _match("infer", protocol, route.model), "route": action}),
+        _infer_route(
+            route, limits, {"match": _match("infer", protocol, route.model), "route": action}, foreign=foreign
+        ),
         {"match": _match("ready", protocol, route.model), "route": asking},
         {"match": _match("metadata", protocol, route.model), "route": asking},
     ]
@@ -232,7 +237,7 @@ def _pinned(
         plain = {"prefix_rewrite": _match(call, protocol, route.model)["path"]} if elsewhere else {}
         found.append({"match": match, "route": {**action, **plain}})
     found[0]["request_headers_to_add"] = _log_headers("pinned", release)
-    return [_infer_route(route, limits, found[0]), *found[1:]]
+    return [_infer_route(route, limits, found[0], foreign=elsewhere), *found[1:]]
 
 
 def _by_its_own_name(elsewhere: bool) -> Document:
@@ -241,14 +246,17 @@ def _by_its_own_name(elsewhere: bool) -> Document:
     return {"auto_host_rewrite": True} if elsewhere else {}
 
 
-def _infer_route(route: ModelRoute, limits: Timeouts, document: Document) -> Document:
+def _infer_route(route: ModelRoute, limits: Timeouts, document: Document, *, foreign: bool) -> Document:
+    """`foreign`: a server of somebody else may be asked, which gets JSON as the client wrote it."""
     known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
     if limits.rate is not None:
         known["serin"]["wait"] = str(limits.rate.wait_s)  # for retry-after
-    if limits.max_text_bytes is not None:
-        known[REQUEST_FILTER] = {
-            "max_text_bytes": limits.max_text_bytes
-        }  # by the name of the filter that reads it
+    bounds = {
+        "max_text_bytes": limits.max_text_bytes,
+        "max_written_bytes": None if foreign else limits.max_body_bytes,
+    }
+    if any(bounds.values()):  # by the name of the filter that reads them
+        known[REQUEST_FILTER] = {key: value for key, value in bounds.items() if value is not None}
     return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}
 
 

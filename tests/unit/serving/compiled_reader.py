@@ -25,11 +25,12 @@ def build_reader(program: Path) -> None:
     assert made.returncode == 0, made.stderr
 
 
-def run_reader(program: Path, packed: bytes) -> list[tuple[str, str, str]]:
-    """Of each text: what is wrong with it as JSON; what is read in it as a ModelInferRequest, a ModelReadyRequest."""
+def run_reader(program: Path, packed: bytes) -> list[tuple[str, str, str, str]]:
+    """Of each text: what is wrong with it as JSON; what is read in it as a ModelInferRequest, a ModelReadyRequest; the
+    JSON with its nulls written out."""
     done = subprocess.run(
         [program], input=packed, capture_output=True, env={"ASAN_OPTIONS": "detect_leaks=0"}
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     lines = done.stdout.decode().split("\n")[:-1]
-    return list(zip(lines[::3], lines[1::3], lines[2::3], strict=True))
+    return list(zip(*(lines[place::4] for place in range(4)), strict=True))

@@ -1,11 +1,13 @@
-// Reads texts, each behind its length (4 bytes, little endian), and says what the gateway's filter makes of them, in three
+// Reads texts, each behind its length (4 bytes, little endian), and says what the gateway's filter makes of them, in four
 // lines: what is wrong with it as JSON; then what it reads in it as a ModelInferRequest, and as a ModelReadyRequest, or
-// what is wrong with that. Every text has a block of its own, so that a read beyond it is seen.
+// what is wrong with that; then the JSON with its nulls written out, in hex, or nothing when it stays as it is, or a
+// "!" and why it is refused. Every text has a block of its own, so that a read beyond it is seen.
 
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
+#include "json_data.h"
 #include "message.h"
 
 using serin::Text;
@@ -54,6 +56,12 @@ std::string believed(Text message, bool tensors) {
   return found + " " + inputs + " " + raw;
 }
 
+std::string written_out(Text text) {
+  serin::DataRewriter data(text, 5 * text.size());
+  bool changed = data.rewrite();
+  return changed ? hex(data.result) : data.fault.empty() ? "" : "!" + data.fault;
+}
+
 }  // namespace
 
 int main() {
@@ -62,8 +70,8 @@ int main() {
     std::unique_ptr<char[]> block(new char[length]);
     if (std::fread(block.get(), 1, length, stdin) != length) return 2;
     Text text(block.get(), length);
-    std::printf("%s\n%s\n%s\n", serin::json_fault(text, text.size(), 100).c_str(), believed(text, true).c_str(),
-                believed(text, false).c_str());
+    std::printf("%s\n%s\n%s\n%s\n", serin::json_fault(text, text.size(), 100).c_str(), believed(text, true).c_str(),
+                believed(text, false).c_str(), written_out(text).c_str());
   }
   return 0;
 }

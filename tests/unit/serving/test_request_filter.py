@@ -13,6 +13,7 @@ from serin.errors import TritonInstallFailed
 from serin.machine.native.compiler import machine_compiler
 from serin.serving.native import request_filter
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
+from tests.e2e import fuzz_json
 from tests.e2e.fuzz_messages import EIGHT_BYTES, FOUR_BYTES, LENGTH, NUMBER, Field, written
 from tests.e2e.fuzz_requests import good_body, good_frame
 from tests.e2e.message_readers import TOO_LARGE, UNREADABLE, believed_by_protobuf, compare, packed
@@ -30,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def judged(program: Path, texts: Sequence[bytes]) -> list[tuple[str, str, str]]:
+def judged(program: Path, texts: Sequence[bytes]) -> list[tuple[str, str, str, str]]:
     return run_reader(program, packed(texts))
 
 
@@ -46,7 +47,7 @@ def test_good_requests_pass_and_what_would_end_triton_does_not(program: Path) ->
         b'"\\u0073hape"': "plain letters must not be written as \\u escapes",
         b'"\\\\u0073hape"': "",
     }
-    assert [fault for fault, _, _ in judged(program, list(texts))] == list(texts.values())
+    assert [lines[0] for lines in judged(program, list(texts))] == list(texts.values())
     good = good_frame()[5:]
     assert judged(program, [good])[0][1] == believed_by_protobuf(good)
     assert believed_by_protobuf(good).startswith(f"{MODEL.encode().hex()}  ")
@@ -74,15 +75,45 @@ def test_every_shape_is_found_and_every_size_is_read(program: Path) -> None:
     ]
     assert {len(text) for text in texts} == {64}
     wanted = [*[""] * len(fits), *[TOO_LARGE] * len(too_large)] * len(before)
-    assert [fault for fault, _, _ in judged(program, texts)] == wanted
+    assert [lines[0] for lines in judged(program, texts)] == wanted
 
 
 def test_a_message_is_read_as_protobuf_reads_it_or_refused(program: Path) -> None:
     """5,000 drawn messages; `make soak` draws 100,000."""
-    found = compare(lambda texts: [lines[1:] for lines in judged(program, texts)], number=1, count=5000)
+    found = compare(lambda texts: [lines[1:3] for lines in judged(program, texts)], number=1, count=5000)
     print(found)
     assert found.wrong == []
     assert min(found.equal, found.refused) > 1000
+
+
+def test_nulls_are_written_out_as_python_reads_the_body_or_it_stays_as_it_is(program: Path) -> None:
+    """5,000 drawn bodies, a quarter of them damaged; `make soak` draws 100,000."""
+    found = fuzz_json.compare(
+        lambda texts: [lines[3] for lines in judged(program, texts)], number=1, count=5000
+    )
+    print(found.counts)
+    assert found.wrong == []
+    assert min(found.counts[kind] for kind in ("same", "changed", "refused", "odd", "unreadable")) > 150
+
+
+def test_a_name_in_a_refusal_is_short_and_readable(program: Path) -> None:
+    shown = {
+        b"n\xc3\xbcll": "nüll", b"\xff\x01": "??", b"x" * 41: "x" * 40 + "...", b"\xed\xa0\x80": "???",
+        b"x" * 39 + "ü".encode(): "x" * 39 + "...",
+    }  # fmt: skip
+    body = b'{"inputs":[{"name":"%s","datatype":"INT8","data":[[0],[{}]]}]}'
+    found = judged(program, [body % name for name in shown])
+    assert [lines[3] for lines in found] == [
+        f"!input '{name}', data[1][0]: {{}} is not an integer" for name in shown.values()
+    ]
+
+
+def test_depth_is_bounded_and_growth_is_known(program: Path) -> None:
+    deep = b'{"inputs":[{"name":"x","datatype":"INT64","data":%s}]}'
+    bodies = [deep % (b"[" * levels + b"null" + b"]" * levels) for levels in (32, 33, 60_000)]
+    bodies.append(deep % (b"[" + b"null," * 20_000 + b"null]"))
+    found = [lines[3] for lines in judged(program, bodies)]
+    assert [len(each) // 2 for each in found] == [len(bodies[0]) + 16, 0, 0, len(bodies[3]) + 16 * 20_001]
 
 
 def test_what_a_later_client_may_write_is_read(program: Path) -> None:
@@ -123,8 +154,8 @@ def test_no_text_makes_it_read_what_is_not_there(program: Path) -> None:
     texts += [good[: draw.randrange(len(good))] + draw.randbytes(draw.randrange(12)) for _ in range(3000)]
     texts += [draw.randbytes(draw.randrange(40)) for _ in range(3000)]
     found = judged(program, texts)
-    assert {"", TOO_LARGE} < {fault for fault, _, _ in found}
-    assert UNREADABLE in {fault for _, fault, _ in found}
+    assert {"", TOO_LARGE} < {lines[0] for lines in found}
+    assert UNREADABLE in {lines[1] for lines in found}
 
 
 def test_another_envoy_gets_another_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ size_t envoy_dynamic_module_callback_http_get_body_size(Stream, BodyKind);
 size_t envoy_dynamic_module_callback_http_get_body_chunks_size(Stream, BodyKind);
 bool envoy_dynamic_module_callback_http_get_body_chunks(Stream, BodyKind, Span* chunks);
 bool envoy_dynamic_module_callback_http_received_buffered_request_body(Stream);
+bool envoy_dynamic_module_callback_http_append_body(Stream, BodyKind, Span);
+bool envoy_dynamic_module_callback_http_drain_body(Stream, BodyKind, size_t);
 bool envoy_dynamic_module_callback_http_get_metadata_number(Stream, MetadataSource, Span space, Span key,
                                                             double* found);
 void envoy_dynamic_module_callback_http_clear_route_cache(Stream);

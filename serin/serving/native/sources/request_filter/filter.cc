@@ -1,7 +1,7 @@
 // Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
-// requests that would end Triton are refused (faults.h, message.h). It also removes headers that a client must not set
-// and answers requests that keys.lua has refused: one filter is cheaper than one for each. Envoy loads this as a dynamic
-// module.
+// requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). It also
+// removes headers that a client must not set and answers requests that keys.lua has refused: one filter is cheaper than
+// one for each. Envoy loads this as a dynamic module.
 
 #include <memory>
 #include <string>
@@ -9,6 +9,7 @@
 
 #include "envoy_api.h"
 #include "headers.h"
+#include "json_data.h"
 #include "message.h"
 
 namespace serin {
@@ -17,6 +18,7 @@ namespace {
 constexpr Text kService = "/inference.GRPCInferenceService/";
 constexpr Text kModels = "/v2/models/";
 constexpr Text kInfer = "/infer";
+constexpr Text kJsonBytesHeader = "inference-header-content-length";
 constexpr size_t kFrameBytes = 5;  // a gRPC message's flag and length
 constexpr size_t kNameBytes = 63;
 
@@ -64,9 +66,9 @@ Call call_of(Text path) {
 // The body as it came, in pieces that Envoy keeps until the end of the call.
 class Body {
  public:
-  Body(Stream stream, bool arriving) {
-    bool whole = arriving && envoy_dynamic_module_callback_http_received_buffered_request_body(stream);
-    if (!whole) take(stream, kBufferedRequest);
+  Body(Stream stream, bool arriving) : stream_(stream), arriving_(arriving) {
+    whole_ = arriving && envoy_dynamic_module_callback_http_received_buffered_request_body(stream);
+    if (!whole_) take(stream, kBufferedRequest);
     if (arriving) take(stream, kReceivedRequest);
     for (const Span& piece : pieces_) size_ += piece.size;
   }
@@ -76,13 +78,28 @@ class Body {
   // Its first `length` bytes in one piece.
   Text first(size_t length) {
     if (!pieces_.empty() && pieces_[0].size >= length) return Text(pieces_[0].data, length);
+    if (!joined_.empty() && joined_.size() == length) return joined_;
     joined_.clear();
     joined_.reserve(length);
     for (const Span& piece : pieces_) joined_.append(piece.data, std::min(piece.size, length - joined_.size()));
     return joined_;
   }
 
+  // Puts another body in its place; all texts of the old one end.
+  void replace(Text with) {
+    if (arriving_ && !whole_) drain(kBufferedRequest);
+    BodyKind last = arriving_ ? kReceivedRequest : kBufferedRequest;
+    drain(last);
+    envoy_dynamic_module_callback_http_append_body(stream_, last, span(with));
+    set_header(stream_, "content-length", std::to_string(with.size()));
+  }
+
  private:
+  void drain(BodyKind kind) {
+    size_t size = envoy_dynamic_module_callback_http_get_body_size(stream_, kind);
+    if (size > 0) envoy_dynamic_module_callback_http_drain_body(stream_, kind, size);
+  }
+
   void take(Stream stream, BodyKind kind) {
     size_t count = envoy_dynamic_module_callback_http_get_body_chunks_size(stream, kind);
     if (count == 0) return;
@@ -91,15 +108,33 @@ class Body {
     pieces_.insert(pieces_.end(), found.begin(), found.end());
   }
 
+  Stream stream_;
+  bool arriving_, whole_;
   std::vector<Span> pieces_;
   size_t size_ = 0;
   std::string joined_;
 };
 
+// Writes out what JSON lacks where the route asks for it: `max_written_bytes`. Returns why the request is refused, or "".
+std::string rewrite_json(Stream stream, Body& body, size_t length, bool binary) {
+  double most = 0;
+  if (!envoy_dynamic_module_callback_http_get_metadata_number(stream, kRoute, span("model_name"),
+                                                              span("max_written_bytes"), &most)) {
+    return "";
+  }
+  Text all = body.first(body.size());
+  DataRewriter data(all.substr(0, length), static_cast<size_t>(most));
+  if (!data.rewrite()) return data.fault;
+  size_t json_bytes = data.result.size();
+  body.replace(data.result.append(all.substr(length)));
+  if (binary) set_header(stream, kJsonBytesHeader, std::to_string(json_bytes));
+  return "";
+}
+
 // Binary tensors follow a JSON text whose length a header tells; without it all is JSON.
 bool accept_json(Stream stream, Body& body) {
   size_t told = 0;
-  std::string json_bytes = header(stream, "inference-header-content-length", &told);
+  std::string json_bytes = header(stream, kJsonBytesHeader, &told);
   size_t length = body.size();
   if (told > 0 && (!read_length(json_bytes, body.size(), length) || length > body.size())) {
     refuse(stream, 400, "3", "inference-header-content-length is no length of a part of this request");
@@ -113,6 +148,7 @@ bool accept_json(Stream stream, Body& body) {
     most = static_cast<size_t>(known);
   }
   std::string fault = json_fault(body.first(length), body.size(), most);
+  if (fault.empty()) fault = rewrite_json(stream, body, length, told > 0);
   if (fault.empty()) return true;
   refuse(stream, 400, "3", fault);
   return false;

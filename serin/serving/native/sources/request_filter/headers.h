@@ -35,6 +35,10 @@ inline void remove_header(Stream stream, Text key) {
   envoy_dynamic_module_callback_http_set_header(stream, kRequestHeader, span(key), {nullptr, 0});
 }
 
+inline void set_header(Stream stream, Text key, Text value) {
+  envoy_dynamic_module_callback_http_set_header(stream, kRequestHeader, span(key), span(value));
+}
+
 inline void add_header(Stream stream, Text key, Text value) {
   envoy_dynamic_module_callback_http_add_header(stream, kRequestHeader, span(key), span(value));
 }
