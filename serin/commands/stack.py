@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
-from serin.commands.output import Json, show, show_json
+from serin.commands.output import Json, say, show, show_json
 from serin.machine import environment
 from serin.machine.ports import LOOPBACK
+
+_STORE_S = 1.0  # a status shows what it can when the store does not answer
+
+
+class Shown(Protocol):
+    """What `serin status` shows: of an agent, of several hosts or of this machine's stack."""
+
+    @property
+    def well(self) -> bool: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def lines(self) -> Iterable[str]: ...
 
 
 def register(app: typer.Typer) -> None:
@@ -98,13 +112,27 @@ def down() -> None:
 
 def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
-    from serin.stack.agent.status import read_agent_status
-    from serin.stack.cluster.status import read_cluster_status
-    from serin.stack.hosts import read_hosts_if_reachable
-    from serin.stack.status import read_status
+    from serin.errors import StoreError
+    from serin.store.objects import StoreProbe
 
-    home, hosts = environment.home(), read_hosts_if_reachable()
-    found = read_agent_status(home) or read_cluster_status(home) or read_status(home)
+    home, probe, hosts = environment.home(), StoreProbe(environment.store_url()), []
+    from serin.machine.process_identity import stack_decides  # while the store is asked
+    from serin.stack.agent.status import read_agent_status
+
+    found: Shown | None = read_agent_status(home)
+    try:
+        probe.check(_STORE_S)
+    except StoreError as error:
+        if found is None and not stack_decides(home):
+            raise  # what there is to show is in the store
+        say(f"hosts are not shown: {error}")
+        found = found or _of_stack(home, ask_store=False)
+    else:
+        from serin.stack.cluster.status import read_cluster_status
+        from serin.stack.hosts import read_hosts_if_reachable
+
+        hosts = read_hosts_if_reachable()
+        found = found or read_cluster_status(home) or _of_stack(home, ask_store=True)
     if as_json:
         entries = [entry.to_json() for entry in hosts]
         show_json({**found.to_json(), "hosts": entries} if entries else found.to_json())
@@ -115,6 +143,12 @@ def status(as_json: Json = False) -> None:
             show(f"host {entry}")
     if not found.well:
         raise typer.Exit(1)
+
+
+def _of_stack(home: Path, *, ask_store: bool) -> Shown:
+    from serin.stack.status import read_status
+
+    return read_status(home, ask_store=ask_store)
 
 
 def deploy(

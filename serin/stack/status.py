@@ -152,8 +152,9 @@ class Status:
         return [seen for seen in self.latency if seen.release == release]
 
 
-def read_status(home: Path, *, window_s: float | None = WINDOW_S) -> Status:
-    """Asks every part; one that does not answer is not ready. Latencies are of the last `window_s`; None: without."""
+def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: bool = True) -> Status:
+    """Asks every part; one that does not answer is not ready. Latencies are of the last `window_s`; None: without.
+    Without asking the store, models whose versions were all deleted are shown, too."""
     stack = read_stack(home)
     if stack is None or not stack.is_alive:
         return Status(home=home, up=False)
@@ -163,7 +164,9 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S) -> Status:
         return Status(home=home, up=False)
     external = External(home)
     known = CombinedVersions(Store.open(), external)
-    models = tuple(model for model in rollout_statuses(home) if model.live or known.versions(model.name))
+    models = tuple(
+        model for model in rollout_statuses(home) if model.live or not ask_store or known.versions(model.name)
+    )
     fleet = CombinedFleet(build_releases(home), external)
     named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(

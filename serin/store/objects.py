@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from serin.errors import (
     NameInvalid,
@@ -26,6 +26,8 @@ from serin.errors import (
 )
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
+
+_CLIENT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +108,42 @@ def check_conditional(objects: Objects) -> None:
         objects.remove(key)
 
 
-def check_answers(url: str, within_s: float) -> None:
-    """Raises StoreUnreachable unless the store answers in time, whatever it is that hangs: a file system does, too."""
-    failed: list[StoreError | OSError] = []
+class StoreProbe:
+    """Asks a store for an answer, beside the caller. A store that hangs, also a file system, holds up nobody."""
 
-    def ask() -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._problem: StoreError | OSError | None = None
+        self._asked, self._ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._ask, name="store-probe", daemon=True).start()
+
+    def check(self, within_s: float) -> None:
+        """Raises StoreUnreachable unless the store answers in time. Making a client takes time of its own."""
+        self._asked.wait(_CLIENT_S)
+        if not self._ended.wait(within_s):
+            raise StoreUnreachable(url=self._url, reason=f"it does not answer within {within_s:g} s")
+        if isinstance(self._problem, OSError):
+            raise StoreUnreachable(url=self._url, reason=str(self._problem)) from self._problem
+        if self._problem is not None:
+            raise self._problem
+
+    def _ask(self) -> None:
         try:
-            open_objects(url).read("cluster/probe/answer.json")
+            objects = open_objects(self._url)
+            self._asked.set()
+            objects.read("cluster/probe/answer.json")
+        except StoreNotConditional:
+            pass  # it is not shared: nobody waits for it
         except (StoreError, OSError) as error:
-            failed.append(error)
+            self._problem = error
+        finally:
+            self._asked.set()
+            self._ended.set()
 
-    asking = threading.Thread(target=ask, name="store-probe", daemon=True)  # one that hangs holds up no exit
-    asking.start()
-    asking.join(within_s)
-    if asking.is_alive():
-        raise StoreUnreachable(url=url, reason=f"it does not answer within {within_s:g} s")
-    if failed:
-        raise (
-            failed[0]
-            if isinstance(failed[0], StoreError)
-            else StoreUnreachable(url=url, reason=str(failed[0]))
-        )
+
+def check_answers(url: str, within_s: float) -> None:
+    """Raises StoreUnreachable unless the store answers in time."""
+    StoreProbe(url).check(within_s)
 
 
 class FolderObjects:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import time
 
 from tests.cluster.container import Object
@@ -51,10 +52,21 @@ class Probes:
             if "httpGet" not in probe:
                 socket.create_connection((self._address, port), timeout).close()
                 return True
-            connection = http.client.HTTPConnection(self._address, port, timeout=timeout)
+            secure = where.get("scheme") == "HTTPS"  # as kubelet, which checks no certificate
+            connection = (
+                http.client.HTTPSConnection(self._address, port, timeout=timeout, context=_unchecked())
+                if secure
+                else http.client.HTTPConnection(self._address, port, timeout=timeout)
+            )
             connection.request("GET", where["path"])
             status = connection.getresponse().status
             connection.close()
             return 200 <= status < 400
         except (OSError, http.client.HTTPException):
             return False
+
+
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -7,8 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -18,11 +21,13 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Command, ask_by
 from serin.rollout.run.record import decision2rollout
-from serin.serving.client.client import predict
+from serin.serving.client.client import Answers, Client
+from serin.serving.envoy.keys import KeyFile
 from serin.store.objects import open_objects
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.e2e.serving_certificates import Authority
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -47,7 +52,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         store = Store.open()
         for bias in (0.0, 1.0, 2.0):
             bundles.publish(store, bias=bias, spec=SPEC)
-        running.add_settings()
+        access = Access.create(tmp_path_factory.mktemp("access"), running)
+        running.add_settings(secrets=access.secrets)
         parts = built(MANIFESTS / "overlays" / "cpu")
         kinds = ("Deployment", "Service", "ConfigMap")
         running.plane.apply(
@@ -55,11 +61,42 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
         wait_until(lambda: len(gateways(running)) == 2, "two gateways", running.kubelet, 400.0)
         wait_until(lambda: leader() != "", "a leading controller", running.kubelet, 400.0)
+        ACCESS.append(access)
         yield running
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a client needs. `secrets`: what the gateways have of it."""
+
+    key: str
+    ca: Path
+    secrets: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def create(cls, folder: Path, cluster: Cluster) -> Access:
+        authority, keys = Authority(), KeyFile(path=folder / "keys.json")
+        _, key = keys.create("test")
+        prefix = cluster.kubelet.network.gateway.rpartition(".")[0]
+        pair = authority.pair(addresses=[f"{prefix}.{number}" for number in range(1, 255)])
+        (folder / "ca.pem").write_bytes(authority.certificate)
+        tls = {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()}
+        secrets = {"serin-gateway-tls": tls, "serin-gateway-keys": {"keys.json": keys.path.read_text()}}
+        return cls(key=key, ca=folder / "ca.pem", secrets=secrets)
+
+    def predict(self, place: str, rows: Mapping[str, Any], protocol: Literal["http", "grpc"]) -> Answers:
+        client = Client(
+            place, MODEL, protocol=protocol, api_key=self.key, ca=self.ca, timeout_s=15.0, retries=0
+        )
+        with closing(client):
+            return client.predict_wire(rows, SCHEMA)
+
+
+ACCESS: list[Access] = []  # of the cluster that runs
+
+
 def gateways(cluster: Cluster) -> list[str]:
-    return [f"{address}:8080" for address in cluster.kubelet.resolve("gateway.serin.svc") or ()]
+    return [f"https://{address}:8443" for address in cluster.kubelet.resolve("gateway.serin.svc") or ()]
 
 
 def leader() -> str:
@@ -106,7 +143,7 @@ class Load:
         rows = bundles.rows(2, seed=number)
         while not self._stop.is_set():
             try:
-                predict(places[number % len(places)], MODEL, rows, SCHEMA, "http", timeout_s=15.0)
+                ACCESS[-1].predict(places[number % len(places)], rows, "http")
                 self.answered += 1
             except PredictionFailed as error:
                 self.errors.append(str(error))
@@ -137,7 +174,9 @@ def test_the_first_version_is_verified_and_served_by_every_gateway(cluster: Clus
     assert now.phase is Phase.PROMOTED, now.reason
     own = bundles.score(Store.open().bundle(MODEL, 1).path, bundles.rows(3))
     for place in gateways(cluster):
-        assert (predict(place, MODEL, bundles.rows(3), SCHEMA, "grpc")["score"] == own).all()
+        assert (ACCESS[-1].predict(place, bundles.rows(3), "grpc")["score"] == own).all()
+        with pytest.raises(PredictionFailed, match="401"):
+            replace(ACCESS[-1], key="serin_unknown").predict(place, bundles.rows(3), "http")
     assert live_deployments(cluster) == {f"{MODEL}-v1"}
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Pending
+from prefect.workers.base import BaseWorker
 
+from serin.errors import KeyFileBroken
+from serin.serving.envoy.keys import KeyFile
 from serin.spec.serving import ServingSpec
+from serin.stack.cluster.controller import BEAT, beat
 from serin.stack.kubernetes.release_objects import ReleaseTemplate, build_deployment, build_service
 from serin.store.artifacts import Release
 
@@ -19,8 +29,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
 SCHEMA = "1.36"
 RELEASE = Release(model="flights", version=3)
 TEMPLATES = [FOLDER / "base" / "release.yaml", FOLDER / "overlays" / "gpu" / "release.yaml"]
-# Prefect's worker refuses a template without them, at a place where Kubernetes does not know them and drops them.
-WANTED_BY_THE_WORKER = ("completions", "parallelism")
 POOLS = [
     FOLDER / "base" / "cpu-pool.json",
     FOLDER / "base" / "gpu-pool.json",
@@ -47,14 +55,17 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The Jobs as the worker of the manifests makes them."""
+    worker: Any = BaseWorker.get_worker_class_from_type("serin-kubernetes")
+    assert worker is not None, "Prefect does not find the worker type"
+    run = FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), name="stage", state=Pending())
     for path in POOLS:
         template = json.loads(path.read_text())
-        defaults = {name: each.get("default") for name, each in template["variables"]["properties"].items()}
-        defaults.update(name="stage", labels={}, annotations={}, env=[], command=["prefect"])
-        job = _filled(template["job_configuration"]["job_manifest"], defaults)
-        for name in WANTED_BY_THE_WORKER:
-            assert job["spec"]["template"]["spec"].pop(name) == 1
-        yield str(path.relative_to(FOLDER)), job
+        values = {name: each.get("default") for name, each in template["variables"]["properties"].items()}
+        values.update(name="stage", labels={}, annotations={}, env={}, command="prefect flow-run execute")
+        configuration = worker.job_configuration(**_filled(template["job_configuration"], values))
+        configuration.prepare_for_flow_run(run)
+        yield str(path.relative_to(FOLDER)), configuration.job_manifest
 
 
 def _filled(part: Any, values: dict[str, Any]) -> Any:
@@ -88,6 +99,83 @@ def _pods() -> list[tuple[str, dict[str, Any]]]:
 )
 def test_what_kustomize_does_not_see_fits_its_schema(found: dict[str, Any]) -> None:
     kubernetes_validate.validate(found, SCHEMA, strict=True)
+
+
+def test_the_worker_is_of_the_type_that_makes_valid_jobs() -> None:
+    commands = [
+        container["command"]
+        for where, pod in _pods()
+        if "worker-" in where
+        for container in (*pod["initContainers"], *pod["containers"])
+    ]
+    types = [command[command.index("--type") + 1] for command in commands]
+    assert types == ["serin-kubernetes"] * 4
+
+
+def test_a_job_runs_once_and_its_pod_says_nothing_about_that() -> None:
+    for where, job in _jobs():
+        assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (1, 1), where
+        assert not {"completions", "parallelism"} & job["spec"]["template"]["spec"].keys(), where
+
+
+def test_a_gateway_has_keys_and_tls_and_does_not_start_without_them() -> None:
+    (pod,) = [pod for where, pod in _pods() if where.endswith("Deployment/gateway")]
+    (gateway,) = pod["containers"]
+    volumes = {volume["name"]: volume.get("secret") for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in gateway["volumeMounts"]}
+    for folder, name in (("/etc/serin/tls", "serin-gateway-tls"), ("/etc/serin/keys", "serin-gateway-keys")):
+        assert mounts[folder]["secretName"] == name
+        assert not mounts[folder].get("optional")
+    for option in ("--tls-cert=/etc/serin/tls/tls.crt", "--tls-key=/etc/serin/tls/tls.key"):
+        assert option in gateway["command"]
+    (link,) = pod["initContainers"]
+    assert link["command"][-2:] == ["/etc/serin/keys/keys.json", "/var/lib/serin/keys.json"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert gateway[probe]["httpGet"]["scheme"] == "HTTPS"
+
+
+def test_a_linked_key_file_is_followed_and_closes_the_gateway_when_it_is_lost(tmp_path: Path) -> None:
+    """As a secret that kubelet replaces: the link in the home stays, the file behind it is another one."""
+    home, secret = tmp_path / "home", tmp_path / "secret"
+    made = KeyFile(path=secret / "keys.json")
+    made.create("ada")
+    home.mkdir()
+    (home / "keys.json").symlink_to(secret / "keys.json")
+    linked = KeyFile(path=home / "keys.json")
+    ring, before = linked.read(), linked.signature()
+    assert (ring.required, [key.name for key in ring.keys]) == (True, ["ada"])
+    linked.remember(ring)
+    made.revoke("ada")
+    assert linked.signature() != before
+    assert [key.state(0.0) for key in linked.read().keys] == ["revoked"]
+    (secret / "keys.json").unlink()
+    with pytest.raises(KeyFileBroken):
+        linked.read()
+
+
+WAITS = "waits for the store"
+PROBED = [
+    *(("livenessProbe", age_s, doing, age_s < 100) for age_s in (0, 60, 400) for doing in ("leads", WAITS)),
+    *(("readinessProbe", 0, doing, doing != WAITS) for doing in ("leads", "stands by", WAITS)),
+    ("startupProbe", 0, WAITS, True),
+]
+
+
+@pytest.mark.parametrize(("probe", "age_s", "doing", "passes"), PROBED)
+def test_the_probes_of_the_controller_read_what_its_loop_writes(
+    probe: str, age_s: float, doing: str, passes: bool, tmp_path: Path
+) -> None:
+    (pod,) = [pod for where, pod in _pods() if where.endswith("Deployment/controller")]
+    command = pod["containers"][0][probe]["exec"]["command"]
+    home = "/var/lib/serin"
+    words = [word.replace(home, str(tmp_path)) for word in command]
+    assert words != command
+    assert f"{home}/{BEAT}" in " ".join(command)
+    assert subprocess.run(words, check=False, capture_output=True).returncode != 0, "nothing is written yet"
+    beat(tmp_path, doing)
+    then = time.time() - age_s
+    os.utime(tmp_path / BEAT, (then, then))
+    assert (subprocess.run(words, check=False, capture_output=True).returncode == 0) == passes
 
 
 def test_every_file_is_in_a_kustomization() -> None:

@@ -23,7 +23,7 @@ from serin.stack.agent.agent import Agent
 from serin.stack.agent.evidence import EvidenceUpload
 from serin.stack.agent.host_store import HostStore
 from serin.stack.agent.link import Link
-from serin.stack.agent.settings import AgentSettings, agent_folder
+from serin.stack.agent.settings import AgentSettings, agent_folder, desired_file, view_file
 from serin.stack.controller import LOG_LIMIT_BYTES
 from serin.stack.host.standing import log_to_stdout, stop_on_signals
 from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
@@ -33,14 +33,6 @@ log = logging.getLogger("serin.stack.agent")  # not __name__, which is __main__ 
 
 TICK_S: Final = 1.0
 _ROTATE_EVERY_S: Final = 60.0
-
-
-def view_file(home: Path) -> Path:
-    return agent_folder(home) / "view.json"
-
-
-def desired_file(home: Path) -> Path:
-    return agent_folder(home) / "desired.json"
 
 
 def run(home: Path, stop: threading.Event) -> None:

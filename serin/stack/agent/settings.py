@@ -121,6 +121,14 @@ def agent_folder(home: Path) -> Path:
     return home / "agent"
 
 
+def view_file(home: Path) -> Path:
+    return agent_folder(home) / "view.json"
+
+
+def desired_file(home: Path) -> Path:
+    return agent_folder(home) / "desired.json"
+
+
 def advertised(address: str) -> str:
     """Returns an address of this host that others can use, for one on which a gateway listens."""
     try:

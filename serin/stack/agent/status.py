@@ -11,8 +11,7 @@ from typing import Any, Final
 from serin.errors import SupervisorGone
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport
-from serin.stack.agent.loop import desired_file, view_file
-from serin.stack.agent.settings import AgentSettings
+from serin.stack.agent.settings import AgentSettings, desired_file, view_file
 from serin.stack.host.state import read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.wiring import build_gateway

@@ -20,6 +20,7 @@ from serin.errors import RolloutRefused, StoreUnreachable
 from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
+from serin.machine.private import make_private
 from serin.rollout.cluster.agents import AgentProcesses
 from serin.rollout.cluster.desired import DesiredStates
 from serin.rollout.cluster.fleet import ClusterFleet, ClusterVersions
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 Fleets = Literal["agents", "kubernetes"]
 
+BEAT: Final = "controller.beat"
 TICK_S: Final = 0.5
 _STAND_BY_S: Final = 2.0
 
@@ -140,9 +142,11 @@ def _kubernetes(store: Store) -> Processes:
 
 
 def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
-    """Leads or stands by until `stop` is set. Raises StoreNotConditional for a store that cannot be shared."""
+    """Leads or stands by until `stop` is set, and waits for a store that is away. Raises StoreNotConditional for one
+    that cannot be shared."""
     objects, store = open_objects(environment.store_url()), Store.open()
-    check_conditional(objects)
+    make_private(home)
+    _await_store(home, objects, stop)
     holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
     leadership = Leadership(objects, holder)
 
@@ -165,6 +169,7 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
         while not stop.is_set():
             began = time.monotonic()
             loop.round()
+            beat(home, "stands by" if leadership.term is None else "leads")
             pause = _STAND_BY_S if leadership.term is None else TICK_S
             _pause(stop, leadership, pause - (time.monotonic() - began))
     finally:
@@ -173,6 +178,28 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
         renewing.join(timeout=30.0)
         _resign(leadership)
     log.info("the controller has stopped")
+
+
+def _await_store(home: Path, objects: Objects, stop: threading.Event) -> None:
+    waiting = False
+    while not stop.is_set():
+        try:
+            check_conditional(objects)
+            return
+        except StoreUnreachable as error:
+            if not waiting:
+                log.warning("waiting for the store: %s", error)
+            waiting = True
+        beat(home, "waits for the store")
+        stop.wait(_STAND_BY_S)
+
+
+def beat(home: Path, doing: str) -> None:
+    """Shows to whoever started this process that its loop continues, and what it does."""
+    try:
+        (home / BEAT).write_text(f"{doing}\n")
+    except OSError as error:  # a full disk does not keep it from leading
+        log.warning("%s cannot be written: %s", home / BEAT, error)
 
 
 def _pause(stop: threading.Event, leadership: Leadership, seconds: float) -> None:

@@ -22,7 +22,10 @@ def _load_workers() -> None:
     )
     assert spec is not None
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    for module in ("worker", "slurm.worker"):
+    modules = ["worker", "slurm.worker"]
+    if importlib.util.find_spec("prefect_kubernetes") is not None:  # it is in an extra
+        modules.append("kubernetes_worker")
+    for module in modules:
         importlib.import_module(f"{_PACKAGE}.{module}")
 
 

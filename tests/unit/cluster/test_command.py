@@ -6,18 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from serin.errors import NotUp, RolloutRefused
+from serin.errors import NotUp, RolloutRefused, StoreUnreachable
 from serin.formats.cluster.leader import KEY, Leader
 from serin.pipeline.rollouts import find_rollouts
 from serin.rollout.cluster.access import StoreRollouts
 from serin.rollout.run.access import HomeRollouts
 from serin.rollout.run.commands import Command, ask_by
+from serin.stack.cluster import controller as controllers
 from serin.stack.cluster.controller import NoReplayer
 from serin.stack.cluster.status import ClusterStatus
 from serin.stack.deciding import deciding_rollouts
@@ -126,3 +128,42 @@ def test_the_status_names_the_leader_the_hosts_and_where_releases_are_ready(clus
     assert "flights-v1               stable    100.00%  ready at a" in lines
     assert not found.well
     assert found.to_json()["models"][0]["releases"][0]["ready_at"] == ["a"]
+
+
+def test_a_controller_that_starts_while_the_store_is_away_waits_for_it(
+    shared: FolderObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Flaky(FolderObjects):
+        away = True
+
+        def create(self, key: str, content: bytes) -> str:
+            if self.away:
+                raise StoreUnreachable(url=self.url, reason="connection refused")
+            return super().create(key, content)
+
+    objects, stop, home = Flaky(tmp_path / "store"), threading.Event(), tmp_path / "home"
+    monkeypatch.setattr(controllers, "open_objects", lambda _: objects)
+    monkeypatch.setattr(controllers, "_STAND_BY_S", 0.02)
+    running = threading.Thread(target=controllers.run, args=(home, "agents", stop), daemon=True)
+    running.start()
+    try:
+        until(running, lambda: said(home) == "waits for the store\n")
+        objects.away = False
+        until(running, lambda: said(home) == "leads\n")
+    finally:
+        stop.set()
+        running.join(60)
+    assert not running.is_alive()
+
+
+def said(home: Path) -> str:
+    beat = home / controllers.BEAT
+    return beat.read_text() if beat.exists() else ""
+
+
+def until(running: threading.Thread, true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert running.is_alive()
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
+from serin.commands.stack import status
+from serin.errors import StoreUnreachable
 from serin.machine.process import ProcessState
+from serin.machine.process_identity import start_ticks
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency
 from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
+from serin.stack.host.state import Stack, write_stack
 from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status
 
@@ -189,3 +197,51 @@ def test_budgets_and_open_alerts_are_shown_and_do_not_make_a_stack_ill() -> None
     shown = found.to_json()
     assert shown["models"][0]["objectives"][0]["budget_left"] == -1.0
     assert shown["alerts"][0]["alert"]["key"] == alert.key
+
+
+class Hanging:
+    """A store that never answers."""
+
+    def __init__(self, url: str, **_: object) -> None:
+        self.url = url
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_arguments, **_settings: threading.Event().wait()
+
+
+@pytest.mark.parametrize("stack_is_here", [True, False])
+def test_it_answers_while_the_store_hangs(
+    stack_is_here: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SERIN_STORE", "s3://models/serin")
+    monkeypatch.setattr("serin.store.s3_objects.S3Objects", Hanging)
+    monkeypatch.setattr("serin.store.s3_files.S3Files", Hanging)
+    monkeypatch.setattr("serin.commands.stack._STORE_S", 0.05)
+    if stack_is_here:
+        home.mkdir(exist_ok=True)
+        own = os.getpid()
+        write_stack(
+            Stack(
+                home=home, supervisor_pid=own, supervisor_ticks=start_ticks(own) or 0, gateway_port=1,
+                prefect_api_url="", prefect_port=None, since=0.0,
+            )
+        )  # fmt: skip
+    ended: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            status()
+        except (typer.Exit, StoreUnreachable) as error:
+            ended.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(60)
+    assert ended, "it waits for the store"
+    away = "the store s3://models/serin cannot be used: it does not answer within 0.05 s"
+    shown = capsys.readouterr()
+    if stack_is_here:
+        assert shown.err == f"hosts are not shown: {away}\n"
+        assert "no stack is up" in shown.out, "its supervisor is gone"
+    else:
+        assert str(ended[0]) == away
