@@ -60,8 +60,7 @@ coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run;
 	  --cov --cov-report=term:skip-covered --cov-report=html --cov-report=xml $(ARGS)
 
 cluster-test: $(INSTALLED) $(TRITON) ## several hosts, Slurm, Kubernetes and containers on this machine (needs root; installs what it needs)
-	$(BIN)/python -m tests.cluster.parts
-	$(BIN)/python -m pytest tests/cluster $(ARGS)
+	@$(BIN)/python -m tests.cluster $(ARGS)
 
 # Installs nothing: a GPU machine may have no network. A PYTHON that is named is used instead of .venv.
 gpu-test: ## everything that needs a GPU, in under ten minutes, as one table: make gpu-test PYTHON=python3

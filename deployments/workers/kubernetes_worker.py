@@ -13,7 +13,7 @@ from prefect_kubernetes.worker import KubernetesWorker, KubernetesWorkerJobConfi
 _UNKNOWN = ("completions", "parallelism")
 
 
-class StageJob(KubernetesWorkerJobConfiguration):
+class StageJob(KubernetesWorkerJobConfiguration):  # type: ignore[misc]
     """The Job of a run, as Kubernetes knows it."""
 
     def prepare_for_flow_run(self, *arguments: Any, **settings: Any) -> None:
@@ -23,7 +23,7 @@ class StageJob(KubernetesWorkerJobConfiguration):
             job[name] = job["template"]["spec"].pop(name)
 
 
-class KubernetesStageWorker(KubernetesWorker):
+class KubernetesStageWorker(KubernetesWorker):  # type: ignore[misc]
     """Runs each flow run as a Job that passes strict validation."""
 
     type = "serin-kubernetes"

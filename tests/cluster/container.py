@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,18 @@ def decoded(kind: str, found: Object) -> dict[str, str]:
     }
 
 
+def _hidden(targets: Iterable[str]) -> list[Path]:
+    """What a container runs and would not see: because a volume covers it, or it is on another file system than /."""
+    needed = (ROOT, Path(sys.prefix), Path(f"{sys.prefix}-triton"), Path(sys.base_prefix))
+    covers = [Path(target) for target in targets if target not in IMAGE]
+    return [
+        path
+        for path in needed
+        if any(path.is_relative_to(cover) for cover in covers)
+        or path.stat().st_dev != Path("/").stat().st_dev
+    ]
+
+
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
     for name, value in variables.items():
         text = text.replace(f"$({name})", value)
@@ -149,6 +161,7 @@ def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str
             place.volumes[mount["name"]] / mount.get("subPath", ""),
             mount.get("readOnly", False),
         )
+    binds |= {str(path): (path, True) for path in _hidden(binds)}  # sorted below: after what hides it
     for target, (source, read_only) in sorted(binds.items()):
         lines.append(
             f"at=$(chroot {tree} realpath -m {target}); mkdir -p {tree}$at; mount --bind {source} {tree}$at"

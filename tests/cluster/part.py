@@ -1,7 +1,7 @@
 """Infrastructure that the tests in this folder need.
 
 A part is a module in parts/ with `install()`, which installs it or raises `Missing` and may be called again. What is
-not a Debian package is kept in one folder (`FOLDER`), by version.
+not a Debian package is kept in one folder (`FOLDER`), by version; it calls `making` before it makes something.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import pkgutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from serin.machine.locks import locked
+from tests.cluster import parts
+
+_made: list[str] = []
 FOLDER = Path(os.environ.get("SERIN_CLUSTER_PARTS") or Path.home() / ".cache" / "serin-cluster-parts")
 
 
@@ -25,9 +31,40 @@ class Missing(Exception):
 def need(name: str) -> None:
     """Installs a part; skips the calling test with the reason when it cannot be had here."""
     try:
-        importlib.import_module(f"tests.cluster.parts.{name}").install()
+        _install(name)
     except Missing as error:
         pytest.skip(f"{name} is missing: {error}")
+
+
+def prepare_all() -> None:
+    """Makes all parts that are not kept from an earlier run, and says of each which it is."""
+    for module in pkgutil.iter_modules(parts.__path__):
+        _made.clear()
+        began = time.monotonic()
+        try:
+            _install(module.name)
+        except Missing as error:
+            print(f"  missing  {module.name}: {error}", flush=True)
+        else:
+            word = (
+                f"made     {module.name} in {time.monotonic() - began:.0f} s"
+                if _made
+                else f"kept     {module.name}"
+            )
+            print(f"  {word}", flush=True)
+
+
+def making(what: str) -> None:
+    """Says that something is made which a later run finds."""
+    _made.append(what)
+    print(f"  making   {what}", flush=True)
+
+
+def _install(name: str) -> None:
+    """One process at a time: two runs may need the same part."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with locked(FOLDER / f"{name}.lock"):
+        importlib.import_module(f"tests.cluster.parts.{name}").install()
 
 
 def apt_install(*packages: str) -> None:
@@ -42,6 +79,7 @@ def apt_install(*packages: str) -> None:
     )
     if present.returncode == 0 and set(present.stdout.split()) == {"installed"}:
         return
+    making(f"Debian packages: {', '.join(packages)}")
     variables = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (
         ["apt-get", "update", "-q"],

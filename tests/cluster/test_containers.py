@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from serin.machine.locks import locked
 from serin.serving.client.client import Client
 from tests.cluster.namespaces import hosts, wait_for
 from tests.cluster.part import FOLDER, need
@@ -30,14 +31,22 @@ def podman() -> Iterator[Podman]:
     """With every image that the profile `cpu` needs."""
     for part in ("namespaces", "podman"):
         need(part)
-    with hosts("containers", prefix="198.18.70") as network:
+    with (
+        locked(FOLDER / "podman-images.lock"),  # two runs share the images, and one removes all containers
+        hosts("containers", prefix="198.18.70") as network,
+    ):
         engine = Podman(network["containers"], FOLDER / "podman")
         try:
+            _remove_all(engine)  # of a run that was killed
             _build(engine)
             yield engine
         finally:
-            engine("rm", "--all", "--force", "--volumes", check=False, within_s=300)
-            engine("volume", "prune", "--force", check=False)
+            _remove_all(engine)
+
+
+def _remove_all(engine: Podman) -> None:
+    engine("rm", "--all", "--force", "--volumes", check=False, within_s=300)
+    engine("volume", "prune", "--force", check=False)
 
 
 def _build(engine: Podman) -> None:

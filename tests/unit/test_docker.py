@@ -233,3 +233,31 @@ def test_prefects_commands_take_the_options_they_are_given() -> None:
     for words in [command(image("cpu")), command(image("worker")), *given, *script]:
         assert words[:2] == ["prefect", "--no-prompt"]
         _app.parse_args(words[2:], exit_on_error=False, print_error=False)  # raises for what it does not know
+
+
+def _python_in(text: str) -> list[str]:
+    """The statements and modules of Serin that a file runs, as Python code."""
+    statements = re.findall(r"from (serin[\w.]*) import (\w+)", text)
+    modules = re.findall(r"-m[\s,\"']+(serin[\w.]*)", text)
+    return [f"from {module} import {name}" for module, name in statements] + [
+        f"import {name}" for name in modules
+    ]
+
+
+RUNNING = [
+    path
+    for folder in ("docker", "deployments", "examples", ".github")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".yaml", ".yml", ".sh", ".service", ".Dockerfile", ".conf", ".j2")
+    and _python_in(path.read_text())
+]
+
+
+@pytest.mark.parametrize("path", RUNNING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_files_outside_the_code_import_exists(path: Path) -> None:
+    for statement in _python_in(path.read_text()):
+        exec(statement, {})
+
+
+def test_the_compose_file_is_among_the_files_whose_imports_are_tried() -> None:
+    assert {"compose.yaml"} <= {path.name for path in RUNNING}

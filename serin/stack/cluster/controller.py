@@ -195,7 +195,7 @@ def _await_store(home: Path, objects: Objects, stop: threading.Event) -> None:
 
 
 def beat(home: Path, doing: str) -> None:
-    """Shows to whoever started this process that its loop continues, and what it does."""
+    """Shows probes that the loop continues, and what it does."""
     try:
         (home / BEAT).write_text(f"{doing}\n")
     except OSError as error:  # a full disk does not keep it from leading

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.cluster.part import FOLDER, Missing
+from tests.cluster.part import FOLDER, Missing, making
 
 VERSION = "1.20.2"
 BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -38,6 +38,7 @@ def install() -> None:
         return
     if shutil.which("apt-get") is None:
         raise Missing("this is not Debian: no apt-get")
+    making(f"Kubernetes {VERSION} from Debian's source: about four minutes on two free cores")
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
     (home / "bin").mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 
-from tests.cluster.part import FOLDER, Missing
+from tests.cluster.part import FOLDER, Missing, making
 
 VERSION = "9.3.0"
 PLACE = FOLDER / f"oauth2-mock-server-{VERSION}"
@@ -18,6 +18,7 @@ def install() -> None:
         raise Missing("node and npm are not installed")
     if PROGRAM.exists():
         return
+    making(f"oauth2-mock-server {VERSION}")
     scratch = FOLDER / f"openid-{secrets.token_hex(4)}"
     scratch.mkdir(parents=True)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serin.serving.triton.installation import NUMPY, WHEEL
-from tests.cluster.part import FOLDER, Missing, apt_install
+from tests.cluster.part import FOLDER, Missing, apt_install, making
 
 ROOT = Path(__file__).resolve().parents[3]
 _COMPOSE = "podman-compose==1.6.0"
@@ -59,6 +59,7 @@ def wheelhouse() -> Path:
     folder = FOLDER / "wheelhouse"
     complete, text = folder / "complete", "\n".join([*wanted, WHEEL, NUMPY, pins])
     if not complete.exists() or complete.read_text() != text:
+        making("the wheels of the images")
         folder.mkdir(parents=True, exist_ok=True)
         common = ("download", "--dest", str(folder), "-f", str(folder), "--only-binary", ":all:")
         _pip(*common, "--constraint", str(ROOT / "constraints.txt"), *wanted)
@@ -95,6 +96,7 @@ def _bootstrap(made: Path) -> None:
 def _once(place: Path, make: object) -> Path:
     """Makes a file or folder beside its place, and moves it there when it is complete."""
     if not place.exists():
+        making(place.name)
         made = place.with_name(f"{place.name}.part")
         if made.is_dir():
             shutil.rmtree(made)

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tests.cluster.part import FOLDER, Missing
+from tests.cluster.part import FOLDER, Missing, making
 
 VERSION = "4.48"
 PROGRAM = FOLDER / f"seaweedfs-{VERSION}" / "weed"
@@ -18,6 +18,7 @@ PROGRAM = FOLDER / f"seaweedfs-{VERSION}" / "weed"
 def install() -> None:
     if PROGRAM.is_file():
         return
+    making(f"SeaweedFS {VERSION}")
     scratch = FOLDER / f"seaweedfs-{secrets.token_hex(4)}"
     scratch.mkdir(parents=True)
     try:

