@@ -118,7 +118,7 @@ class StoreProbe:
         threading.Thread(target=self._ask, name="store-probe", daemon=True).start()
 
     def check(self, within_s: float) -> None:
-        """Raises StoreUnreachable unless the store answers in time. The time in which a client is made does not count."""
+        """Raises StoreUnreachable unless the store answers in time; the time to make a client does not count."""
         self._asked.wait(_CLIENT_S)
         if not self._ended.wait(within_s):
             raise StoreUnreachable(url=self._url, reason=f"it does not answer within {within_s:g} s")
