@@ -113,6 +113,7 @@ SerinError                      what happened, where, what to do next; fields fo
     ├── TemplateUnfit           the file with the objects of a release cannot be used (exit code 2)
     ├── PrefectGone             the Prefect server does not answer
     ├── PrefectRefused          the Prefect server answered with an error
+    │   └── PrefectLoginRefused     it does not accept the login
     ├── SlurmSilent             Slurm's controller does not answer (retryable)
     └── SlurmRefused            Slurm does not accept a job or a command
 """
@@ -1108,6 +1109,14 @@ class PrefectRefused(StackError):
     call: str
     code: int
     reason: str
+
+
+class PrefectLoginRefused(PrefectRefused):
+    template = (
+        "the Prefect server at {url} does not accept the login: {reason}; set PREFECT_API_AUTH_STRING to its "
+        "user:password, or PREFECT_API_KEY"
+    )
+    url: str
 
 
 class SlurmSilent(StackError):

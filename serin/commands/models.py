@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands import signing
-from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table
+from serin.commands.output import Json, confirm, human_bytes, say, show, show_json, show_table
 from serin.commands.predict import predict
 from serin.errors import BundleBroken, FormatOutdated, NotFound, SpecError
 from serin.machine import environment
@@ -41,9 +41,14 @@ def register(app: typer.Typer) -> None:
 
 def list_models(as_json: Json = False) -> None:
     """List every version with its aliases and metrics."""
+    from serin.stack.host.state import running_here
     from serin.store.store import Store
 
     store = Store.open()
+    if store.local and environment.prefect_api_url() and not running_here(environment.home()):
+        say(
+            f"PREFECT_API_URL is set and SERIN_STORE names no shared store: these are the versions in {store.url}"
+        )
     found = []
     for model in store.models():
         aliases = store.aliases(model)

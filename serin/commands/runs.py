@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from serin.commands.output import Json, show, show_json, show_table, when
-from serin.errors import NotFound, NotUp
+from serin.errors import NotFound
 from serin.machine import environment
-from serin.stack.prefect.login import stack_api
+from serin.stack.prefect.login import needed_server
 from serin.stack.run_entries import (
     flow_run_details,
     flow_run_entries,
     known_runs,
-    living_stack,
     training_details,
     training_entries,
 )
@@ -45,7 +44,10 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=200, help="Show the newest.")] = _NEWEST,
     as_json: Json = False,
 ) -> None:
-    """Runs of flows (while the stack is up) and trainings, newest first."""
+    """Runs of flows and trainings, newest first.
+
+    Flows are those of the stack, or of the Prefect server that PREFECT_API_URL names if no stack is up.
+    """
     found = [*flow_run_entries(limit), *training_entries()]
     found = sorted(found, key=lambda entry: entry.began or 0.0, reverse=True)[:limit]
     if as_json:
@@ -102,8 +104,6 @@ def log_of_run(
         for line in training["log"]:
             show(line)
         return
-    if living_stack() is None:
-        raise NotUp(home=environment.home())
     show_log(environment.home(), run, show, lines=lines, follow=follow)
 
 
@@ -121,7 +121,4 @@ def report_run(
     """A run and what its stages left, as one page of Markdown: for a comment, a mail, a file."""
     from serin.stack.prefect.run_report import report
 
-    stack = living_stack()
-    if stack is None:
-        raise NotUp(home=environment.home())
-    show(report(stack_api(stack), run, pictures=pictures))
+    show(report(needed_server(environment.home()).api, run, pictures=pictures))

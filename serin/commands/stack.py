@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -14,6 +14,10 @@ from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
 _STORE_S = 1.0  # a status shows what it can when the store does not answer
+
+
+if TYPE_CHECKING:
+    from serin.stack.status import ServerStatus
 
 
 class Shown(Protocol):
@@ -120,6 +124,7 @@ def status(as_json: Json = False) -> None:
     from serin.stack.agent.status import read_agent_status
 
     found: Shown | None = read_agent_status(home)
+    server: ServerStatus | None = None
     try:
         probe.check(_STORE_S)
     except StoreError as error:
@@ -130,14 +135,19 @@ def status(as_json: Json = False) -> None:
     else:
         from serin.stack.cluster.status import read_cluster_status
         from serin.stack.hosts import read_hosts_if_reachable
+        from serin.stack.status import read_server_status
 
         hosts = read_hosts_if_reachable()
-        found = found or read_cluster_status(home) or _of_stack(home, ask_store=True)
+        server = read_server_status(home)
+        found = found or read_cluster_status(home) or server or _of_stack(home, ask_store=True)
     if as_json:
+        also = {"prefect": server.to_json()["prefect"]} if server else {}
         entries = [entry.to_json() for entry in hosts]
-        show_json({**found.to_json(), "hosts": entries} if entries else found.to_json())
+        show_json({**found.to_json(), **also, **({"hosts": entries} if entries else {})})
     else:
         for line in found.lines():
+            show(line)
+        for line in server.prefect_lines() if server and server is not found else ():
             show(line)
         for entry in hosts:
             show(f"host {entry}")

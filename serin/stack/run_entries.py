@@ -1,4 +1,4 @@
-"""The runs that the commands show: flow runs of the stack's Prefect server, and trainings in run folders."""
+"""The runs that the commands show: flow runs of the Prefect server, and trainings in run folders."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serin.machine import environment
-from serin.stack.prefect.login import stack_api
-
-if TYPE_CHECKING:
-    from serin.stack.host.state import Stack
+from serin.stack.prefect.login import find_server
 
 _LAST_LINES = 20
+_TAGS_OF_DEPLOYMENTS = ("serin", "auto-scheduled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +28,15 @@ class RunEntry:
     seconds: float | None
 
 
-def living_stack() -> Stack | None:
-    """The stack that runs in this home, with its own Prefect server or another."""
-    from serin.stack.host.state import read_stack
-
-    stack = read_stack(environment.home())
-    return stack if stack is not None and stack.is_alive else None
-
-
 def flow_run_entries(limit: int) -> list[RunEntry]:
-    """The newest flow runs first; none while no stack is up."""
+    """The newest flow runs first; none while no stack is up and PREFECT_API_URL names no server."""
     from serin.stack.prefect.processes import POOLS
     from serin.stack.prefect.rest_api import flow_names, flow_runs
 
-    stack = living_stack()
-    if stack is None:
+    server = find_server(environment.home())
+    if server is None:
         return []
-    api, pools = stack_api(stack), () if stack.owns_prefect else POOLS  # others may use it for other things
+    api, pools = server.api, () if server.is_own else POOLS  # others may use it for other things
     names = flow_names(api)
     return [
         _flow_run_entry(run, names.get(run["flow_id"], "flow"))
@@ -78,7 +68,7 @@ def _model_asked_for(run: dict[str, Any]) -> str | None:
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
     if isinstance(named, str):
         return named
-    tags = [str(tag) for tag in run.get("tags") or () if tag != "serin"]  # the deployments have that one
+    tags = [str(tag) for tag in run.get("tags") or () if tag not in _TAGS_OF_DEPLOYMENTS]
     return tags[0] if tags else None
 
 
@@ -87,11 +77,11 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.stack.prefect.rest_api import flow_names, flow_runs, run_log
     from serin.store.stage_keys import notes
 
-    stack = living_stack()
-    found = flow_runs(stack_api(stack), limit=1, name=name) if stack else []
-    if stack is None or not found:
+    server = find_server(environment.home())
+    found = flow_runs(server.api, limit=1, name=name) if server else []
+    if server is None or not found:
         return None
-    api, run = stack_api(stack), found[0]
+    api, run = server.api, found[0]
     return {
         "run": run["name"],
         "id": run["id"],

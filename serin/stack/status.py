@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NameInvalid, SupervisorGone
+from serin.errors import NameInvalid, PrefectGone, PrefectRefused, SupervisorGone
 from serin.formats.serving.request_log import read_since
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.records import AlertRecord
@@ -23,6 +23,8 @@ from serin.stack.host.metrics_address import metrics_url
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Child, Supervisor
 from serin.stack.prefect import rest_api
+from serin.stack.prefect.login import find_server
+from serin.stack.prefect.processes import POOLS
 from serin.stack.wiring import CONSOLE, build_gateway, build_releases, request_log
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -186,6 +188,71 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         latency=() if window_s is None else _latency(request_log(home), window_s),
         objectives={model.name: view for model in models if (view := read_objectives(home, model.name))},
         alerts=read_alerts(home, resolved=0).open,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """What a machine without a stack sees of the Prefect server that PREFECT_API_URL names. `problem`: why it cannot be
+    asked. `workers`: how many are online, by pool. `models`: of the store, each with its versions and aliases."""
+
+    home: Path
+    prefect: Address
+    store: str
+    problem: str = ""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    models: Mapping[str, tuple[list[int], Mapping[str, int]]] = field(default_factory=dict)
+
+    @property
+    def well(self) -> bool:
+        return self.prefect.ready
+
+    def to_json(self) -> dict[str, Any]:
+        server = {**asdict(self.prefect), "problem": self.problem or None, "workers": dict(self.workers)}
+        models = [
+            {"name": name, "versions": versions, **aliases}
+            for name, (versions, aliases) in self.models.items()
+        ]
+        entries = {"prefect": server, "store": self.store, "models": models}
+        return {"home": str(self.home), "up": False, "well": self.well, **entries}
+
+    def lines(self) -> Iterator[str]:
+        yield f"no stack is up in {self.home}; PREFECT_API_URL names a server"
+        yield from self.prefect_lines()
+        yield f"store    {self.store}"
+        for name, (versions, aliases) in self.models.items():
+            live = aliases.get("live")
+            newest = f"the newest of {len(versions)} is {versions[-1]}"
+            yield f"{name}: {f'version {live} is live' if live else 'no version is live'}; {newest}"
+
+    def prefect_lines(self) -> Iterator[str]:
+        yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else f'NOT READY: {self.problem}'}"
+        for pool, count in self.workers.items():
+            yield f"  pool {pool:<19} {f'{count} workers online' if count else 'no worker online'}"
+
+
+def read_server_status(home: Path) -> ServerStatus | None:
+    """None where a stack is up, or PREFECT_API_URL names no server."""
+    server = find_server(home)
+    if server is None or server.stack is not None:
+        return None
+    problem, workers = "", dict[str, int]()
+    try:
+        workers = {pool: rest_api.online_workers(server.api, pool) for pool in POOLS}
+    except (PrefectGone, PrefectRefused) as error:
+        problem = str(error)
+    store = Store.open()
+    return ServerStatus(
+        home=home,
+        prefect=Address(url=server.ui_url, ready=not problem),
+        problem=problem,
+        workers=workers,
+        store=store.url,
+        models={
+            name: (versions, store.aliases(name))
+            for name in store.models()
+            if (versions := store.versions(name))
+        },
     )
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, StackUnusable
 from serin.machine import environment
@@ -34,6 +33,7 @@ from serin.stack.host.state import Stack, changing_stack, read_stack, write_stac
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.host.waiting import wait_until_ready
 from serin.stack.prefect import processes, rest_api
+from serin.stack.prefect.login import named_server
 from serin.stack.prefect.start import start_prefect, use_prefect
 from serin.stack.wiring import (
     build_gateway,
@@ -219,11 +219,9 @@ def _check_installation() -> None:
 
 def _foreign_prefect() -> str | None:
     """Returns the server that PREFECT_API_URL names, if it answers. A dead one on this machine was a stack's: None."""
-    url = environment.prefect_api_url()
+    url = named_server()
     if url is None or rest_api.answers(url):
         return url
-    if urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
-        return None
     raise PrefectGone(
         url=url, reason="PREFECT_API_URL names it; start that server, or unset the variable to get one here"
     )

@@ -149,10 +149,16 @@ def write_stack(stack: Stack) -> None:
     scratch.replace(path)
 
 
+def running_here(home: Path) -> Stack | None:
+    """Returns the stack that runs in `home`; None when there is none."""
+    stack = read_stack(home)
+    return stack if stack is not None and stack.is_alive else None
+
+
 def running_stack(home: Path) -> Stack:
     """Returns the stack that runs in `home`, or raises NotUp."""
-    stack = read_stack(home)
-    if stack is None or not stack.is_alive:
+    stack = running_here(home)
+    if stack is None:
         raise NotUp(home=home)
     return stack
 

@@ -20,7 +20,7 @@ from serin.stack.host.logs import log_tail
 from serin.stack.host.state import Stack, read_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import rest_api
-from serin.stack.prefect.login import stack_api
+from serin.stack.prefect.login import callers_api, stack_api
 from serin.stack.prefect.processes import POOLS, SLURM_TYPE, WORKER_TYPE, prefect_environment, prefect_worker
 
 logger = logging.getLogger(__name__)
@@ -96,9 +96,7 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
         raise NotUp(home=home)
     else:
         settings = prefect_environment(home, url, own=False)
-        shown = environment.prefect_credentials()
-        login, key = shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY")
-        api = rest_api.Api(url, login, key)
+        api = callers_api(url)
         _use_slurm(api, slurm)
         make_missing_pools(api)
     log = home / "logs" / "deploy.log"

@@ -1,4 +1,4 @@
-"""Follows a run on the stack's Prefect server until it has ended, and shows its log.
+"""Follows a run on a Prefect server until it has ended, and shows its log.
 
 Prefect's own watcher takes seconds to start and seconds to end.
 """
@@ -14,11 +14,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotUp, PipelineFailed, PrefectGone
+from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectRefused
 from serin.stack.host.run_processes import run_processes
-from serin.stack.host.state import Stack
-from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.rest_api import Api, call, log_entries
+from serin.stack.prefect.login import PrefectServer
+from serin.stack.prefect.rest_api import Api, call, deployments, log_entries
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: li
     body = {"parameters": parameters, "tags": tags, "idempotency_key": str(uuid.uuid4())}
     for tries_left in reversed(range(_TRIES)):
         try:
-            found = call(api, "GET", f"/deployments/name/{deployment}")
+            found = _deployment(api, deployment)
             run: dict[str, Any] = call(api, "POST", f"/deployments/{found['id']}/create_flow_run", body)
             return run
         except PrefectGone:
@@ -111,25 +110,35 @@ def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: li
     raise AssertionError("the last try returns or raises")
 
 
-def follow_run(stack: Stack, run: str, *, what: str, log: RunLog) -> None:
+def _deployment(api: Api, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = call(api, "GET", f"/deployments/name/{name}")
+    except PrefectRefused as refusal:
+        if refusal.fields["code"] != 404:
+            raise
+        raise NotFound(kind="deployment", name=name, known=deployments(api)) from refusal
+    return found
+
+
+def follow_run(server: PrefectServer, run: str, *, what: str, log: RunLog) -> None:
     """Follows a run until it has completed. Raises PipelineFailed when it ended otherwise, NotUp when its stack is
     gone."""
     while True:
         state, found = "", dict[str, Any]()
         with suppress(PrefectGone):  # it is being restarted
-            found = call(stack_api(stack), "GET", f"/flow_runs/{run}")
+            found = call(server.api, "GET", f"/flow_runs/{run}")
             state = "" if may_be_queued_again(found["state"]) else found["state_type"]
             _pass_on(log)
         if state == "COMPLETED":
             _last_words(log)
             return
-        if state in ENDED_BADLY and not _still_there(stack.home, run):
+        if state in ENDED_BADLY and not _still_there(server.home, run):
             _last_words(log)
             reason = found["state"].get("message") or ""
-            url = f"{stack.prefect_ui_url}/runs/flow-run/{run}"
+            url = f"{server.ui_url}/runs/flow-run/{run}"
             raise PipelineFailed(spec=what, url=url, state=state.lower(), reason=reason)
-        if not stack.is_alive:
-            raise NotUp(home=stack.home)
+        if not server.is_alive:
+            raise NotUp(home=server.home)
         time.sleep(_POLL_S)
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from serin.errors import PrefectGone, PrefectRefused
+from serin.errors import PrefectGone, PrefectLoginRefused, PrefectRefused
 
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
 _SOON = timedelta(minutes=1)  # clocks differ
-_FORBIDDEN = 403
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
 _PAGE = 200  # the most entries that the server gives at once
 _BUSY = 503  # two writes met in its database; the next try may succeed milliseconds later
 _BUSY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 4.0)
@@ -128,6 +128,11 @@ def _request(
             content = response.read()
     except urllib.error.HTTPError as error:
         detail = error.read().decode(errors="replace")[:500]
+        if error.code == _UNAUTHORIZED:
+            reason = "it is wrong" if "Authorization" in headers else "there is none"
+            raise PrefectLoginRefused(
+                url=server.url, call=f"{method} {path}", code=error.code, reason=reason
+            ) from None
         raise PrefectRefused(call=f"{method} {path}", code=error.code, reason=detail) from error
     except OSError as error:
         raise PrefectGone(url=server.url, reason=str(error)) from error
@@ -202,6 +207,14 @@ def log_entries(
         if len(page) < limit:
             break
     return found
+
+
+def online_workers(api: Api | str, pool: str) -> int:
+    """Returns how many workers of a pool have reported themselves lately; 0 without such a pool."""
+    if read_pool(api, pool) is None:
+        return 0
+    found: list[dict[str, Any]] = call(api, "POST", f"/work_pools/{pool}/workers/filter", {"limit": _PAGE})
+    return sum(worker["status"] == "ONLINE" for worker in found)
 
 
 def is_elsewhere(run: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Find a run on the stack's Prefect server, read its log and cancel it."""
+"""Find a run on a Prefect server, read its log and cancel it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
 from serin.stack.host.run_processes import run_processes
-from serin.stack.host.state import Stack, running_stack
 from serin.stack.prefect.follow import FINAL, RunLog, may_be_queued_again
-from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.rest_api import call, flow_runs, run_log
+from serin.stack.prefect.login import needed_server
+from serin.stack.prefect.rest_api import Api, call, flow_runs, run_log
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
@@ -21,15 +20,13 @@ _CANCEL_S = 90.0  # a cancelled run may clean up for 30 s, its stage on another 
 _SETTLE_S = 20.0  # the process of a cancelled run reports a crash; its worker then says that it was cancelled
 
 
-def find_run(stack: Stack, run: str) -> dict[str, Any]:
+def find_run(api: Api, run: str) -> dict[str, Any]:
     """The newest run with that name, or the one with that id. NotFound when there is none."""
     by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
     body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
-    found: list[dict[str, Any]] = call(stack_api(stack), "POST", "/flow_runs/filter", body)
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
     if not found:
-        raise NotFound(
-            kind="run", name=run, known=[each["name"] for each in flow_runs(stack_api(stack), limit=20)]
-        )
+        raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(api, limit=20)])
     return found[0]
 
 
@@ -38,12 +35,12 @@ def cancel_run(home: Path, run: str) -> str:
 
     RunNotCancellable when it had ended before, or does not end in time.
     """
-    stack = running_stack(home)
-    found = find_run(stack, run)
+    server = needed_server(home)
+    found = find_run(server.api, run)
     if found["state_type"] in FINAL:
         raise RunNotCancellable(run=found["name"], state=str(found["state_name"]).lower())
     call(
-        stack_api(stack),
+        server.api,
         "POST",
         f"/flow_runs/{found['id']}/set_state",
         {
@@ -56,12 +53,12 @@ def cancel_run(home: Path, run: str) -> str:
     )
     deadline = time.monotonic() + _CANCEL_S
     while time.monotonic() < deadline:
-        found = find_run(stack, found["id"])
+        found = find_run(server.api, found["id"])
         if found["state_type"] in FINAL and found["id"] not in run_processes(home):
             if found["state_type"] != "CRASHED":
                 break
             deadline = min(deadline, time.monotonic() + _SETTLE_S)
-        if not stack.is_alive:
+        if not server.is_alive:
             raise NotUp(home=home)
         time.sleep(_LOOK_S)
     if found["state_type"] != "CANCELLED":
@@ -71,8 +68,8 @@ def cancel_run(home: Path, run: str) -> str:
 
 def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, follow: bool) -> None:
     """The last lines of a run's log; with `follow` also those that it writes until it has ended."""
-    stack = running_stack(home)
-    api, found = stack_api(stack), find_run(stack, run)
+    server = needed_server(home)
+    api, found = server.api, find_run(server.api, run)
     log = RunLog(api, found["id"])
     if follow:
         log.skip()
@@ -87,6 +84,6 @@ def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, f
             state = {"type": "", "timestamp": None}
         if state["type"] in FINAL and not may_be_queued_again(state):
             return
-        if not stack.is_alive:
+        if not server.is_alive:
             raise NotUp(home=home)
         time.sleep(_LOOK_S)

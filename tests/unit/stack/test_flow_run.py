@@ -1,36 +1,142 @@
+"""Starting runs. With a stack they are started in tests/e2e/; here by a client of a server elsewhere."""
+
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from serin.errors import NotUp
-from serin.stack.prefect.flow_run import run_pipeline, translate
+from serin.cli import app
+from serin.errors import NotFound, NotUp, PipelineFailed, PrefectLoginRefused
+from serin.stack.prefect import follow
+from serin.stack.prefect.flow_run import run_pipeline
+from tests.fakes.prefect import Server, prefect_at_work
+from tests.logs import heard
+
+RUN = {
+    "id": "7",
+    "name": "brave-owl",
+    "flow_id": "f",
+    "state_type": "FAILED",
+    "state_name": "Failed",
+    "state": {
+        "type": "FAILED",
+        "timestamp": "2026-11-15T10:00:00+00:00",
+        "message": "column 'age' is missing",
+    },
+    "start_time": "2026-11-15T10:00:00+00:00",
+    "estimated_run_time": 3.0,
+    "tags": ["serin", "flights"],
+    "parameters": {"spec": "spec.yaml"},
+}
+LINE = {
+    "id": "1", "timestamp": "2026-11-15T10:00:01+00:00", "message": "reading flights.csv", "level": 20,
+    "name": "prefect.flow_runs", "task_run_id": None,
+}  # fmt: skip
+SPEC = """
+name: flights
+data: {tables: {flights: flights.csv}, target: {expression: "late > 0", task: binary}}
+features: [{columns: [distance], steps: [fill_median]}]
+model: {kind: mlp}
+"""
+
+
+@pytest.fixture
+def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server that PREFECT_API_URL names, for a machine without a stack."""
+    with prefect_at_work() as server:
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ann:secret")
+        monkeypatch.setattr(follow, "_LAST_LINES_S", 0.0)
+        server.answers = {
+            "GET /health": (200, True),
+            "GET /deployments/name/pipeline/placed": (200, {"id": "d"}),
+            "POST /deployments/d/create_flow_run": (200, RUN),
+            "GET /flow_runs/7": (200, RUN),
+            "POST /flows/filter": (200, [{"id": "f", "name": "pipeline"}]),
+            "POST /flow_runs/filter": (200, [RUN]),
+            "POST /deployments/filter": (200, [{"flow_id": "f", "name": "nightly"}]),
+            "POST /logs/filter": (200, [LINE]),
+            "GET /work_pools/cpu": (200, {"type": "serin"}),
+            "POST /work_pools/cpu/workers/filter": (200, [{"status": "ONLINE"}, {"status": "OFFLINE"}]),
+        }
+        yield server
+
+
+def start(folder: Path, *, placed: bool = True) -> None:
+    spec = folder / "spec.yaml"
+    spec.write_text(SPEC)
+    run_pipeline(folder / "home", spec, placed=placed, fresh=[], serve=True, follow=True)
+
+
+def serin(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_a_client_without_a_stack_reads_the_log_and_the_reason_of_its_failed_run(
+    elsewhere: Server, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with heard(said.append), pytest.raises(PipelineFailed, match="failed: column 'age' is missing"):
+        start(tmp_path)
+    assert said[-1] == "reading flights.csv"
+    created = [body for call, body in elsewhere.asked if call.endswith("/create_flow_run")]
+    assert [(body["tags"], body["parameters"]["spec"]) for body in created] == [
+        (["flights"], str(tmp_path / "spec.yaml"))
+    ]
+
+
+def test_a_deployment_that_the_server_lacks_is_named_with_those_it_has(
+    elsewhere: Server, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound, match=r"deployment 'pipeline/inline'.*pipeline/nightly"):
+        start(tmp_path, placed=False)
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("▪      :02.118 d684f4e0e0c1 epoch 1/2 done: loss 0.62", "epoch 1/2 done: loss 0.62"),
-        ("▪ 02:07:55.706 d684f4e0e0c1 clip [0.1, 0.9] * x", "clip [0.1, 0.9] * x"),
-        ("● 02:07:55.706 d684f4e0e0c1 prefect.flow-run.Running * slim-whippet", "slim-whippet: running"),
-        (
-            "●         .141 d684f4e0e0c1 prefect.task-run.Failed * train_model flights",
-            "train_model flights: failed",
-        ),
-        ("●      :56.055 d684f4e0e0c1 prefect.worker.submitted-flow-run * serin-cpu", None),
-        (
-            "└── URL: http://127.0.0.1:4200/runs/flow-run/6a4d",
-            "URL: http://127.0.0.1:4200/runs/flow-run/6a4d",
-        ),
-        ("└── Job Variables: {}", None),
-        ("                    RuntimeError: no", "                    RuntimeError: no"),
-        ("Something new that Prefect says", "Something new that Prefect says"),
-        ("", ""),
-    ],
+    ("login", "reason"), [("ann:wrong", "does not accept the login: it is wrong"), ("", "there is none")]
 )
-def test_what_prefect_says_is_shown_without_what_only_it_needs(line: str, shown: str | None) -> None:
-    assert translate(line) == shown
+@pytest.mark.parametrize(
+    "words", [("runs", "list"), ("runs", "show", "x"), ("runs", "logs", "x"), ("runs", "cancel", "x")]
+)
+def test_a_wrong_login_is_one_sentence(
+    elsewhere: Server, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], login: str, reason: str
+) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", login)
+    elsewhere.answers = {
+        call: (401, {"exception_message": "Unauthorized"}) for call in (*elsewhere.answers, "GET /csrf-token")
+    }
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, PrefectLoginRefused)
+    assert reason in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_runs_and_status_look_at_the_server_and_into_the_store(elsewhere: Server) -> None:
+    (run,) = json.loads(serin("runs", "list", "--json"))
+    assert (run["name"], run["state"], run["model"]) == ("brave-owl", "failed", "flights")
+    assert "column 'age' is missing" in serin("runs", "show", "brave-owl")
+    assert "reading flights.csv" in serin("runs", "logs", "brave-owl")
+    shown = serin("status")
+    assert f"Prefect  {elsewhere.url.removesuffix('/api')}  ready" in shown
+    assert "pool cpu                 1 workers online" in shown
+    assert "pool gpu                 no worker online" in shown
+    status = json.loads(serin("status", "--json"))
+    assert (status["up"], status["well"], status["prefect"]["workers"]) == (False, True, {"cpu": 1, "gpu": 0})
+    assert "SERIN_STORE names no shared store" in serin("models", "list")
+
+
+def test_a_server_on_this_machine_that_is_gone_was_a_stack_s(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert serin("runs", "list", "--json") == "[]\n"
+    assert "start one with `serin up`" in serin("status", code=1)
 
 
 def test_a_run_without_a_stack_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from serin.errors import NotUp, PipelineFailed, PrefectGone
 from serin.stack.host.state import Stack
 from serin.stack.prefect import follow, rest_api
 from serin.stack.prefect.follow import RunLog, follow_run, last_line
+from serin.stack.prefect.login import PrefectServer
 from serin.stack.prefect.rest_api import Api
 from tests.logs import heard
 
@@ -66,14 +67,14 @@ class Server:
 
 
 @dataclass
-class Home:
+class Up:
     """What a follower asks of a stack."""
 
-    home: Path
     is_alive: bool = True
-    owns_prefect: bool = False
-    prefect_api_url: str = API.url
-    prefect_ui_url: str = "http://nowhere"
+
+
+def of_stack(home: Path, *, alive: bool = True) -> PrefectServer:
+    return PrefectServer(home=home, api=API, stack=cast("Stack", Up(is_alive=alive)))
 
 
 @pytest.fixture
@@ -107,9 +108,8 @@ def test_a_task_that_has_finished_is_not_the_run_s_end(server: Server) -> None:
 
 def _follow(tmp_path: Path, *, alive: bool = True) -> list[str]:
     said: list[str] = []
-    stack = cast("Stack", Home(home=tmp_path, is_alive=alive))
     with heard(said.append):
-        follow_run(stack, "7", what="spec.yaml", log=RunLog(API, "7"))
+        follow_run(of_stack(tmp_path, alive=alive), "7", what="spec.yaml", log=RunLog(API, "7"))
     return said
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_ends_badly_is_an_error_with_its_reason_after_all_it_said(
     server.happens = [(8.0, "one more", None), (9.0, last_line(end.capitalize(), message or ""), None)]
     said: list[str] = []
     with heard(said.append), pytest.raises(PipelineFailed) as failed:
-        follow_run(cast("Stack", Home(home=tmp_path)), "7", what="spec.yaml", log=RunLog(API, "7"))
+        follow_run(of_stack(tmp_path), "7", what="spec.yaml", log=RunLog(API, "7"))
     assert said == ["one more"]
     assert str(failed.value) == f"the run of {words}http://nowhere/runs/flow-run/7 shows all of it"
 

@@ -48,14 +48,14 @@ class Clock:
 class Up:
     home: Path
     is_alive: bool = True
+    api: None = None
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     found = Clock()
     monkeypatch.setattr(run_control, "time", found)
-    monkeypatch.setattr(run_control, "running_stack", lambda _: Up(tmp_path))
-    monkeypatch.setattr(run_control, "stack_api", lambda _: None)
+    monkeypatch.setattr(run_control, "needed_server", lambda _: Up(tmp_path))
     monkeypatch.setattr(run_control, "run_processes", lambda _: {})
     return found
 
