@@ -7,19 +7,21 @@ table) a few are enough. Dropped lines are not lost: the stages write them to fi
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 from prefect import get_run_logger
 
+from serin.machine.log_times import log_at
 from serin.pipeline.follow_files import PROCESSES
 from serin.pipeline.roll_out import DECISIONS
 
-Say = Callable[[str], None]
+Say = Callable[[str, float], None]  # a line, and when it was logged
 
 _NUMBERS = re.compile(r"[\d.,]+")
 _EVERY_S = 10.0
@@ -28,58 +30,60 @@ _current: ContextVar[object | None] = ContextVar("serin_run_log", default=None)
 
 
 class Thinned:
-    """Passes on the first line of each shape, then one of that shape every `every_s`, and its last one."""
+    """Passes on the first line of each shape, then one of that shape every `every_s`, and its last one before any other
+    line that is passed on: lines stay in their order."""
 
-    def __init__(
-        self, say: Say, *, every_s: float = _EVERY_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, say: Say, *, every_s: float = _EVERY_S) -> None:
         self._say = say
         self._every_s = every_s
-        self._clock = clock
         self._told: dict[str, float] = {}
-        self._held: dict[str, str] = {}
+        self._held: dict[str, tuple[str, float]] = {}
         self._lock = threading.Lock()  # several threads of a stage may log
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, line: str, created: float, *, say: Say | None = None) -> None:
+        """`say`: passes on this line whatever its shape is."""
         with self._lock:
-            shape, now = _NUMBERS.sub("#", line), self._clock()
-            if now - self._told.get(shape, -self._every_s) < self._every_s:
-                self._held[shape] = line
-                return
-            self._told[shape] = now
+            shape = _NUMBERS.sub("#", line)
             self._held.pop(shape, None)
-            self._say(line)
+            if say is None and created - self._told.get(shape, -math.inf) < self._every_s:
+                self._held[shape] = line, created
+                return
+            self._told[shape] = created
+            self._pass_on_held()
+            (say or self._say)(line, created)
 
     def flush(self) -> None:
         """Passes on the last line of each shape, in the order they came."""
         with self._lock:
-            for line in self._held.values():
-                self._say(line)
-            self._held.clear()
+            self._pass_on_held()
 
-
-@contextmanager
-def thinned(say: Say) -> Iterator[Say]:
-    less = Thinned(say)
-    try:
-        yield less
-    finally:
-        less.flush()
+    def _pass_on_held(self) -> None:
+        for line, created in self._held.values():
+            self._say(line, created)
+        self._held.clear()
 
 
 @contextmanager
 def run_log() -> Iterator[None]:
     """Makes what Serin logs in this block, also in threads that it starts, lines of the current run."""
-    logger = get_run_logger()
-    with passing(logger.info, logger.warning):
+    run = get_run_logger()
+    logger, extra = (run.logger, run.extra) if isinstance(run, logging.LoggerAdapter) else (run, None)
+    info, warn = (
+        partial(log_at, logger, level=level, extra=extra) for level in (logging.INFO, logging.WARNING)
+    )
+    with passing(info, warn):
         yield
 
 
 @contextmanager
 def passing(info: Say, warn: Say) -> Iterator[None]:
     """Passes on the lines of Serin and of its processes, thinned out, with its warnings and those of Dask."""
-    with thinned(info) as less, _installed(_Passing(less, info, warn)):
-        yield
+    less = Thinned(info)
+    try:
+        with _installed(_Passing(less, info, warn)):
+            yield
+    finally:
+        less.flush()
 
 
 @contextmanager
@@ -104,7 +108,7 @@ class _Passing(logging.Handler):
     A thread that a stage has started has no context to recognise it by: its records are taken, too.
     """
 
-    def __init__(self, less: Say, info: Say, warn: Say) -> None:
+    def __init__(self, less: Thinned, info: Say, warn: Say) -> None:
         super().__init__()
         self._less, self._info, self._warn = less, info, warn
 
@@ -117,5 +121,5 @@ class _Passing(logging.Handler):
                 return
             worker = getattr(record, "worker", None)  # forwarded from another process
             line = f"{f'dask worker {worker}' if worker else 'dask'}: {line}"
-        say = self._warn if warning else self._info if record.name == DECISIONS else self._less
-        say(line[:_LONGEST])
+        say = self._warn if warning else self._info if record.name == DECISIONS else None
+        self._less(line[:_LONGEST], record.created, say=say)

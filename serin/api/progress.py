@@ -21,8 +21,8 @@ _DONE = re.compile(r"\bstep (?P<done>[\d,]+)/(?P<all>[\d,]+)|: (?P<part>\d+) of 
 
 
 class _Display(Protocol):
-    def show(self, text: str, share: float | None) -> None:
-        """A line; `share` of the work that is done, when the line is only about that."""
+    def show(self, text: str, share: float | None, created: float) -> None:
+        """A line and its own time; `share` of the work that is done, when the line is only about that."""
         ...
 
     def close(self) -> None: ...
@@ -32,10 +32,10 @@ class _Lines:
     """Lines on stderr, each with the seconds since the first one could come."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._began = time.time()
 
-    def show(self, text: str, share: float | None) -> None:  # noqa: ARG002 (the text says it)
-        sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {text}\n")
+    def show(self, text: str, share: float | None, created: float) -> None:  # noqa: ARG002 (the text says it)
+        sys.stderr.write(f"{_since(self._began, created)}  {text}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class _Terminal:
         from rich.console import Console
         from rich.table import Column
 
-        self._began = time.monotonic()
+        self._began = time.time()
         latest = progress.TextColumn(
             "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
         )
@@ -67,9 +67,9 @@ class _Terminal:
         self._task = self._progress.add_task(title, total=None)
         self._progress.start()
 
-    def show(self, text: str, share: float | None) -> None:
+    def show(self, text: str, share: float | None, created: float) -> None:
         if share is None:
-            line = f"{time.monotonic() - self._began:6.1f} s  {text}"
+            line = f"{_since(self._began, created)}  {text}"
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._progress.update(self._task, description=text)
         else:
@@ -85,22 +85,22 @@ class _Notebook:
     def __init__(self, title: str) -> None:
         shown: Any = importlib.import_module("IPython.display")  # there, for this is a notebook
         self._html = shown.HTML
-        self._title, self._lines, self._began = title, list[str](), time.monotonic()
+        self._title, self._lines, self._began = title, list[str](), time.time()
         self._handle = shown.display(self._page("", None), display_id=True)
 
-    def show(self, text: str, share: float | None) -> None:
+    def show(self, text: str, share: float | None, created: float) -> None:
         if share is None:
-            self._lines.append(f"{time.monotonic() - self._began:6.1f} s  {text}")
+            self._lines.append(f"{_since(self._began, created)}  {text}")
         self._handle.update(self._page(text, share))
 
     def close(self) -> None:
         lines = escape("\n".join(self._lines))
-        title = f"{escape(self._title)}: {time.monotonic() - self._began:.1f} s"
+        title = f"{escape(self._title)}: {time.time() - self._began:.1f} s"
         self._handle.update(self._html(f"<details><summary>{title}</summary><pre>{lines}</pre></details>"))
 
     def _page(self, text: str, share: float | None) -> Any:
         value = "" if share is None else f'value="{share:.3f}"'
-        seconds = time.monotonic() - self._began
+        seconds = time.time() - self._began
         return self._html(
             f"<div>{escape(self._title)} <progress max=1 {value}></progress> {seconds:.0f} s {escape(text)}</div>"
         )
@@ -115,7 +115,12 @@ class ProgressHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        self.display.show(text, share_done(text))
+        self.display.show(text, share_done(text), record.created)
+
+
+def _since(began: float, created: float) -> str:
+    """A line of another machine, whose clock may be behind, is not older than what it is about."""
+    return f"{max(created - began, 0.0):6.1f} s"
 
 
 def share_done(text: str) -> float | None:

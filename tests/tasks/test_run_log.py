@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from pathlib import Path
@@ -10,34 +11,66 @@ from pathlib import Path
 import pytest
 
 from serin.pipeline.follow_files import PROCESSES, following, rank_line, triton_line
-from tasks.run_log import Thinned, passing, thinned
+from serin.training.launch.processes import pass_on
+from serin.training.launch.progress import Follower, progress_file
+from tasks.run_log import Thinned, passing
 from tests.fakes.gpus import write_inventory
 
 
-def test_of_lines_that_differ_only_in_numbers_some_and_the_last_are_logged() -> None:
-    told: list[str] = []
-    now = 0.0
-    less = Thinned(told.append, every_s=10.0, clock=lambda: now)
+class Lines(list[tuple[float, str]]):
+    def say(self, line: str, created: float) -> None:
+        self.append((created, line))
+
+    @property
+    def texts(self) -> list[str]:
+        return [line for _, line in self]
+
+
+def test_of_lines_that_differ_only_in_numbers_some_and_the_last_are_logged_in_their_order() -> None:
+    told = Lines()
+    less = Thinned(told.say, every_s=10.0)
     for step in range(1, 26):
-        now = float(step)
-        less(f"epoch 1/2, step {step:,}/30, loss {1 / step:.4f}")
-    less("epoch 1/2 done: valid_auc 0.9")
+        less(f"epoch 1/2, step {step:,}/30, loss {1 / step:.4f}", float(step))
+    less("epoch 1/2 done: valid_auc 0.9", 25.5)
     less.flush()
-    assert [line.partition(", loss")[0] for line in told] == [
-        "epoch 1/2, step 1/30",
-        "epoch 1/2, step 11/30",
-        "epoch 1/2, step 21/30",
-        "epoch 1/2 done: valid_auc 0.9",
-        "epoch 1/2, step 25/30",
+    assert [(created, line.partition(", loss")[0]) for created, line in told] == [
+        (1.0, "epoch 1/2, step 1/30"),
+        (11.0, "epoch 1/2, step 11/30"),
+        (21.0, "epoch 1/2, step 21/30"),
+        (25.0, "epoch 1/2, step 25/30"),
+        (25.5, "epoch 1/2 done: valid_auc 0.9"),
     ]
 
 
+def test_a_held_line_is_logged_with_its_own_time_before_a_later_line_of_another_shape() -> None:
+    told = Lines()
+    less = Thinned(told.say)
+    epochs = ["epoch 1/3 done: auc 0.7", "epoch 2/3 done: auc 0.6", "epoch 3/3 done: auc 0.8 (best so far)"]
+    for at, line in enumerate(epochs):
+        less(line, at / 10)
+    less("it is slow", 0.35, say=told.say)
+    assert told == [*((at / 10, line) for at, line in enumerate(epochs)), (0.35, "it is slow")]
+
+
 def test_a_line_of_a_new_shape_is_always_logged() -> None:
-    told: list[str] = []
-    with thinned(told.append) as less:
-        for line in ("reading flights", "reading weather", "fitted 3 features"):
-            less(line)
-        assert told == ["reading flights", "reading weather", "fitted 3 features"]
+    told = Lines()
+    less = Thinned(told.say)
+    for line in ("reading flights", "reading weather", "fitted 3 features"):
+        less(line, 1.0)
+    assert told.texts == ["reading flights", "reading weather", "fitted 3 features"]
+
+
+def test_progress_of_a_training_is_logged_with_the_time_of_the_worker(tmp_path: Path) -> None:
+    told, follower = Lines(), Follower(tmp_path)
+    progress_file(tmp_path).write_text(
+        "".join(
+            json.dumps({"t": 100.0 + at, "event": "note", "text": f"note {'x' * at}"}) + "\n"
+            for at in range(3)
+        )
+    )
+    with passing(told.say, told.say):
+        pass_on(follower, lambda _: None)
+    assert told == [(100.0, "note "), (101.0, "note x"), (102.0, "note xx")]
 
 
 def test_a_file_that_appears_and_grows_is_followed_line_by_line(tmp_path: Path) -> None:
@@ -89,14 +122,14 @@ def test_triton_missing_a_gpu_is_logged_only_where_there_is_one(
 
 
 def test_warnings_of_dask_are_logged_with_their_worker() -> None:
-    ignored, told = list[str](), list[str]()
+    ignored, told = Lines(), Lines()
     logger = logging.getLogger("distributed.nanny")
-    with passing(ignored.append, told.append):
+    with passing(ignored.say, told.say):
         logger.warning("Worker process %d was killed by signal %d", 7, 9)
         logger.warning("Compute Failed", extra={"worker": "tcp://127.0.0.1:1"})
         logger.info("nothing special")
     logger.warning("afterwards")
-    assert told == [
+    assert told.texts == [
         "dask: Worker process 7 was killed by signal 9",
         "dask worker tcp://127.0.0.1:1: Compute Failed",
     ]
@@ -107,21 +140,21 @@ def test_a_run_has_the_lines_of_its_own_stages_and_of_their_threads() -> None:
     logger, ranks = logging.getLogger("serin.pipeline.etl"), logging.getLogger(PROCESSES)
 
     async def one(name: str) -> list[str]:
-        told: list[str] = []
-        with passing(told.append, told.append):
+        told = Lines()
+        with passing(told.say, told.say):
             await asyncio.to_thread(logger.info, "%s reads", name)
             logger.warning("%s is slow", name)
             await asyncio.sleep(0)
-        return told
+        return told.texts
 
     async def both() -> list[list[str]]:
         return await asyncio.gather(one("first"), one("second"))
 
     assert asyncio.run(both()) == [["first reads", "first is slow"], ["second reads", "second is slow"]]
-    told: list[str] = []
-    with passing(told.append, told.append):
+    told = Lines()
+    with passing(told.say, told.say):
         thread = threading.Thread(target=ranks.debug, args=("rank 0: warm",))
         thread.start()
         thread.join()
     logger.info("afterwards")
-    assert told == ["rank 0: warm"]
+    assert told.texts == ["rank 0: warm"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectRefused
+from serin.machine.log_times import log_at
 from serin.stack.host.run_processes import run_processes
 from serin.stack.prefect.login import PrefectServer
 from serin.stack.prefect.rest_api import Api, call, deployments, log_entries
@@ -66,15 +67,20 @@ class RunLog:
         self.new_lines()
         self.has_ended = False
 
-    def new_lines(self) -> list[str]:
-        """What the run says about its work. The line about its end is left out: the follower's caller says that."""
+    def new_lines(self) -> list[tuple[float, str]]:
+        """What the run says about its work, with the time of each line, in that order. The line about its end is left
+        out: the follower's caller says that."""
         entries = [entry for entry in self._read() if entry["id"] not in self._seen]
         for entry in entries:
             self._seen.add(entry["id"])
             said = datetime.fromisoformat(entry["timestamp"])
             self._since = max(self._since or said, said)
         self.has_ended = self.has_ended or any(map(_is_last, entries))
-        return [entry["message"] for entry in entries if not _is_last(entry) and not _is_plumbing(entry)]
+        return [
+            (datetime.fromisoformat(entry["timestamp"]).timestamp(), entry["message"])
+            for entry in entries
+            if not _is_last(entry) and not _is_plumbing(entry)
+        ]
 
     def _read(self) -> list[dict[str, Any]]:
         wanted: dict[str, Any] = {"flow_run_id": {"any_": [self._run]}}
@@ -157,8 +163,8 @@ def _still_there(home: Path, run: str) -> bool:
 
 
 def _pass_on(log: RunLog) -> None:
-    for line in log.new_lines():
-        logger.info(line)
+    for created, line in log.new_lines():
+        log_at(logger, line, created)
 
 
 def _last_words(log: RunLog) -> None:

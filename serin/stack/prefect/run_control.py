@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, f
     while follow:
         try:
             state = call(api, "GET", f"/flow_runs/{found['id']}")["state"]
-            for line in log.new_lines():
-                show(line)
+            for created, line in log.new_lines():
+                show(f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%S} {line}")
         except PrefectGone:  # it is being restarted
             state = {"type": "", "timestamp": None}
         if state["type"] in FINAL and not may_be_queued_again(state):

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from serin.machine import environment
+from serin.machine.log_times import log_at
 from serin.training.launch.progress import Follower, describe
 
 logger = logging.getLogger(__name__)
@@ -99,4 +100,4 @@ def pass_on(follower: Follower, hear: Callable[[dict[str, Any]], None]) -> None:
         hear(record)
         line = describe(record)
         if line:
-            logger.info(line)
+            log_at(logger, line, record["t"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from serin.api.progress import progress_lines, share_done, showing_progress
+from serin.machine.log_times import log_at
 from serin.training.launch.progress import describe
 
 STEP = {"event": "step", "epoch": 1, "epochs": 2, "step": 1500, "steps": 6000, "loss": 0.5, "rows_per_s": 9e5}
@@ -44,6 +46,16 @@ def test_lines_are_shown_where_no_terminal_is(capsys: pytest.CaptureFixture[str]
         LOG.info("after the block")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("step 1,500/6,000, loss 0.5000, 900,000 rows/s")
+
+
+def test_a_line_shows_its_own_time_and_not_that_of_its_arrival(capsys: pytest.CaptureFixture[str]) -> None:
+    with alone(), showing_progress("training"):
+        for later_s in (-10.0, 1000.0, 2000.0):
+            log_at(LOG, "epoch done", time.time() + later_s)
+    shown = [float(line.partition(" s  ")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert shown[0] == 0.0  # of a machine whose clock is behind
+    assert shown[1] >= 1000.0
+    assert shown[2] >= 2000.0
 
 
 def test_a_terminal_shows_a_bar_and_keeps_the_lines_that_are_not_about_steps(
