@@ -13,11 +13,10 @@ from serin.commands.output import Json, say, show, show_json
 from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
-_STORE_S = 1.0  # a status shows what it can when the store does not answer
-
-
 if TYPE_CHECKING:
     from serin.stack.status import ServerStatus
+
+_STORE_S = 1.0  # a status shows what it can when the store does not answer
 
 
 class Shown(Protocol):
