@@ -37,6 +37,7 @@ _TOKEN = re.compile(
 _WORDS = {"and", "or", "not", "in", "true", "false", "null"}
 _FUNCTIONS = {"is_null": 1, "abs": 1, "min": 2, "max": 2}
 _COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
+_as_text = np.frompyfunc(str, 1, 1)
 
 
 class Masked(NamedTuple):
@@ -289,8 +290,17 @@ def _compare(sign: str, left: Array, right: Array) -> Array:
         "==": np.equal, "!=": np.not_equal,
     }  # fmt: skip
     if _is_text(left):
-        left, right = left.astype(str), right.astype(str)
+        result = operations[sign](_texts(left), _texts(right)).astype(bool, copy=False)
+        return np.broadcast_to(result, left.shape)  # two constants give one value
     return operations[sign](left, right).astype(bool, copy=False)
+
+
+def _texts(values: Array) -> Array:
+    """Strings of any length: numpy's own texts would make each row as wide as the longest one. A constant becomes a
+    single value."""
+    if values.size and not any(values.strides):
+        values = values.reshape(-1)[:1].reshape(())
+    return np.asarray(_as_text(values), dtype=object)
 
 
 def _arithmetic(kind: str, values: list[Array], null: npt.NDArray[np.bool_]) -> Masked:

@@ -132,8 +132,10 @@ def as_texts(values: pa.ChunkedArray) -> Column:
 def _whole_numbers(values: pa.ChunkedArray) -> pa.Array:
     numbers = number_values(values)
     whole = np.isfinite(numbers) & (np.trunc(numbers) == numbers) & (np.abs(numbers) < 2.0**53)
-    texts = np.where(whole, np.where(whole, numbers, 0).astype(np.int64).astype(str), numbers.astype(str))
-    return pa.array(texts, pa.string(), mask=np.isnan(numbers))
+    integers = pa.array(np.where(whole, numbers, 0).astype(np.int64)).cast(pa.string())
+    others = pa.array([repr(number) for number in numbers[~whole].tolist()], pa.string())
+    texts = pc.replace_with_mask(integers, pa.array(~whole), others)
+    return pc.if_else(pa.array(np.isnan(numbers)), pa.scalar(None, pa.string()), texts)
 
 
 def category_places(column: BinnedColumn, texts: pa.Array) -> Array:

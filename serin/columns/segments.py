@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from serin.formats.schema import INT64_NULL
 from serin.formats.wire import Array
@@ -25,15 +26,32 @@ def group_masks(table: pa.Table, columns: Sequence[str]) -> dict[str, Array]:
     """For each of the most frequent values, however few rows have it: which rows do. `table` is in wire form."""
     found: dict[str, Array] = {}
     for column in columns:
-        values = table.column(column).to_numpy(zero_copy_only=False)
-        if values.dtype == object:
-            values = values.astype(str)
-        kinds, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-        for place in np.argsort(-counts, kind="stable")[:MOST_VALUES]:
-            found[_name(column, kinds[place])] = codes == place
+        values = table.column(column)
+        for name, mask in _texts(values) if _is_text(values.type) else _numbers(values):
+            found[f"{column} is null" if name in _NULLS else f"{column}={name}"] = mask
     return found
 
 
-def _name(column: str, value: np.generic) -> str:
-    null = str(value) in _NULLS or (value.dtype == np.int8 and int(value) == -1)
-    return f"{column} is null" if null else f"{column}={value}"
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+
+
+def _texts(values: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
+    """The most frequent strings. Never as numpy's own texts: each row would be as wide as the longest one."""
+    kind = pa.string() if pa.types.is_dictionary(values.type) else values.type
+    coded = pc.fill_null(values.cast(kind), "").combine_chunks().dictionary_encode()
+    codes = coded.indices.to_numpy()
+    counts = pa.table(
+        {"count": np.bincount(codes, minlength=len(coded.dictionary)), "text": coded.dictionary}
+    )
+    order = pc.sort_indices(counts, [("count", "descending"), ("text", "ascending")])
+    for place in order[:MOST_VALUES].to_pylist():
+        yield coded.dictionary[place].as_py(), codes == place
+
+
+def _numbers(values: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
+    kinds, codes, counts = np.unique(values.to_numpy(), return_inverse=True, return_counts=True)
+    for place in np.argsort(-counts, kind="stable")[:MOST_VALUES]:
+        value = kinds[place]
+        is_null = value.dtype == np.int8 and int(value) == -1
+        yield "" if is_null else str(value), codes == place

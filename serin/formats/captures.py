@@ -41,15 +41,16 @@ from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
 
 __all__ = [
-    "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "captures_folder", "column_names", "commit", "complete",
-    "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured", "last_number", "part_map",
-    "parts_of_hour", "published", "read_document", "readable_document", "scratch_writer", "versions_captured",
-    "write_document", "write_part", "writing",
+    "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "bytes_in_memory", "captures_folder", "column_names",
+    "commit", "complete", "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured",
+    "last_number", "part_map", "parts_of_hour", "published", "read_document", "readable_document", "scratch_writer",
+    "versions_captured", "write_document", "write_part", "writing",
 ]  # fmt: skip
 
 COUNTERS, LOCK = "counters.json", "lock"
 FORMAT, VERSION = "serin.captures", 1
 PARTS: Final = b"serin.parts"  # metadata of a file: [[number, rows], ...] in the order of its rows
+BYTES: Final = b"serin.bytes"  # of its rows in memory: a string that many rows have is on disk once
 SCRATCH: Final = "."  # how the names of unfinished files begin
 
 _FILE = re.compile(r"(\d{12})-(\d{12})-(\d+)\.parquet")
@@ -113,6 +114,14 @@ def parts_of_hour(folder: Path) -> list[Part]:
 def part_map(path: Path) -> list[tuple[int, int]]:
     """The numbers of the parts in a file and how many rows each has, in the order of its rows."""
     return [(int(number), int(rows)) for number, rows in json.loads(pq.read_metadata(path).metadata[PARTS])]
+
+
+def bytes_in_memory(path: Path) -> int:
+    """How many bytes all rows of a file take once they are read."""
+    footer = pq.read_metadata(path)
+    known = footer.metadata.get(BYTES)
+    groups = (footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    return int(known) if known else sum(groups)
 
 
 @contextmanager
@@ -238,17 +247,31 @@ def write_scratch(folder: Path, table: pa.Table, parts: Sequence[tuple[int, int]
     scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
     try:
         with scratch_writer(scratch, table.schema, parts) as writer:
-            writer.write_table(table, row_group_size=_GROUP_ROWS)
+            writer.write_table(table)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
     return scratch
 
 
+class PartWriter:
+    """Writes tables to a Parquet file, with the bytes that they take in memory."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer, self._bytes = writer, 0
+
+    def write_table(self, table: pa.Table) -> None:
+        self._bytes += table.nbytes
+        self._writer.write_table(table, row_group_size=_GROUP_ROWS)
+
+    def finish(self) -> None:
+        self._writer.add_key_value_metadata({BYTES: str(self._bytes)})
+
+
 @contextmanager
 def scratch_writer(
     scratch: Path, schema: pa.Schema, parts: Sequence[tuple[int, int]]
-) -> Iterator[pq.ParquetWriter]:
+) -> Iterator[PartWriter]:
     """A writer for the file at `scratch`, which is durable when the block ends."""
     metadata = {**(schema.metadata or {}), PARTS: json.dumps(parts).encode()}
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -256,7 +279,9 @@ def scratch_writer(
         os.fdopen(descriptor, "wb") as file,
         pq.ParquetWriter(file, schema.with_metadata(metadata), compression="zstd") as writer,
     ):
-        yield writer
+        made = PartWriter(writer)
+        yield made
+        made.finish()
     sync(scratch)
 
 

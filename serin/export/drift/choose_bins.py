@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from serin.columns.bins import as_texts, bin_codes, element_of, encode_hashes, number_values
 from serin.columns.column import Array, kind_of_type
@@ -78,7 +79,8 @@ def _categories(column: BinnedColumn, values: pa.ChunkedArray, period: Array) ->
     assert coded.dictionary is not None
     texts, present = coded.dictionary, coded.values >= 0
     counts = np.bincount(coded.values[present], minlength=len(texts))
-    order = np.lexsort((np.asarray(texts.to_pylist(), dtype=object).astype(str), -counts))
+    table = pa.table({"count": counts, "text": texts})
+    order = pc.sort_indices(table, [("count", "descending"), ("text", "ascending")]).to_numpy()
     top, rest = order[:_CATEGORIES], order[_CATEGORIES:]
     column = replace(
         column,

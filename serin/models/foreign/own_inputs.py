@@ -132,9 +132,7 @@ def _wire(values: Array, column: InputColumn, path: Path, what: str) -> Array:
     try:
         shaped = np.asarray(values).reshape(len(values), *column.dims)
         return (
-            shaped.astype(str).astype(object)
-            if column.kind == "string"
-            else shaped.astype(kinds[column.kind])
+            np.frompyfunc(str, 1, 1)(shaped) if column.kind == "string" else shaped.astype(kinds[column.kind])
         )
     except (ValueError, TypeError) as error:
         form = "x".join(map(str, column.dims))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 from serin.expressions import parse
 from serin.formats.captures import (
     Part,
+    bytes_in_memory,
     captures_folder,
     commit,
     last_number,
@@ -32,7 +32,7 @@ from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.capture.shared_read import Folder, SharedRecords, folders
 from serin.monitoring.capture.shared_upload import up_to
 
-_BATCH_ROWS: Final = 1 << 19  # of a home, in one call
+_BATCH_ROWS, _BATCH_BYTES = 1 << 19, 256 << 20  # of a home, in one call
 _TAKEN: Final = "taken"  # in counters.json: the last part of each home that was copied
 
 Hidden = Mapping[str, Sequence[str]]
@@ -92,9 +92,14 @@ def _fetched(
 
 def _batch(found: list[Part], seen: int) -> list[Part]:
     """The first of the parts, as many as are copied at once and can be marked as copied by one number."""
-    sums = accumulate(part.rows for part in found)
-    limits = [part.last for part, rows in zip(found, sums, strict=True) if rows <= _BATCH_ROWS]
-    return (up_to(limits[-1], found, seen) if limits else []) or found
+    limits, rows, size = list[int](), 0, 0
+    for part in found:
+        rows, size = rows + part.rows, size + bytes_in_memory(part.path)
+        if rows > _BATCH_ROWS or size > _BATCH_BYTES:
+            break
+        limits.append(part.last)
+    own = up_to(limits[-1], found, seen) if limits else []
+    return own or next((some for part in found if (some := up_to(part.last, found, seen))), found)
 
 
 def _without(table: pa.Table, conditions: Sequence[str]) -> pa.Table:

@@ -111,7 +111,7 @@ def _masked(column: pa.ChunkedArray) -> Masked:
     null = pc.is_null(column).to_numpy().astype(bool)
     fill = pa.scalar("" if pa.types.is_string(kind) else 0).cast(kind)
     values = pc.fill_null(column, fill).to_numpy()
-    return Masked(np.asarray(values).astype(str) if pa.types.is_string(kind) else np.asarray(values), null)
+    return Masked(np.asarray(values), null)
 
 
 def _columns(

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from serin.formats.captures import (
     SCRATCH,
     Part,
+    bytes_in_memory,
     captures_folder,
     file_name,
     hour_began,
@@ -31,7 +32,8 @@ from serin.monitoring.capture.read import common_schema, fitted
 MOST_SMALL = 48  # parts of an hour that is not over yet
 _OVER_S = 3600.0 + 600.0  # after its beginning an hour gets no more rows, unless the clock jumps
 _LARGE_ROWS = 1 << 21
-_GROUP_ROWS = 1 << 16
+_LARGE_BYTES = 256 << 20  # in memory: what reads one file at a time never needs more
+_GROUP_ROWS, _GROUP_BYTES = 1 << 16, 32 << 20
 
 
 def merge_parts(
@@ -117,14 +119,15 @@ def _remove(folder: Path, paths: Iterable[Path]) -> int:
 
 def _runs(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Small parts that follow each other, as many as fit into one file."""
-    run: list[Part] = []
-    for part in parts:
-        if part.rows >= _LARGE_ROWS or sum(each.rows for each in run) + part.rows > _LARGE_ROWS:
+    run, rows, size = list[Part](), 0, 0
+    for part in parts if len(parts) > 1 else ():
+        own = bytes_in_memory(part.path)
+        if run and (rows + part.rows > _LARGE_ROWS or size + own > _LARGE_BYTES):
             yield run
-            run = []
-        if part.rows < _LARGE_ROWS:
-            run.append(part)
-    yield run
+            run, rows, size = [], 0, 0
+        run.append(part)
+        rows, size = rows + part.rows, size + own
+    yield run or list(parts)
 
 
 def _numbers(run: Sequence[Part], keep: pa.Array | None) -> list[tuple[int, int]]:
@@ -142,7 +145,7 @@ def _numbers(run: Sequence[Part], keep: pa.Array | None) -> list[tuple[int, int]
 
 
 def _tables(run: Sequence[Part], schema: pa.Schema, keep: pa.Array | None) -> Iterator[pa.Table]:
-    """The rows, about `_GROUP_ROWS` at a time."""
+    """The rows, about `_GROUP_ROWS` or `_GROUP_BYTES` at a time."""
     waiting: list[pa.Table] = []
     place = 0
     for part in run:
@@ -153,7 +156,8 @@ def _tables(run: Sequence[Part], schema: pa.Schema, keep: pa.Array | None) -> It
                     table = table.filter(keep[place : place + batch.num_rows])
                 place += batch.num_rows
                 waiting.append(table)
-                if sum(each.num_rows for each in waiting) >= _GROUP_ROWS:
+                rows, size = (sum(getattr(each, name) for each in waiting) for name in ("num_rows", "nbytes"))
+                if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
                     yield pa.concat_tables(waiting).combine_chunks()
                     waiting = []
     if waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ def captured_tables(
     until: float | None = None,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows that `captured` returns, one hour of one version at a time: for more rows than fit into memory."""
+    """The rows that `captured` returns, one file at a time: for more rows than fit into memory."""
     readable_document(home, model)
     for version in versions_captured(home, model):
         if versions is not None and version not in versions:
@@ -64,16 +65,19 @@ def captured_tables(
         for hour in hours_captured(home, model, version):
             began = hour_began(hour)
             if (since is None or began + _HOUR_S > since) and (until is None or began < until):
-                table = _hour(captures_folder(home, model) / str(version) / hour, since, until, columns)
-                if table is not None and table.num_rows:
-                    yield table
+                folder = captures_folder(home, model) / str(version) / hour
+                for table in _hour_tables(folder, since, until, columns):
+                    if table.num_rows:
+                        yield table
 
 
 def captured_hour(
     home: Path, model: str, version: int, hour: str, columns: Sequence[str] | None = None
 ) -> pa.Table | None:
     """The rows of one hour of one version; None when there are none."""
-    return _hour(captures_folder(home, model) / str(version) / hour, None, None, columns)
+    folder = captures_folder(home, model) / str(version) / hour
+    tables = list(_hour_tables(folder, None, None, columns))
+    return alike(tables) if tables else None
 
 
 def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
@@ -187,23 +191,27 @@ def _rest(part: Part, seen: int) -> Part | None:
     )
 
 
-def _hour(
+def _hour_tables(
     folder: Path, since: float | None, until: float | None, columns: Sequence[str] | None
-) -> pa.Table | None:
+) -> Iterator[pa.Table]:
+    """The rows of each file. All files are opened before the first is read: what is merged then is read as it was."""
     began = hour_began(folder.name)
     whole = (since is None or since <= began) and (until is None or until >= began + _HOUR_S)
     wanted = columns if columns is None or whole else list(dict.fromkeys([*columns, "_t"]))
-    for trial in range(_TRIES):
-        try:
-            tables = [_read(part.path, wanted) for part in parts_of_hour(folder)]
-            break
-        except FileNotFoundError:
-            if trial == _TRIES - 1:
-                raise
-    if not tables:
-        return None
-    table = alike(tables) if whole else between(alike(tables), since, until)
-    return table if columns is None else table.select([n for n in columns if n in table.column_names])
+    with ExitStack() as stack:
+        for file in _open_files(folder, stack):
+            table = _read_file(file, wanted)
+            table = table if whole else between(table, since, until)
+            yield table if columns is None else table.select([n for n in columns if n in table.column_names])
+
+
+def _open_files(folder: Path, stack: ExitStack) -> list[pq.ParquetFile]:
+    for _ in range(_TRIES - 1):
+        with ExitStack() as trial, suppress(FileNotFoundError):
+            files = [trial.enter_context(pq.ParquetFile(part.path)) for part in parts_of_hour(folder)]
+            stack.enter_context(trial.pop_all())
+            return files
+    return [stack.enter_context(pq.ParquetFile(part.path)) for part in parts_of_hour(folder)]
 
 
 def between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
@@ -223,8 +231,12 @@ def _microseconds(limit: float | None) -> tuple[int, int]:
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
     with pq.ParquetFile(path) as file:
-        known = file.schema_arrow.names
-        table = file.read(columns if columns is None else [name for name in columns if name in known])
+        return _read_file(file, columns)
+
+
+def _read_file(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
+    known = file.schema_arrow.names
+    table = file.read(columns if columns is None else [name for name in columns if name in known])
     return table.replace_schema_metadata(None)
 
 

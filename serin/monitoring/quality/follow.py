@@ -27,7 +27,7 @@ from serin.monitoring.quality.joined import JoinedRows
 from serin.monitoring.quality.key_index import KeyIndex
 from serin.monitoring.quality.keys import SOURCE, captured_columns
 from serin.monitoring.quality.labels import newest
-from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, search
+from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, is_batch, search
 from serin.monitoring.quality.state import QualityState, read_state, write_state
 from serin.monitoring.quality.store import (
     ARRIVED,
@@ -152,18 +152,17 @@ class Follower:
 
     def _new_records(self) -> Iterator[None]:
         tables: dict[int, list[pa.Table]] = {}
-        rows, last = 0, self.state.part
+        last = self.state.part
         for part in parts(self.records, self._model, after=self.state.part):
             table = self._read(part) if self._versions(part.version) is not None else None
             if table is None and self._versions(part.version) is not None:
                 break  # merged just now: the next look finds its rows
             if table is not None:
                 tables.setdefault(part.version, []).append(table)
-                rows += table.num_rows
             last = part.sequence
-            if rows >= BATCH_ROWS:
+            if is_batch([table for own in tables.values() for table in own]):
                 self._take(tables, last)
-                tables, rows = {}, 0
+                tables = {}
                 yield
         if last != self.state.part:
             self._take(tables, last)

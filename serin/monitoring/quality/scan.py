@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from serin.monitoring.quality.keys import CLIENT_ID, ID, ROW, SOURCE, TIME, Key,
 from serin.monitoring.quality.store import KEY, LabelFile
 from serin.spec.data import DataSpec
 
-BATCH_ROWS = 1 << 18
+BATCH_ROWS, BATCH_BYTES = 1 << 18, 128 << 20
 _SHADOW = "shadow"
 _HOURS = 50  # of a step of a search
 
@@ -128,7 +128,7 @@ def search(
         if index.may_have(watched.version, hour, key, watched.schema, wanted):
             own = waiting.setdefault(watched.version, [])
             own += _read_hour(home, model, watched, hour, key)
-            if sum(each.num_rows for each in own) >= BATCH_ROWS:
+            if is_batch(own):
                 found.add(labels, alike(waiting.pop(watched.version)), key, watched)
                 if key.by == (ID,) and len(found.labels) == labels.num_rows:
                     break  # an id is of one request
@@ -140,6 +140,12 @@ def search(
             found.add(labels, alike(tables), key, known)
     found.settle()
     yield found
+
+
+def is_batch(tables: Sequence[pa.Table]) -> bool:
+    """Whether these are as many rows, or bytes, as are looked at together."""
+    rows = sum(table.num_rows for table in tables)
+    return bool(rows >= BATCH_ROWS or sum(table.nbytes for table in tables) >= BATCH_BYTES)
 
 
 def _hours(home: Path, model: str, file: LabelFile, versions: Versions) -> Iterator[tuple[str, Watched]]:

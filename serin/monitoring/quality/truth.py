@@ -200,7 +200,7 @@ def _classes(column: Column, name: str, of: TruthOf) -> tuple[pa.Array, npt.NDAr
 def _classes_of(result: Masked, name: str, of: TruthOf) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     known = ~result.null
     texts = result.values.astype(np.int64) if result.values.dtype.kind == "b" else result.values
-    found = pc.if_else(pa.array(known), pa.array(texts.astype(str).astype(object), pa.string()), "")
+    found = pc.if_else(pa.array(known), pa.array(map(str, texts.tolist()), pa.string()), "")
     classes = of.schema.classes or ()
     strange = pc.filter(found, pa.array(known & ~np.asarray(pc.is_in(found, pa.array(classes, pa.string())))))
     if len(strange):
