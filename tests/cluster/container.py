@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Container:
         self.name = spec["name"]
         self.log = log
         self._began = time.time()
+        self._user = _user(spec, pod)
         root = place.folder / f"{self.name}-{time.monotonic_ns()}"
         script = _script(spec, pod, place, variables, root)
         with log.open("ab") as output:
@@ -70,6 +71,21 @@ class Container:
                 os.kill(int(child), number)
         except (FileNotFoundError, ProcessLookupError):
             pass
+
+    def run(self, command: Sequence[str], within_s: float) -> bool:
+        """Runs a command in the container, as its user; returns whether it succeeded."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        try:
+            (first,) = children.read_text().split()
+            into = ["nsenter", "--target", first, "--mount", "--uts", "--net", "--pid", "--root", "--wd=/"]
+            user, group = (str(each) for each in self._user)
+            done = subprocess.run(
+                [*into, "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", *command],
+                capture_output=True, timeout=within_s, check=False,
+            )  # fmt: skip
+            return done.returncode == 0
+        except (OSError, ValueError, subprocess.TimeoutExpired):  # it has ended, or does not answer
+            return False
 
     def stop(self, grace_s: float) -> None:
         self.signal(signal.SIGTERM)
@@ -135,10 +151,19 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
     return text
 
 
+def _context(spec: Object, pod: Object) -> Object:
+    return {**pod["spec"].get("securityContext", {}), **spec.get("securityContext", {})}
+
+
+def _user(spec: Object, pod: Object) -> tuple[int, int]:
+    context = _context(spec, pod)
+    return context.get("runAsUser", 0), context.get("runAsGroup", 0)
+
+
 def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str], root: Path) -> str:
     given = {**IMAGE_VARIABLES, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
-    context = {**pod["spec"].get("securityContext", {}), **spec.get("securityContext", {})}
-    user, group = context.get("runAsUser", 0), context.get("runAsGroup", 0)
+    context = _context(spec, pod)
+    user, group = _user(spec, pod)
     if context.get("runAsNonRoot"):
         assert user > 0, f"{spec['name']} would run as root"
     tree = root / "tree"

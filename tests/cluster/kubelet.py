@@ -1,7 +1,7 @@
 """A small kubelet: it starts the commands of its node's pods as processes on this machine.
 
-Init containers run first; then all containers, restarted by the pod's policy; probes by HTTP and TCP; volumes of
-ConfigMaps, Secrets, claims and empty folders. What it does not do: images, limits, exec probes, network policies.
+Init containers run first; then all containers, restarted by the pod's policy; probes by HTTP, TCP and commands; volumes
+of ConfigMaps, Secrets, claims and empty folders. What it does not do: images, limits, network policies.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Supervised:
 
     def _start(self) -> None:
         self._pod.start(self._spec, self._place)
-        self._probes = Probes(self._spec, self._pod.address)
+        self._probes = Probes(self._spec, self._pod.address, self._pod.containers[self._spec["name"]])
         self._waits = False
 
     def look(self) -> None:

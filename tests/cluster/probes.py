@@ -1,4 +1,4 @@
-"""Probes of the test kubelet, by HTTP and TCP; a probe that runs a command always passes."""
+"""Probes of the test kubelet: by HTTP, by TCP, or a command in the container."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import ssl
 import time
 
-from tests.cluster.container import Object
+from tests.cluster.container import Container, Object
 
 
 class Probes:
     """A container without a startup probe is started; without a readiness probe it is ready when it is started."""
 
-    def __init__(self, spec: Object, address: str) -> None:
-        self._spec, self._address = spec, address
+    def __init__(self, spec: Object, address: str, container: Container) -> None:
+        self._spec, self._address, self._container = spec, address, container
         self._started = "startupProbe" not in spec
         self._asked_at, self._ready, self._missed, self._failures = float("-inf"), False, 0, 0
         self._live_at = time.monotonic() + spec.get("livenessProbe", {}).get("initialDelaySeconds", 0)
@@ -42,12 +42,12 @@ class Probes:
         return self._failures >= probe.get("failureThreshold", 3)
 
     def _ask(self, probe: Object) -> bool:
+        timeout = max(probe.get("timeoutSeconds", 1), 5)  # this machine has two cores for a whole cluster
         if "exec" in probe:
-            return True
+            return self._container.run(probe["exec"]["command"], timeout)
         where = probe.get("httpGet") or probe["tcpSocket"]
         ports = {each["name"]: each["containerPort"] for each in self._spec.get("ports", ())}
         port = ports.get(where["port"], where["port"])
-        timeout = max(probe.get("timeoutSeconds", 1), 5)  # this machine has two cores for a whole cluster
         try:
             if "httpGet" not in probe:
                 socket.create_connection((self._address, port), timeout).close()
