@@ -217,15 +217,21 @@ def env() -> None:
 
 
 def install_triton() -> None:
-    """Create Triton's own environment beside this one; does nothing when it exists."""
+    """Create Triton's own environment beside this one, and prepare the database of the stack's Prefect server; does
+    nothing when both exist."""
     from serin.serving.triton.installation import find_triton, install_triton
+    from serin.stack.prefect.template import prepare
 
     install_triton()
+    prepare()
     show(f"Triton: {find_triton().server}")
 
 
 def install_gateway() -> None:
     """Compile the gateway's request filter, if you use another Triton than that of `serin install triton`."""
     from serin.serving.triton.installation import install_request_filter
+    from serin.stack.prefect.template import prepare
 
-    show(f"request filter: {install_request_filter()}")
+    library = install_request_filter()
+    prepare()
+    show(f"request filter: {library}")

@@ -11,11 +11,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
 
+from serin.cli import app
 from serin.machine.native.compiler import machine_compiler
 from serin.serving.native import compile_early
 from serin.serving.native.compiler import compile_library, early_folder, obtain_compiler
+from serin.serving.triton import installation
 from serin.serving.triton.installation import NUMPY, WHEEL
+from serin.stack.prefect import prepared, template
+from serin.stack.prefect.deploy import deployments_digest
+from tests.logs import heard
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "-" + "-find-links"  # in two parts: no file of this repository names a place of packages
@@ -165,3 +171,33 @@ def test_a_failed_installation_fails_make_and_is_repeated(clone: Path) -> None:
     assert code != 0
     assert "no network" in said
     assert _make(clone, "install")[2] == ["users", "triton"]
+
+
+@pytest.mark.parametrize("part", ["triton", "gateway"])
+def test_an_installation_prepares_prefects_database_for_the_first_stack(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(folder: Path, digest: str, whole: Path) -> None:
+        assert folder == whole.parent
+        assert whole == prepared.template_file(digest)
+        whole.write_text("made")
+
+    library = tmp_path / "filter.so"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(template, "_make_template", make)
+    monkeypatch.setattr(installation, "install_triton", lambda: None)
+    monkeypatch.setattr(installation, "install_request_filter", lambda: library)
+    done = CliRunner().invoke(app, ["install", part])
+    assert done.exit_code == 0, done.output
+    assert prepared.template_file(deployments_digest()).read_text() == "made"
+
+
+def test_a_database_that_cannot_be_prepared_does_not_fail_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    (tmp_path / "serin").write_text("a file where the cache should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with heard(said.append):
+        template.prepare()
+    assert "Prefect's database is not prepared" in said[0]

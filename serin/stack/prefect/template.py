@@ -8,6 +8,7 @@ stacks that start together for the first time wait for the first of them.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -130,13 +131,21 @@ def _save(database: Path, target: Path) -> None:
     shutil.move(scratch, target)
 
 
+def prepare() -> None:
+    """Makes the template where Prefect is installed, so that the first `serin up` need not. A failure is only reported:
+    that command then makes it, or starts without."""
+    if importlib.util.find_spec("prefect") is None:
+        return
+    try:
+        obtain_template()
+    except FAILURES as error:
+        logger.info(f"Prefect's database is not prepared: {error}")
+
+
 def main() -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("serin").setLevel(logging.INFO)
-    try:
-        obtain_template()
-    except FAILURES as error:  # the first `serin up` does it, or starts without
-        logger.info(f"not prepared: {error}")
+    prepare()
 
 
 if __name__ == "__main__":
