@@ -34,6 +34,16 @@ def explain(
         Path | None,
         typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
     ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            "-n",
+            min=1,
+            help="Explain the first rows only. [default: all; 20 are shown]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show which raw columns made the score of each row, the largest contributions first.
@@ -46,24 +56,30 @@ def explain(
 
     name, _, version = model.partition(":")
     bundle = open_bundle(name, version)
-    pieces = _explain_file(Explainer(bundle.path, digest=bundle.digest), rows, Path(bundle.path))
+    pieces = _explain_file(Explainer(bundle.path, digest=bundle.digest), rows, Path(bundle.path), number)
     if out is not None:
         count = _write(pieces, out)
         show(f"{counted(count, 'row')} explained by {model} into {out}")
     elif as_json:
         show_json([_entry(row) for piece in pieces for row in piece.rows()])
     else:
-        _show(pieces)
+        _show(pieces, number or _SHOWN_ROWS)
 
 
-def _explain_file(explainer: Explainer, rows: Path, bundle: Path) -> Iterator[Explanation]:
-    """A piece of the file at a time; the index counts the rows of the file from 0."""
+def _explain_file(
+    explainer: Explainer, rows: Path, bundle: Path, number: int | None
+) -> Iterator[Explanation]:
+    """A piece of the file at a time, the first `number` rows or all; the index counts the rows of the file from 0."""
     from serin.api.explanation import Explanation
     from serin.errors import RowsUnfit
     from serin.formats.rows import read_rows
 
     done = 0
     for table in read_rows(rows, explainer.schema, bundle):
+        if number is not None:
+            table = table.slice(0, number - done)
+        if not len(table):
+            break
         frame = table.to_pandas()
         frame.index += done
         done += len(frame)
@@ -93,7 +109,7 @@ def _entry(row: ExplainedRow) -> dict[str, Any]:
     return entry | {"contributions": {each.column: each.adds for each in row.contributions}}
 
 
-def _show(pieces: Iterator[Explanation]) -> None:
+def _show(pieces: Iterator[Explanation], most: int) -> None:
     shown = total = 0
     last = None
     for piece in pieces:
@@ -102,7 +118,7 @@ def _show(pieces: Iterator[Explanation]) -> None:
         if shown == 0:
             show(f"{piece.method}; contributions, base and margin in units of: {piece.scale}")
         for row in piece.rows(likeliest=piece.scale == "logit of each class"):
-            if shown == _SHOWN_ROWS:
+            if shown == most:
                 break
             _show_row(row)
             shown += 1

@@ -159,9 +159,12 @@ def tell_controller(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
     from serin.rollout.run.commands import Command, ask_by
+    from serin.rollout.run.status import status_of
     from serin.stack.deciding import deciding_rollouts
 
     rollouts = deciding_rollouts(environment.home())
+    if kind != "start" and status_of(rollouts, model) is None:
+        raise NotFound(kind="rollout of", name=model, known=rollouts.models())
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
     answer = ask_by(rollouts.mailbox, command)
     if not answer.accepted:

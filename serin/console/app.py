@@ -52,6 +52,7 @@ def build_app(home: Path, settings: ConsoleSettings, port: int) -> Starlette:
         Route("/login/oidc", login.start, methods=["GET"]),
         Route("/login/oidc/done", login.callback, methods=["GET"]),
         Route("/logout", login.logout, methods=["POST"]),
+        Route("/models", _models, methods=["GET"]),
         *(Route(view.path, _page(console, view), methods=["GET"]) for view in VIEWS),
         *(Route(f"/live{view.path}", live.handler(view), methods=["GET"]) for view in VIEWS),
         Route(action, actions.ask_rollout, methods=["GET"]),
@@ -70,6 +71,10 @@ def build_app(home: Path, settings: ConsoleSettings, port: int) -> Starlette:
 
 async def _health(_: Request) -> Response:
     return PlainTextResponse("ok")
+
+
+async def _models(_: Request) -> Response:
+    return RedirectResponse("/", 308)
 
 
 async def _palette(_: Request) -> Response:

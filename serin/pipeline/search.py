@@ -11,7 +11,7 @@ from serin.machine import environment
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.search import with_values
 from serin.store.artifacts import Dataset
-from serin.store.runs import run_folder
+from serin.store.runs import name_model, run_folder
 from serin.training.search.search import SearchResult, search, search_key
 
 _log = logging.getLogger(__name__)
@@ -27,12 +27,14 @@ def search_settings(
     assert spec.search is not None
     home = environment.home()
     key = search_key(spec.model, spec.training, spec.search, datasets)
+    folder = run_folder(home, f"search-{key}", create=True)
+    name_model(folder, spec.name)
     found = search(
         spec.model,
         spec.training,
         spec.search,
         datasets,
-        folder=run_folder(home, f"search-{key}", create=True),
+        folder=folder,
         home=home,
         storage=environment.search_storage(),
         stop=stop,

@@ -19,6 +19,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import read_receipt
+from serin.store.runs import name_model
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.version_cost import keep_receipt
@@ -63,6 +64,7 @@ def train_model(
         if known is not None:
             return call.found(known, f"trained before: {known.path}")
         why = call.begin(parts, receipt=folder / "receipt.json")
+        name_model(folder, name)
         with (
             call.lease(train_needs(model, training)) as held,
             process_lines(lambda: _logs(folder), label=rank_line),

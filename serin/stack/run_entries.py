@@ -98,7 +98,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
 
 def training_entries() -> list[RunEntry]:
     """Trainings and searches whose folders are in this home."""
-    from serin.store.runs import runs
+    from serin.store.runs import model_of, runs
 
     found = []
     for name in runs(environment.home()):
@@ -110,6 +110,7 @@ def training_entries() -> list[RunEntry]:
                 name=name,
                 kind="search" if name.startswith("search-") else "training",
                 state=_training_state(folder),
+                model=model_of(folder),
                 began=receipt.get("started") or (file.stat().st_mtime if file.exists() else None),
                 seconds=receipt.get("seconds"),
             )
@@ -119,13 +120,14 @@ def training_entries() -> list[RunEntry]:
 
 def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] | None:
     """Everything about one training, with the last lines of its progress; None when there is none."""
-    from serin.store.runs import runs
+    from serin.store.runs import model_of, runs
 
     if name not in runs(environment.home()):
         return None
     folder = environment.home() / "runs" / name
     return {
         "run": name,
+        "model": model_of(folder),
         "state": _training_state(folder),
         "folder": str(folder),
         "metrics": _read(folder / "result" / "metrics.json").get("metrics", {}),

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
+from serin.machine.durable import write_whole
 from serin.machine.in_use import hold_until_exit
 from serin.machine.private import make_private
 from serin.store.published import touch
 
+_MODEL = "model"
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
 
@@ -37,6 +39,18 @@ def hold_run_of(home: Path, path: Path) -> None:
         run = path.relative_to(folder).parts[0]
         hold_until_exit(run_lock(home, run))
         touch(folder / run)
+
+
+def name_model(folder: Path, model: str) -> None:
+    """Records for which model a run is; several models may share one, the last of them is named."""
+    write_whole(folder / _MODEL, f"{model}\n")
+
+
+def model_of(folder: Path) -> str | None:
+    try:
+        return (folder / _MODEL).read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
 
 
 def run_lock(home: Path, run: str) -> Path:

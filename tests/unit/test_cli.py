@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import typer
 from serin import cli
 from serin.errors import LeaseUnavailable, Preempted
 from serin.machine.leases import lease
+from serin.machine.process_identity import start_ticks
+from serin.stack.host.state import Stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 from tests.fakes.gpus import pretend_gpus
 from tests.logs import heard
@@ -31,7 +34,7 @@ COMMAND_LINE = {
     "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--as-of] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",
     "export": "[SPEC] [--fresh] [--approved-by] [--as-of] [--json]",
-    "up": "[--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
+    "up": "[--address] [--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
     "agent": (
         "[--port] [--address] [--advertise] [--peer-port] [--peer-cert] [--peer-key] [--peer-ca] [--insecure-peers]"
         " [--gateway-only] [--tls-cert] [--tls-key] [--envoy]"
@@ -91,7 +94,7 @@ COMMAND_LINE = {
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
     "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--device] [--grpc] [--ids]",
-    "explain": "[MODEL] [ROWS] [--out -o] [--json]",
+    "explain": "[MODEL] [ROWS] [--out -o] [--rows -n] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",
@@ -219,6 +222,26 @@ def test_a_mistake_is_one_message_and_an_exit_code(
     assert words in told.err
     assert told.out == ""
     assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "approve", "promote", "abort", "rollback"])
+def test_a_command_for_a_model_without_a_rollout_names_it(
+    serin: Serin, home: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    home.mkdir()
+    write_stack(
+        Stack(
+            home=home,
+            supervisor_pid=os.getpid(),
+            supervisor_ticks=start_ticks(os.getpid()) or 0,
+            gateway_port=1,
+            prefect_api_url="",
+            prefect_port=None,
+            since=0.0,
+        )  # fmt: skip
+    )
+    assert serin("rollout", command, "nosuch") == 2
+    assert "no rollout of 'nosuch'" in capsys.readouterr().err
 
 
 def test_asking_leaves_no_trace(serin: Serin, tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def _explained(serin: Serin, rows: Path, scores: list[float]) -> None:
     assert [entry["score"] for entry in entries] == pytest.approx(scores[:30], abs=1e-6)
     sums = [entry["base"] + sum(entry["contributions"].values()) for entry in entries]
     assert sums == pytest.approx([entry["margin"] for entry in entries], abs=1e-5)
+    assert serin("explain", NAME, str(few), "-n", "25").count("\nrow ") == 25
+    assert [entry["row"] for entry in asked(serin, "explain", NAME, str(few), "-n", "3")] == [0, 1, 2]
     assert "30 rows explained" in serin("explain", NAME, str(few), "--out", "why.csv")
     written = pacsv.read_csv(rows.with_name("why.csv"))
     assert written.column_names == ["row", "weight", "distance", "carrier", "base", "margin", "score"]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from serin.cli import app
 from serin.machine.process_identity import start_ticks
 from serin.stack.host.state import Stack, write_stack
+from serin.store.runs import name_model, run_folder
 from tests.fakes.prefect import Server, prefect_at_work
 
 RUN = {
@@ -74,3 +75,19 @@ def test_one_run_on_a_company_server_is_shown_with_its_log(company: Server) -> N
     told = serin("runs", "show", "brave-owl")
     assert "well done" in told
     assert "published" in told
+
+
+def test_a_training_carries_the_name_of_its_model(home: Path) -> None:
+    for name, model in (("train-1", "churn"), ("train-0", None)):
+        folder = run_folder(home, name, create=True)
+        if model:
+            name_model(folder, "other")
+            name_model(folder, model)
+    listed = json.loads(serin("runs", "list", "--json"))
+    assert {run["name"]: run["model"] for run in listed} == {"train-1": "churn", "train-0": None}
+    assert json.loads(serin("runs", "show", "train-1", "--json"))["model"] == "churn"
+
+
+def test_a_run_that_a_schedule_has_started_is_of_no_model_called_auto_scheduled(company: Server) -> None:
+    company.answers["POST /flow_runs/filter"] = (200, [{**RUN, "tags": ["serin", "auto-scheduled"]}])
+    assert json.loads(serin("runs", "list", "--json"))[0]["model"] is None
