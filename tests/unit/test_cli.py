@@ -238,7 +238,7 @@ def test_a_command_for_a_model_without_a_rollout_names_it(
             prefect_api_url="",
             prefect_port=None,
             since=0.0,
-        )  # fmt: skip
+        )
     )
     assert serin("rollout", command, "nosuch") == 2
     assert "no rollout of 'nosuch'" in capsys.readouterr().err
