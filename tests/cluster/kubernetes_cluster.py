@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from tests.cluster.seaweedfs import running_seaweedfs
 MANIFESTS = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
 NOT_IN_THE_SERVER = {"policy/v1"}  # API server 1.20 has policy/v1beta1: these are checked by schema alone
 NAMESPACES = ("serin", "serin-stages", "serin-releases")
-_PREFIX = os.environ.get("SERIN_TEST_PODS") or "198.18.60"
+_PREFIX = "198.18.60"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,15 +61,6 @@ class PodNetwork:
             for command in (["ip", "link", "del", link], ["ip", "netns", "del", space]):
                 subprocess.run(command, capture_output=True, check=False)
 
-    def _clear(self) -> None:
-        """Removes what a killed run left."""
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
-        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-        for line in listed.splitlines():
-            if line.startswith(f"{self._name}-"):
-                self._names[line.split()[0]] = ""
-                self.remove(line.split()[0])
-
     @contextlib.contextmanager
     def up(self, resolve: Callable[[str], Sequence[str] | None]) -> Iterator[None]:
         """Makes the bridge and answers names. `resolve`: the addresses of a name; None for an unknown one."""
