@@ -26,6 +26,9 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventNameFilter
 from websockets.exceptions import WebSocketException
 
+from serin.machine import environment
+from serin.machine.heartbeat import beat
+from serin.stack.host.standing import begin_beats
 from serin.stack.host_worker import Reports
 
 from .asking import Asking  # relative: the entry point loads this package under another name
@@ -42,6 +45,7 @@ _WAITS = tuple(f"{_RUN}{state}" for state in ("Scheduled", "AwaitingRetry", "Res
 _CANCELLING = f"{_RUN}Cancelling"
 _RECONNECT_S = 5.0
 _REPORT_S = 1.0
+_WAITS_S = 30.0  # that code of Prefect may block the loop
 
 
 class Listening(_Worker):
@@ -89,11 +93,19 @@ class Listening(_Worker):
         await super().sync_with_backend()
         if not self._listens:
             self._listens = True
+            begin_beats(environment.home(), waits_s=_WAITS_S)
+            self.in_background(self._beat())
             self.in_background(self._listen())
             self.in_background(self._asking.run())
             if self._reports.wanted:
                 self.in_background(self._report())
         await self._cancel_missed()
+
+    async def _beat(self) -> None:
+        """Proves that the worker's loop works."""
+        while True:
+            beat()
+            await asyncio.sleep(_REPORT_S)
 
     async def _cancel_missed(self) -> None:
         """Ends runs that were cancelled, and those that were given up because this host could not be reached: another

@@ -13,7 +13,7 @@ from serin.console.app import build_app
 from serin.machine import environment
 from serin.stack.console.secrets import ROLES, role_secret
 from serin.stack.console.settings import read_settings
-from serin.stack.host.standing import log_to_stdout
+from serin.stack.host.standing import begin_beats, log_to_stdout, run_server
 from serin.stack.host.state import read_stack
 from serin.stack.wiring import console_socket
 
@@ -39,7 +39,8 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    uvicorn.Server(config).run(sockets=[config.bind_socket(), listen_to_gateway(console_socket(home))])
+    begin_beats(home)
+    run_server(config, sockets=[config.bind_socket(), listen_to_gateway(console_socket(home))])
 
 
 def listen_to_gateway(path: Path) -> socket.socket:

@@ -55,6 +55,11 @@ def home() -> Path:
     return Path(os.environ.get("SERIN_HOME") or ".serin").expanduser().resolve()  # one stack, one name
 
 
+def supervised() -> bool:
+    """Returns whether a stack's supervisor started this process (stack/host/exec_wrapper.py)."""
+    return "SERIN_PROCESS" in os.environ
+
+
 def store_url() -> str:
     return os.environ.get("SERIN_STORE") or str(home() / "store")
 

@@ -22,6 +22,8 @@ class Process:
 
     `settle_s`: a process that ends sooner has not come up, and its host tries again after longer and longer pauses. One
     that ends later is restarted at once. `leaves`: what must be removed before a killed process is started again.
+    `asks`: a unix socket on which it answers GET /v2/health/live while it works; None: its main loop says so itself, or
+    nothing does.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Process:
     stop_s: float
     settle_s: float = 1.0
     leaves: Leftovers | None = None
+    asks: Path | None = None
 
 
 class ProcessHost(Protocol):

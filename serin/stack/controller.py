@@ -16,6 +16,7 @@ from pathlib import Path
 from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
+from serin.machine.heartbeat import beat
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
@@ -26,7 +27,7 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
-from serin.stack.host.standing import log_to_stdout, stop_on_signals
+from serin.stack.host.standing import begin_beats, log_to_stdout, stop_on_signals
 from serin.stack.shadow.replayer import Replayer
 from serin.stack.version_settings import check_trusted, stored_schema, stored_timeouts
 from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
@@ -104,6 +105,7 @@ def run(home: Path, stop: threading.Event) -> None:
     rotate_at = 0.0
     try:
         while not stop.is_set():
+            beat()
             began = time.monotonic()
             try:
                 controller.tick()
@@ -126,6 +128,7 @@ def run(home: Path, stop: threading.Event) -> None:
 def main() -> None:
     log_to_stdout()
     stop = stop_on_signals()
+    begin_beats(environment.home(), asks_store=True)
     try:
         run(environment.home(), stop)
     except SerinError as error:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NameInvalid, PrefectGone, PrefectRefused, SupervisorGone
+from serin.errors import NameInvalid, PrefectGone, PrefectRefused
 from serin.formats.serving.request_log import read_since
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.records import AlertRecord
@@ -21,7 +21,7 @@ from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.guard import Guard, read_guard
 from serin.stack.host.metrics_address import metrics_url
 from serin.stack.host.state import Stack, read_stack
-from serin.stack.host.supervisor import Child, Supervisor
+from serin.stack.host.supervisor import Child, find_supervisor, process_line, with_problems
 from serin.stack.prefect import rest_api
 from serin.stack.prefect.login import find_server
 from serin.stack.prefect.processes import POOLS
@@ -42,6 +42,7 @@ class Address:
 class Status:
     home: Path
     up: bool
+    supervisor_problem: str = ""  # it lives and does not work
     gateway: Address | None = None
     guard: Guard | None = None
     prefect: Address | None = None  # None: serving alone, as in a container without a Prefect server
@@ -60,6 +61,8 @@ class Status:
         """True when everything that should run does, the gateway is open, and every release with traffic is ready."""
         if not self.up or self.gateway is None or (self.guard and self.guard.trouble):
             return False
+        if self.supervisor_problem or any(child.frozen for child in self.processes):
+            return False
         serving = {
             f"{model.name}-v{release.version}"
             for model in self.models
@@ -75,6 +78,7 @@ class Status:
             "home": str(self.home),
             "up": self.up,
             "well": self.well,
+            "supervisor": {"problem": self.supervisor_problem or None},
             "gateway": {**asdict(self.gateway), "guard": self.guard and asdict(self.guard)}
             if self.gateway
             else None,
@@ -82,7 +86,8 @@ class Status:
             "console": asdict(self.console) if self.console else None,
             "metrics": self.metrics,
             "processes": [
-                {"name": child.name, "state": child.state, "pid": child.pid} for child in self.processes
+                {"name": child.name, "state": child.state, "pid": child.pid, "problem": child.problem or None}
+                for child in self.processes
             ],
             "models": [self._model(model) for model in self.models],
             "alerts": [asdict(each) for each in self.alerts],
@@ -102,9 +107,9 @@ class Status:
             yield f"console  {self.console.url}  {'ready' if self.console.ready else 'NOT READY'}"
         if self.metrics:
             yield f"metrics  {self.metrics}  (for Prometheus)"
-        for child in self.processes:
-            pid = f"process {child.pid}" if child.pid else ""
-            yield f"  {child.name:<24} {child.state:<9} {pid}".rstrip()
+        if self.supervisor_problem:
+            yield f"supervisor {self.supervisor_problem}"
+        yield from map(process_line, self.processes)
         for model in self.models:
             yield from self._model_lines(model)
         for each in self.alerts:
@@ -160,20 +165,19 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
     stack = read_stack(home)
     if stack is None or not stack.is_alive:
         return Status(home=home, up=False)
-    try:
-        children = tuple(Supervisor(home).children())
-    except SupervisorGone:
-        return Status(home=home, up=False)
+    supervisor, problem = find_supervisor(stack)
+    children = with_problems(home, supervisor.children(), time.time())
     external = External(home)
     known = CombinedVersions(Store.open(), external)
     models = tuple(
         model for model in rollout_statuses(home) if model.live or not ask_store or known.versions(model.name)
     )
-    fleet = CombinedFleet(build_releases(home), external)
+    fleet = CombinedFleet(build_releases(home, host=supervisor), external)
     named = [_named(model, entry) for model in models for entry in model.releases]
     return Status(
         home=home,
         up=True,
+        supervisor_problem=problem,
         gateway=Address(url=stack.gateway_url, ready=build_gateway(home).ready()),
         guard=read_guard(home),
         prefect=_prefect(stack),

@@ -59,7 +59,7 @@ def key_file(home: Path) -> KeyFile:
     return KeyFile(path=home / "keys.json", published=home / "gateway" / "keys" / "keys.json")
 
 
-def build_releases(home: Path, store: Store | None = None) -> Releases:
+def build_releases(home: Path, store: Store | None = None, host: Supervisor | None = None) -> Releases:
     """`store`: where versions come from; None: the store that this process is configured to use."""
     from serin.formats.serving.spool import spool_root
     from serin.formats.trust import Trust  # here: what starts the stack needs no releases
@@ -68,7 +68,7 @@ def build_releases(home: Path, store: Store | None = None) -> Releases:
 
     return Releases(
         home / "releases",
-        host=Supervisor(home),
+        host=host or Supervisor(home),
         store=store or Store.open(),
         spool=spool_root(home),
         trust=Trust.open(),

@@ -1,10 +1,12 @@
-"""Serving as a container runs it (supervisord, Envoy, the controller, a Triton per release), to hit at.
+"""Serving as a container runs it (supervisord, Envoy, the controller, a Triton per release), to hit at, and a whole
+stack as `serin up` starts it.
 
-There is no Prefect server, and the one its environment names is down: no rollout may need one.
+Serving has no Prefect server, and the one its environment names is down: no rollout may need one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -29,6 +31,7 @@ from serin.rollout.run.commands import Command, read_answer, submit
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
 from serin.stack.host.process_scan import stack_processes
+from serin.stack.host.state import read_stack
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.wiring import build_gateway, controller_process, request_log
 from serin.store.artifacts import Release
@@ -55,6 +58,10 @@ class Clients:
     count: int = 8
     answered: int = 0
     errors: list[str] = field(default_factory=list)
+    failed_at: list[float] = field(default_factory=list)  # monotonic, of each error
+    ids: list[str] = field(
+        default_factory=list
+    )  # by which the gateway knows the requests that were answered with 200
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -85,12 +92,18 @@ class Clients:
                 answer = connection.getresponse()
                 answer.read()
                 self.answered += 1
-                if answer.status != 200:
-                    self.errors.append(str(answer.status))
+                if answer.status == 200:
+                    self.ids.append(answer.headers["x-request-id"])
+                else:
+                    self._fail(str(answer.status))
             except (OSError, http.client.HTTPException) as error:
-                self.errors.append(type(error).__name__)
+                self._fail(type(error).__name__)
                 connection.close()
         connection.close()
+
+    def _fail(self, what: str) -> None:
+        self.failed_at.append(time.monotonic())
+        self.errors.append(what)
 
 
 @dataclass
@@ -98,9 +111,10 @@ class Stage:
     home: Path
     store: Store
     port: int
-    serving: subprocess.Popen[bytes]
+    alive: Callable[[], bool]
     log: Path
     settings: dict[str, str]
+    up_again: Callable[[], None] = lambda: None
 
     @property
     def journal(self) -> Path:
@@ -151,7 +165,7 @@ class Stage:
     def wait(self, look: Callable[[], T | None], what: str, within_s: float) -> T:
         end = time.monotonic() + within_s
         while (found := look()) is None:
-            assert self.serving.poll() is None, f"serving has ended: {self.log.read_text()[-2000:]}"
+            assert self.alive(), f"serving has ended: {self.log.read_text()[-2000:]}"
             assert time.monotonic() < end, f"{what}: not in {within_s:g} s; {self._stands()}"
             time.sleep(0.05)
         return found
@@ -204,7 +218,7 @@ def stage(**settings: str) -> Iterator[Stage]:
             env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        made = Stage(home, Store(str(home / "store")), port, serving, log, settings)
+        made = Stage(home, Store(str(home / "store")), port, lambda: serving.poll() is None, log, settings)
         made.wait(lambda: build_gateway(home).ready() or None, "the gateway", 60)
         yield made
     finally:
@@ -216,3 +230,33 @@ def stage(**settings: str) -> Iterator[Stage]:
             serving.wait()
             kill_9(*stack_processes(home))
             shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def whole_stage(home: Path, **settings: str) -> Iterator[Stage]:
+    """A stack with everything that `serin up` starts, in `home`."""
+    port, ui_port = free_ports(2)
+    variables = {**os.environ, "SERIN_HOME": str(home), "SERIN_STORE": str(home / "store")}
+    variables.pop("PREFECT_API_URL", None)
+
+    def serin(*words: str) -> None:
+        command = [sys.executable, "-m", "serin.cli", *words]
+        done = subprocess.run(
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"serin {words[0]}: {done.stdout}{done.stderr}"
+
+    def is_alive() -> bool:
+        stack = read_stack(home)
+        return stack is not None and stack.is_alive
+
+    try:
+        serin("up", "--port", str(port), "--ui-port", str(ui_port))
+        log = Supervisor(home).log
+        made = Stage(home, Store(str(home / "store")), port, is_alive, log, settings)
+        made.up_again = lambda: serin("up", "--port", str(port), "--ui-port", str(ui_port))
+        yield made
+    finally:
+        with contextlib.suppress(AssertionError):
+            serin("down")
+        kill_9(*stack_processes(home))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout"]
+Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout", "process"]
 Severity = Literal["page", "ticket", "info"]
 """`page`: somebody must look now; `ticket`: on the next working day; `info`: nothing must be done."""
 
@@ -14,8 +14,8 @@ Severity = Literal["page", "ticket", "info"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """`key` identifies what it is about, such as `flights/drift/carrier`: a second alert with the same key continues
-    the first one. `facts`: numbers and names for machines, JSON-able. `since`: when it began, which may be long before
-    it was noticed."""
+    the first one. `model`: empty for an alert about the whole stack. `facts`: numbers and names for machines,
+    JSON-able. `since`: when it began, which may be long before it was noticed."""
 
     key: str
     kind: Kind

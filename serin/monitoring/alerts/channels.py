@@ -90,10 +90,11 @@ class AppriseChannel:
 
     def send(self, message: Message) -> None:
         alert = message.record.alert
-        has_name = alert.title.casefold().startswith(alert.model.casefold())
+        has_name = alert.title.casefold().startswith(alert.model.casefold())  # also without a model
         named = alert.title if has_name else f"{alert.model}: {alert.title}"
         title = named if message.event == "fired" else f"Resolved: {named}"
-        text = f"{alert.text}\n\nmodel {alert.model}, release {alert.release}, alert {alert.key}"
+        about = f"model {alert.model}, release {alert.release}, " if alert.model else ""
+        text = f"{alert.text}\n\n{about}alert {alert.key}"
         kind = _SEVERITY[alert.severity] if message.event == "fired" else "success"
         if not self._sender.notify(title=title, body=text, notify_type=kind):
             raise DeliveryFailed("the receiver did not accept the message")

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from serin.errors import GatewayRejected
+from serin.machine.heartbeat import beat
 from serin.machine.unix_http import UnixConnection
 from serin.serving.envoy.bootstrap import STAT_PREFIX
 from serin.serving.envoy.guard import ISSUERS_NAME, KEYS_NAME, TLS_NAME
@@ -103,6 +104,7 @@ class Admin:
 
     def _read(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str, bytes]:
         connection = UnixConnection(self._path, self._timeout_s)
+        beat(within_s=self._timeout_s)
         try:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()

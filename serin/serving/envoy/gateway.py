@@ -192,6 +192,7 @@ class Gateway:
             folder=self.folder,
             log=self.folder / "envoy.log",
             stop_s=5.0,
+            asks=self.inside,
         )
 
     def apply(

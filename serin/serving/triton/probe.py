@@ -11,6 +11,7 @@ import json
 import math
 
 from serin.formats.schema import Schema
+from serin.machine.heartbeat import beat
 from serin.store.artifacts import Release
 
 _SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
@@ -63,6 +64,7 @@ def answers(address: str, release: Release, schema: Schema, *, timeout_s: float 
 def _asked(address: str, release: Release, schema: Schema, timeout_s: float) -> bool:
     connection = http.client.HTTPConnection(address, timeout=timeout_s)
     place = f"/v2/models/{release.model}/versions/{release.version}"
+    beat(within_s=2 * timeout_s)  # two requests
     try:
         connection.request("GET", f"{place}/ready")
         answer = connection.getresponse()

@@ -18,6 +18,7 @@ from serin.errors import SerinError, StackUnusable
 from serin.formats.cluster.host_report import AgentReport
 from serin.machine import environment
 from serin.machine.durable import write_secret
+from serin.machine.heartbeat import beat
 from serin.rollout.run.background import BackgroundFleet
 from serin.stack.agent.agent import Agent
 from serin.stack.agent.evidence import EvidenceUpload
@@ -25,7 +26,7 @@ from serin.stack.agent.host_store import HostStore
 from serin.stack.agent.link import Link
 from serin.stack.agent.settings import AgentSettings, agent_folder, desired_file, view_file
 from serin.stack.controller import LOG_LIMIT_BYTES
-from serin.stack.host.standing import log_to_stdout, stop_on_signals
+from serin.stack.host.standing import begin_beats, log_to_stdout, stop_on_signals
 from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
 from serin.store.objects import open_objects
 
@@ -60,6 +61,7 @@ def run(home: Path, stop: threading.Event) -> None:
     rotate_at = 0.0
     while not stop.is_set():
         news.clear()
+        beat()
         began = time.monotonic()
         try:
             found = agent.tick()
@@ -91,6 +93,7 @@ def _write_view(home: Path, found: AgentReport, store_problem: str) -> None:
 def main() -> None:
     log_to_stdout()
     stop = stop_on_signals()
+    begin_beats(environment.home(), asks_store=True)
     try:
         run(environment.home(), stop)
     except SerinError as error:

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from serin.errors import SupervisorGone
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport
 from serin.stack.agent.settings import AgentSettings, desired_file, view_file
 from serin.stack.host.state import read_stack
-from serin.stack.host.supervisor import Child, Supervisor
+from serin.stack.host.supervisor import Child, find_supervisor, process_line, with_problems
 from serin.stack.wiring import build_gateway
 from serin.store.artifacts import ModelRoute
 
@@ -32,6 +31,7 @@ class AgentStatus:
     report: AgentReport | None
     desired: DesiredState | None
     store_problem: str
+    supervisor_problem: str = ""
 
     @property
     def stale(self) -> bool:
@@ -41,7 +41,10 @@ class AgentStatus:
     def well(self) -> bool:
         released = self.report.releases.values() if self.report else ()
         ready = all(release.state == "ready" and not release.verified for release in released)
-        told = bool(self.report and self.report.problem) or bool(self.store_problem)
+        told = bool(self.report and self.report.problem) or bool(
+            self.store_problem or self.supervisor_problem
+        )
+        told |= any(child.frozen for child in self.processes)
         return self.gateway_ready and not self.stale and ready and not told
 
     def to_json(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class AgentStatus:
             "report": asdict(self.report) if self.report else None,
             "desired_seq": self.desired.seq if self.desired else None,
             "store_problem": self.store_problem or None,
+            "supervisor": {"problem": self.supervisor_problem or None},
             "well": self.well,
         }
 
@@ -68,6 +72,9 @@ class AgentStatus:
             found.append(f"peers    reach this host at {self.settings.peer_address}, {secure} TLS")
         if self.store_problem:
             found.append(f"store    NOT USED; serving continues as it is: {self.store_problem}")
+        if self.supervisor_problem:
+            found.append(f"supervisor {self.supervisor_problem}")
+        found += [process_line(child) for child in self.processes if child.problem]
         if self.stale:
             found.append("agent    DOES NOT TICK; see its log in logs/agent.log")
         if self.report and self.report.problem:
@@ -92,10 +99,8 @@ def read_agent_status(home: Path) -> AgentStatus | None:
     stack, settings = read_stack(home), AgentSettings.read(home)
     if stack is None or not stack.is_alive or not stack.agent or settings is None:
         return None
-    try:
-        children = tuple(Supervisor(home).children())
-    except SupervisorGone:
-        return None
+    supervisor, supervisor_problem = find_supervisor(stack)
+    children = with_problems(home, supervisor.children(), time.time())
     report, problem = _read_view(home)
     return AgentStatus(
         home=home,
@@ -103,6 +108,7 @@ def read_agent_status(home: Path) -> AgentStatus | None:
         gateway_url=stack.gateway_url,
         gateway_ready=build_gateway(home).ready(),
         processes=children,
+        supervisor_problem=supervisor_problem,
         report=report,
         desired=_read_desired(home),
         store_problem=problem,

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serin.machine.process_identity import start_ticks
-from serin.stack.host.exec_wrapper import environment_of, stat_of
+from serin.stack.host.exec_wrapper import PROCESS_MARK, environment_of, stat_of
 
 STACK_MARK = "SERIN_STACK"
 
@@ -40,6 +40,12 @@ def group_members(home: Path, leader: int) -> list[int]:
             if os.getpgid(pid) == leader:
                 found.append(pid)
     return found
+
+
+def process_name(pid: int) -> str:
+    """Returns the name under which the supervisor started this process or one of its ancestors; '' when it did not."""
+    mark = f"{PROCESS_MARK}=".encode()
+    return next((word for word in environment_of(pid) if word.startswith(mark)), mark)[len(mark) :].decode()
 
 
 def end_processes(pids: Iterable[int], *, grace_s: float) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone, SupervisorRefused
+from serin.machine.heartbeat import beat
 from serin.machine.unix_http import UnixConnection
 
 
@@ -27,6 +28,7 @@ def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: fl
     """Returns the answer of `supervisor.<method>`. Raises SupervisorRefused or, when nothing answers,
     SupervisorGone."""
     proxy = xmlrpc.client.ServerProxy("http://supervisor", transport=_UnixTransport(socket_path, seconds))
+    beat(within_s=seconds)
     try:
         with proxy:
             return getattr(proxy.supervisor, method)(*arguments)

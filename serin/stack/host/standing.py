@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
-from serin.machine import environment
+from serin.machine import environment, heartbeat
 from serin.machine.process import Process
 from serin.stack.host.process_scan import STACK_MARK
+from serin.stack.host.watchdog import beat_file
+
+_STORE_AWAY_S = 150.0  # that a patient call of an object store takes at most
 
 
 def stack_environment(home: Path) -> dict[str, str]:
@@ -47,6 +52,31 @@ def log_to_stdout() -> None:
     them."""
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z")
     logging.getLogger("serin").setLevel(logging.INFO)
+
+
+def begin_beats(home: Path, *, waits_s: float = 0.0, asks_store: bool = False) -> None:
+    """Lets the main loop of this process prove that it works, if a supervisor watches it (machine/heartbeat.py).
+
+    `asks_store`: the loop itself waits for the store, which may be elsewhere and away.
+    """
+    if environment.supervised():
+        away_s = _STORE_AWAY_S if asks_store and "://" in environment.store_url() else 0.0
+        heartbeat.begin(beat_file(home, os.getpid()), waits_s=max(waits_s, away_s))
+
+
+def run_server(config: Any, **options: Any) -> None:
+    """Runs uvicorn with a main loop that proves that it works."""
+    import uvicorn  # here: most processes are no servers
+
+    class Server(uvicorn.Server):
+        async def on_tick(self, counter: int) -> bool:
+            heartbeat.beat()
+            return await super().on_tick(counter)
+
+    server = Server(config)
+    server.run(**options)
+    if not server.started:
+        sys.exit("the server could not start; see above")
 
 
 def stop_on_signals() -> threading.Event:

@@ -8,13 +8,14 @@ exec_wrapper.py reads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,29 @@ from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, Superviso
 from serin.machine.durable import write_secret
 from serin.machine.process import Process, ProcessState
 from serin.stack.host import exec_wrapper
-from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members
+from serin.stack.host.exec_wrapper import stat_of
+from serin.stack.host.process_scan import (
+    STACK_MARK,
+    end_processes,
+    group_members,
+    process_name,
+    stack_processes,
+)
 from serin.stack.host.rpc import call_supervisor
-from serin.stack.host.state import socket_folder
+from serin.stack.host.state import Stack, socket_folder
+from serin.stack.host.watchdog import (
+    REPORTED_S,
+    Replaced,
+    forget_lives,
+    is_stopped,
+    read_replaced,
+    silent_for_s,
+)
 
 _DAEMON = (
     "serin.stack.host.supervisord"  # by name: every process of the stack imports this file, one that one
 )
+_SAID_S = 30.0  # a busy process may be silent for a while
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
 _STATES: Mapping[str, ProcessState] = {
     "STOPPED": "absent",
@@ -50,6 +67,8 @@ class Child:
     state: ProcessState
     pid: int | None
     detail: str
+    problem: str = ""  # of one that runs: why it does not work, or did not a moment ago
+    frozen: bool = False  # it does not work now
 
 
 class Supervisor:
@@ -218,6 +237,7 @@ class Supervisor:
                 }
                 if process.leaves
                 else None,
+                "asks": str(process.asks) if process.asks else None,
                 "stop_s": process.stop_s,
             }
         )
@@ -247,6 +267,7 @@ stdout_logfile_backups=3
         self.logs.mkdir(parents=True, exist_ok=True)
         self.pid_file.unlink(missing_ok=True)
         self.socket.unlink(missing_ok=True)
+        forget_lives(self.home)
         settings = f"""\
 [unix_http_server]
 file={_safe(str(self.socket))}
@@ -267,6 +288,57 @@ supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 files = {self._programs.name}/*.ini
 """
         _replace(self.folder / "supervisord.conf", settings)
+
+
+class SilentSupervisor(Supervisor):
+    """A supervisor that lives and does not answer: its children are found without it."""
+
+    def children(self) -> list[Child]:
+        parent = int(self.pid_file.read_text())
+        found = []
+        for pid in stack_processes(self.home):
+            with contextlib.suppress(OSError):
+                if int(stat_of(pid)[1]) == parent:
+                    name = process_name(pid)
+                    found.append(Child(name=name, state="running", pid=pid, detail="RUNNING"))
+        return sorted(found, key=lambda child: child.name)
+
+
+def find_supervisor(stack: Stack) -> tuple[Supervisor, str]:
+    """Returns the supervisor of a stack that is up, and what is wrong with it; empty when it answers."""
+    pid, supervisor = stack.supervisor_pid, Supervisor(stack.home)
+    way_out = "no process is restarted until it works again"
+    if is_stopped(pid):
+        problem = f"FROZEN: process {pid} was stopped by a signal; {way_out} (kill -CONT {pid})"
+        return SilentSupervisor(stack.home), problem
+    try:
+        supervisor.children()
+    except SupervisorGone as error:
+        problem = f"SILENT: process {pid} does not answer ({error.fields['reason']}); {way_out} (serin down, serin up)"
+        return SilentSupervisor(stack.home), problem
+    return supervisor, ""
+
+
+def with_problems(home: Path, children: Iterable[Child], now: float) -> tuple[Child, ...]:
+    """Returns the children with what the watchdog knows of them (watchdog.py)."""
+    replaced = {each.name: each for each in read_replaced(home) if now - each.t < REPORTED_S}
+    return tuple(_with_problem(home, child, replaced.get(child.name), now) for child in children)
+
+
+def _with_problem(home: Path, child: Child, last: Replaced | None, now: float) -> Child:
+    if child.pid and is_stopped(child.pid):
+        return replace(child, problem="FROZEN: stopped by a signal", frozen=True)
+    if child.pid and (silent_s := silent_for_s(home, child.pid)) > _SAID_S:
+        return replace(child, problem=f"NO SIGN OF LIFE for {silent_s:.0f} s", frozen=True)
+    if last is not None:
+        return replace(child, problem=f"replaced {now - last.t:.0f} s ago: {last.reason}")
+    return child
+
+
+def process_line(child: Child) -> str:
+    """Returns a process as a line for people."""
+    pid = f"process {child.pid}" if child.pid else ""
+    return f"  {child.name:<24} {child.state:<9} {pid:<15} {child.problem}".rstrip()
 
 
 def _safe(text: str) -> str:

@@ -1,4 +1,5 @@
-"""supervisord that notices a death at once: `python -m serin.stack.host.supervisord -n -c supervisord.conf`.
+"""supervisord that notices a death at once, and a process that is frozen within seconds:
+`python -m serin.stack.host.supervisord -n -c supervisord.conf`.
 
 Its loop waits up to a second, then looks for dead children, and restarts them in the next round. Signals no longer
 interrupt the wait (PEP 475), so a restart took one to two seconds. Here a signal ends the wait, and the next round does
@@ -10,8 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 from supervisor import poller, supervisord
+from supervisor.states import ProcessStates
+
+from serin.machine import heartbeat
+from serin.stack.host.watchdog import Watchdog, beat_file
 
 
 class PromptPoller(poller.PollPoller):  # type: ignore[misc]
@@ -39,7 +46,30 @@ class PromptPoller(poller.PollPoller):  # type: ignore[misc]
         self._heard = self._told = None
 
 
+class WatchingSupervisor(supervisord.Supervisor):  # type: ignore[misc]
+    """Looks after each round whether the children work, and says that it works itself."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._watchdog: Watchdog | None = None
+
+    def tick(self, now: float | None = None) -> None:
+        super().tick(now)
+        if self._watchdog is None:
+            folder = Path(self.options.configfile).parent
+            self._watchdog = Watchdog(folder.parent, folder / "conf.d", self.options.logger.warn)
+            heartbeat.begin(beat_file(folder.parent, os.getpid()))
+        heartbeat.beat(within_s=1.0)
+        self._watchdog.look(
+            (process.config.name, process.pid)
+            for group in self.process_groups.values()
+            for process in group.processes.values()
+            if process.pid and process.state in (ProcessStates.STARTING, ProcessStates.RUNNING)
+        )
+
+
 def main() -> None:
+    supervisord.Supervisor = WatchingSupervisor
     poller.Poller = PromptPoller  # supervisord's options create their poller from this class
     supervisord.main(sys.argv[1:])
 

@@ -15,10 +15,13 @@ import time
 
 import uvicorn
 
+from serin.machine import environment
+from serin.stack.host.standing import begin_beats, run_server
 from serin.stack.prefect.repeating import Repeating
 
 _HOST = "127.0.0.1"
 _COLLECT_S, _FULL_EVERY = 1.0, 30
+_WAITS_S = 30.0  # its loop may wait for another writer of the database
 
 
 def main() -> None:
@@ -31,7 +34,8 @@ def main() -> None:
     settings = importlib.import_module("prefect.settings").get_current_settings().server
     gc.freeze()
     collect_beside()
-    uvicorn.run(
+    begin_beats(environment.home(), waits_s=_WAITS_S)
+    config = uvicorn.Config(
         Repeating(prefect.create_app(final=True, webserver_only=given.no_services)),
         host=_HOST,
         port=given.port,
@@ -40,6 +44,7 @@ def main() -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
+    run_server(config)
 
 
 def collect_beside() -> None:

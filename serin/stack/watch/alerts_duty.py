@@ -118,8 +118,8 @@ def event(message: Message) -> dict[str, Any]:
         "occurred": datetime.fromtimestamp(occurred, UTC).isoformat(),
         "event": name,
         "resource": {
-            "prefect.resource.id": f"serin.model.{alert.model}",
-            "prefect.resource.name": alert.model,
+            "prefect.resource.id": f"serin.model.{alert.model}" if alert.model else "serin.stack",
+            "prefect.resource.name": alert.model or "stack",
             "serin.model": alert.model,
             "serin.release": alert.release,
         },

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from serin.errors import StoreUnreachable
+from serin.machine.heartbeat import beat
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Rounds:
             if began < self._due[place]:
                 continue
             self._due[place] = began + duty.every_s
+            beat()
             try:
                 duty.tick(now)
             except Exception as error:  # noqa: BLE001 (one duty's bug must not stop the recorder)

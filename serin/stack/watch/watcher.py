@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 from serin.machine import environment
+from serin.machine.heartbeat import beat
 from serin.monitoring.alerts.book import AlertBook
-from serin.stack.host.standing import log_to_stdout, stop_on_signals
+from serin.stack.host.standing import begin_beats, log_to_stdout, stop_on_signals
 from serin.stack.watch.alerts_duty import AlertsDuty
 from serin.stack.watch.capture_duty import CaptureDuty
 from serin.stack.watch.cost_duty import CostDuty
@@ -22,6 +23,7 @@ from serin.stack.watch.duty import Duty, Rounds
 from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.server import MetricsServer
 from serin.stack.watch.objectives_duty import ObjectivesDuty
+from serin.stack.watch.processes_duty import ProcessesDuty
 from serin.stack.watch.promises import Promises
 from serin.stack.watch.quality_duty import QualityDuty
 from serin.stack.watch.refusals_duty import RefusalsDuty
@@ -30,6 +32,9 @@ from serin.stack.watch.rollouts_duty import RolloutsDuty
 from serin.stack.watch.share_duty import ShareDuty
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
+
+
+_WAITS_S = 60.0  # a duty may wait for another user of a database or a file
 
 
 def duties(home: Path) -> list[Duty]:
@@ -45,6 +50,7 @@ def duties(home: Path) -> list[Duty]:
         QualityDuty(home, alerts),
         RefusalsDuty(home, alerts),
         RolloutsDuty(home, alerts),
+        ProcessesDuty(home, alerts),
         RetrainDuty(home),
         CostDuty(home),
     ]
@@ -57,7 +63,9 @@ def run(home: Path, stop: threading.Event) -> None:
     log.info("the watcher has started")
     try:
         while not stop.is_set():
-            stop.wait(rounds.run(time.time()))
+            pause_s = rounds.run(time.time())
+            beat(within_s=pause_s)
+            stop.wait(pause_s)
     finally:
         rounds.close()
         if metrics:
@@ -68,6 +76,7 @@ def run(home: Path, stop: threading.Event) -> None:
 def main() -> None:
     log_to_stdout()
     stop = stop_on_signals()
+    begin_beats(environment.home(), waits_s=_WAITS_S, asks_store=True)
     run(environment.home(), stop)
 
 
