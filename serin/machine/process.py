@@ -11,9 +11,13 @@ ProcessState = Literal["absent", "starting", "running", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What a killed process leaves: its children, and shared memory regions whose names begin with `shared_memory`."""
+    """What a killed process leaves: its children, and shared memory regions whose names begin with `shared_memory`.
+
+    `children`: the name (/proc/PID/comm) of children without which it does not work, although it lives on.
+    """
 
     shared_memory: str
+    children: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from serin.errors import ReleaseNotReady, SerinError
@@ -48,7 +48,9 @@ class GatewayRouter:
     def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
         self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
 
-    def apply(self, routes: Sequence[ModelRoute]) -> None:
+    def apply(
+        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
+    ) -> None:
         endpoints: dict[str, Endpoint] = {}
         for release in _named(routes):
             endpoints[release.name] = self._fleet.endpoint(release)
@@ -57,7 +59,7 @@ class GatewayRouter:
                 endpoints[release.name] = self._fleet.endpoint(release)
         leading = ((route.model, route.stable or route.candidate) for route in routes)
         timeouts = {model: self._timeouts(release) for model, release in leading if release}
-        self._gateway.apply(routes, endpoints, timeouts)
+        self._gateway.apply(routes, endpoints, timeouts, waiting=waiting, missing=missing)
 
     def active_requests(self, release: Release) -> int:
         return self._gateway.active_requests(release)

@@ -67,17 +67,22 @@ class Outcome:
     noticed_s: float | None
     normal_s: float | None
     limits: tuple[float, float]  # of noticed and normal
+    may_lose: int
 
     @property
     def as_wanted(self) -> bool:
         seen = (self.noticed_s, self.normal_s)
         in_time = all(s is not None and s <= most for s, most in zip(seen, self.limits, strict=True))
-        return in_time and not self.lost and not self.doubled
+        return in_time and self.lost <= self.may_lose and not self.doubled
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(self.errors).most_common(2))
         failed = f"{len(self.errors)} of {self.answered + len(self.errors):,}{kinds and f' ({kinds})'}"
-        wanted = "yes" if self.as_wanted else f"NO: noticed {self.limits[0]:g} s, normal {self.limits[1]:g} s"
+        wanted = (
+            "yes"
+            if self.as_wanted
+            else f"NO: {self.limits[0]:g} s, {self.limits[1]:g} s, {self.may_lose} rows"
+        )
         cells = (
             self.name,
             failed,
@@ -108,6 +113,7 @@ class Fault:
     normal: Callable[[], bool]
     undo: Callable[[], None] = lambda: None
     limits: tuple[float, float] = (10.0, 30.0)
+    may_lose: int = 0
 
 
 def play(scene: Stage, fault: Fault) -> Outcome:
@@ -127,7 +133,7 @@ def play(scene: Stage, fault: Fault) -> Outcome:
     lost, doubled = _compare(scene, clients, before)
     return Outcome(
         name=fault.name, answered=clients.answered, errors=tuple(clients.errors), lost=lost, doubled=doubled,
-        noticed_s=noticed_s, normal_s=normal_s, limits=fault.limits,
+        noticed_s=noticed_s, normal_s=normal_s, limits=fault.limits, may_lose=fault.may_lose,
     )  # fmt: skip
 
 
@@ -192,6 +198,7 @@ def signalled(scene: Stage, name: str, number: signal.Signals, stub: bool = Fals
     return Fault(
         name=f"{what} {name}{f', {STUB}' if stub else ''}", strike=lambda: hit(target, number),
         noticed=lambda: now() not in (None, first), normal=works, limits=wanted,
+        may_lose=150 if name.startswith(MODEL) else 0,  # the last second's, docs/how-to/serve.md
     )  # fmt: skip
 
 

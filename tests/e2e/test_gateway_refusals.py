@@ -22,13 +22,14 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from serin.serving.envoy.api_types import SERVICE
+from serin.serving.envoy.fixed_routes import NO_ROUTES
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.installation import find_triton
 from tests.e2e.fuzz_gateway import Http2
 from tests.e2e.fuzz_requests import GrpcCall, framed, good_frame
 from tests.e2e.reset_clients import Resetter, give_up_calls, memory, padded_frame
-from tests.e2e.serving_host import ChildHost
-from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack, start_gateway
+from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_stack import NO_SUCH, Stack, built_filter, good_inputs, running_stack, start_gateway
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
@@ -216,6 +217,10 @@ def test_a_gateway_without_models_answers_in_words() -> None:
     try:
         gateway, port = start_gateway(folder, host)
         bare = Stack(folder, None, host, None, gateway, port, None, None)  # type: ignore[arg-type]
+        _is_not_ready(bare, NO_ROUTES)
+        gateway.apply([], {}, missing=[MODEL])
+        _is_not_ready(bare, f"no release answers yet for {MODEL}")
+        gateway.apply([], {})
         assert bare.ask("POST", f"/v2/models/{MODEL}/infer", b"{}") == (404, {"error": NO_SUCH})
         assert bare.ask("GET", "/") == (404, {"error": ONLY_MODELS})
         assert bare.ask("GET", "/v2/health/ready")[0] == 200
@@ -224,9 +229,38 @@ def test_a_gateway_without_models_answers_in_words() -> None:
             with pytest.raises(InferenceServerException, match=NO_SUCH) as unknown:
                 client.infer(MODEL, infer_inputs(tritonclient.grpc, bundles.rows(1), SCHEMA))
             assert unknown.value.status() == "StatusCode.NOT_FOUND"
+        gateway.apply([], {}, missing=[MODEL])  # later, which other models do not pay for
+        assert bare.ask("GET", "/v2/health/ready")[0] == 200
+        assert bare.ask("GET", f"/v2/models/{MODEL}/ready")[0] == 503
+        _restarted_is_ready_and_started_is_not(bare)
     finally:
         host.stop_all()
         shutil.rmtree(folder)
+
+
+def _is_not_ready(bare: Stack, why: str) -> None:
+    """And a client that cannot know better is told to come back, not that there is no such model."""
+    assert bare.ask("GET", "/v2/health/live")[0] == 200
+    assert bare.ask("GET", "/v2/health/ready") == (503, {"error": why})
+    for path in ("infer", "ready"):
+        assert bare.ask("POST" if path == "infer" else "GET", f"/v2/models/{MODEL}/{path}", b"{}")[0] == 503
+    with tritonclient.grpc.InferenceServerClient(bare.url) as client:
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+        with pytest.raises(InferenceServerException) as unknown:
+            client.infer(MODEL, infer_inputs(tritonclient.grpc, bundles.rows(1), SCHEMA))
+        assert unknown.value.status() == "StatusCode.UNAVAILABLE"
+
+
+def _restarted_is_ready_and_started_is_not(bare: Stack) -> None:
+    """A gateway that was killed has the routes that were in force; one that is started anew has old ones."""
+    for fresh in (False, True):
+        bare.host.stop(PROCESS_NAME)
+        if fresh:
+            bare.gateway.write_bootstrap(bare.port, request_filter=built_filter())
+        bare.host.start(bare.gateway.process())
+        wait_for("Envoy", bare.gateway.ready, bare.host, PROCESS_NAME)
+        assert bare.ask("GET", "/v2/health/ready")[0] == (503 if fresh else 200)
 
 
 # malformed requests

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +39,19 @@ class FakeRouter:
     pushes: list[list[ModelRoute]] = field(default_factory=list)
     refusing: bool = False
     active: dict[str, int] = field(default_factory=dict)
+    behind: list[tuple[list[str], list[str]]] = field(
+        default_factory=list
+    )  # waiting and missing, of each push
     watch: Callable[[Sequence[ModelRoute]], None] = lambda _: None
 
-    def apply(self, routes: Sequence[ModelRoute]) -> None:
+    def apply(
+        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
+    ) -> None:
         if self.refusing:
             raise GatewayRejected(what="new routes", reason="refusing")
         self.watch(routes)
         self.pushes.append(list(routes))
+        self.behind.append((list(waiting), list(missing)))
 
     def active_requests(self, release: Release) -> int:
         return self.active.get(release.name, 0)
@@ -285,7 +291,7 @@ class Mined:
             return lambda *args: Mined(method(*args), self._bomb, *self._effects)
         if name not in self._effects:
             return method
-        return lambda *args: self._bomb.around(name, lambda: method(*args))
+        return lambda *args, **named: self._bomb.around(name, lambda: method(*args, **named))
 
 
 def distinct(values: Sequence[Any]) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from serin.errors import GatewayRejected
@@ -37,8 +37,12 @@ class ClusterRouter:
         self._wait, self._steady = wait, steady
         self._routed_by = desired.state.seq  # the desired state with the newest routes
 
-    def apply(self, routes: Sequence[ModelRoute]) -> None:
-        """Writes the routes and waits until every gateway that is not silent has them in force."""
+    def apply(
+        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
+    ) -> None:
+        """Writes the routes and waits until every gateway that is not silent has them in force. Each gateway finds
+        out by itself which releases it reaches."""
+        del waiting, missing
         leading = [(route.model, route.stable or route.candidate) for route in routes]
         released = {release for route in routes for release in route.releases}
         changed = self._desired.change(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from serin.formats.serving.journal import Decision, Keep
@@ -17,9 +17,12 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 class Router(Protocol):
     """The gateway."""
 
-    def apply(self, routes: Sequence[ModelRoute]) -> None:
+    def apply(
+        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
+    ) -> None:
         """Applies the routes of all models at once, before it returns. Raises SerinError when the gateway rejects
-        them."""
+        them. `waiting`: models whose live release does not answer; `missing`: models without a route that should have
+        one."""
         ...
 
     def active_requests(self, release: Release) -> int: ...

@@ -233,15 +233,19 @@ class Reconciler:
         if any(endpoints[release] is None for route in wanted for release in _weighted(route)):
             return False  # it is gone: the next decision takes its traffic away and must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
-        if (routes, endpoints) == self._applied and t < self._apply_again_at:
+        served = {route.model for route in routes}
+        missing = [route.model for route in wanted if route.model not in served]
+        waiting = [route.model for route in routes if route.stable and self._state(route.stable) != "ready"]
+        applied = (routes, endpoints, missing, waiting)
+        if applied == self._applied and t < self._apply_again_at:
             return True
         try:
-            self._router.apply(routes)
+            self._router.apply(routes, waiting=waiting, missing=missing)
         except FOREIGN as error:
             self._applied = None
             self._tell("gateway", str(error))
             return False
-        self._applied, self._apply_again_at = (routes, endpoints), t + _REAPPLY_S
+        self._applied, self._apply_again_at = applied, t + _REAPPLY_S
         self._told.pop("gateway", None)
         return True
 

@@ -25,7 +25,7 @@ from serin.serving.envoy.api_types import (
 )
 from serin.serving.envoy.client_ids import keep_client_id, odd_id_filter
 from serin.serving.envoy.drain import drain_filter
-from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER
+from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH
 from serin.serving.envoy.guard import keys_filters, tls_socket
 from serin.serving.envoy.local_replies import local_replies
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, overload_manager
@@ -38,9 +38,8 @@ STAT_PREFIX = "gateway"
 LOOPBACK = "127.0.0.1"
 
 _PROTOBUF = "application/x-protobuf"
-_TRUE_FIELD_1 = base64.b64encode(
-    b"\x08\x01"
-).decode()  # ServerLiveResponse{live: true}, ServerReadyResponse{ready: true}
+# ServerLiveResponse{live: true} and ServerReadyResponse{ready: true}, ServerReadyResponse{ready: false}
+_TRUE_FIELD_1, _FALSE_FIELD_1 = (base64.b64encode(value).decode() for value in (b"\x08\x01", b"\x08\x00"))
 
 
 def bootstrap(
@@ -167,10 +166,8 @@ def _http_filters(
 def _health_listener(path: Path) -> Document:
     """Answers ServerLive and ServerReady for the gateway: a direct response cannot carry a gRPC message."""
     routes = [
-        {
-            "match": {"prefix": "/"},
-            "direct_response": {"status": 200, "body": {"inline_bytes": _TRUE_FIELD_1}},
-        }
+        {"match": match, "direct_response": {"status": 200, "body": {"inline_bytes": answer}}}
+        for match, answer in (({"path": NOT_READY_PATH}, _FALSE_FIELD_1), ({"prefix": "/"}, _TRUE_FIELD_1))
     ]
     header = {
         "header": {"key": "content-type", "value": _PROTOBUF},

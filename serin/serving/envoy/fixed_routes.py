@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Final, Literal
 
 from serin.serving.envoy.api_types import BUFFER_PER_ROUTE, JSON_HEADER, REVERSE_BRIDGE_PER_ROUTE, SERVICE
 from serin.serving.envoy.drain import drained, longest_read
@@ -13,24 +14,61 @@ Document = dict[str, Any]
 Body = Literal["drained", "read", "ignored"]
 
 HEALTH_CLUSTER = "health"
+READY = "server-ready"  # the name of the routes about readiness
+NOT_READY_PATH = "/not-ready"  # of the health listener
+NO_ROUTES = "the routes of the models are not in force yet"
+
+_UNAVAILABLE: Final = 14  # of gRPC
+_CALLS = f"{SERVICE}/Model(Infer|Ready|Metadata)"
+_REST = "(/versions/[^/]+)?(/infer|/ready)?"
 
 
-def server_routes() -> list[Document]:
-    """Returns the routes of the server's health, which is the gateway's own."""
-    live = {"match": {"safe_regex": {"regex": "/v2/health/(live|ready)"}}, "direct_response": {"status": 200}}
+def server_routes(unready: str = "") -> list[Document]:
+    """Returns the routes of the server's health, which is the gateway's own. `unready`: why it is not ready."""
+    live = {"match": {"path": "/v2/health/live"}, "direct_response": {"status": 200}}
     body = '{"name":"serin","version":"2","extensions":["binary_tensor_data"]}'
     about = {
         "match": {"path": "/v2"},
         "direct_response": {"status": 200, "body": {"inline_string": body}},
         "response_headers_to_add": [JSON_HEADER],
     }
+    return [*readiness(unready), live, about, _health_call("ServerLive")]
+
+
+def readiness(unready: str) -> list[Document]:
+    """Returns the routes by which a load balancer learns whether this gateway answers for its models."""
+    answer: Document = {"status": 200}
+    if unready:
+        answer = {"status": 503, "body": {"inline_string": unready}}
+    asked = {"name": READY, "match": {"path": "/v2/health/ready"}, "direct_response": answer}
+    return [asked, {"name": READY, **_health_call("ServerReady", NOT_READY_PATH if unready else None)}]
+
+
+def _health_call(call: str, path: str | None = None) -> Document:
     # No match on `grpc` here: the bridge changes the content type, and the route is chosen again after that.
-    calls = {
-        "match": {"safe_regex": {"regex": f"{SERVICE}/Server(Live|Ready)"}},
-        "route": {"cluster": HEALTH_CLUSTER},
+    return {
+        "match": {"path": f"{SERVICE}/{call}"},
+        "route": {"cluster": HEALTH_CLUSTER, **({"prefix_rewrite": path} if path else {})},
         "typed_per_filter_config": {"bridge": {"@type": REVERSE_BRIDGE_PER_ROUTE, "disabled": False}},
     }
-    return [live, about, calls]
+
+
+def is_ready(table: Document) -> bool:
+    """Returns whether a gateway with this route table says that it is ready."""
+    routes = [entry for host in table["virtual_hosts"] for entry in host["routes"]]
+    answers = [
+        entry.get("direct_response", {}).get("status") for entry in routes if entry.get("name") == READY
+    ]
+    return 200 in answers
+
+
+def not_ready(table: Document, why: str) -> Document:
+    """Returns the route table of a gateway whose routes may be out of date."""
+    hosts = [
+        {**host, "routes": [*readiness(why), *(each for each in host["routes"] if each.get("name") != READY)]}
+        for host in table["virtual_hosts"]
+    ]
+    return {**table, "virtual_hosts": hosts}
 
 
 def too_large(max_request_bytes: int) -> list[Document]:
@@ -47,20 +85,41 @@ def too_large(max_request_bytes: int) -> list[Document]:
     return found
 
 
-def refusals() -> list[Document]:
+def refusals(unready: str = "") -> list[Document]:
+    """Refuses everything that no route names. `unready`: a model that is not known may be known soon."""
     stream = "streams are not served here; call ModelInfer"
-    model = "no such model or version is served here"
+    model = unready or "no such model or version is served here"
+    status, grpc_status = (503, _UNAVAILABLE) if unready else (404, 5)
     path = "this gateway answers inference, readiness and metadata of models, and nothing else"
-    calls = f"{SERVICE}/Model(Infer|Ready|Metadata)"
-    models = "/v2/models/[^/]+(/versions/[^/]+)?(/infer|/ready)?"
     return [
         # The client of a stream waits for an answer before it ends its side.
         refusal({"path": f"{SERVICE}/ModelStreamInfer"}, 12, stream, body="ignored"),
         # A call is here first and comes back when the message has been looked at.
-        refusal({"safe_regex": {"regex": calls}, "grpc": {}}, 5, model, body="read"),
+        refusal(
+            {"safe_regex": {"regex": _CALLS}, "grpc": {}}, grpc_status, model, body="read", status=status
+        ),
         refusal({"prefix": "/", "grpc": {}}, 12, path, body="ignored"),
-        refusal({"safe_regex": {"regex": models}}, None, model, body="drained"),
+        refusal(
+            {"safe_regex": {"regex": f"/v2/models/[^/]+{_REST}"}}, None, model, body="drained", status=status
+        ),
         refusal({"prefix": "/"}, None, path, body="drained"),
+    ]
+
+
+def unreachable(model: str) -> list[Document]:
+    """Refuses requests for a model that is served and has no release that this gateway can reach."""
+    text = f"no release of {model} can be reached from this gateway now; try again later"
+    named = {"name": "x-serin-model", "string_match": {"exact": model}}
+    path = {"regex": f"/v2/models/{re.escape(model)}{_REST}"}
+    return [
+        refusal(
+            {"safe_regex": {"regex": _CALLS}, "grpc": {}, "headers": [named]},
+            _UNAVAILABLE,
+            text,
+            body="read",
+            status=503,
+        ),
+        refusal({"safe_regex": path}, None, text, body="drained", status=503),
     ]
 
 

@@ -22,6 +22,7 @@ from serin.serving.envoy.api_types import REQUEST_FILTER
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
+from serin.serving.envoy.fixed_routes import NO_ROUTES, is_ready, not_ready
 from serin.serving.envoy.gateway_keys import GatewayKeys
 from serin.serving.envoy.gateway_tls import GatewayTls
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
@@ -155,8 +156,10 @@ class Gateway:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if not self._documents.file("clusters").exists():
             self._documents.place("clusters", [])
-        if not self._documents.file("routes").exists():
-            self._documents.place("routes", [self._routes((), Reachable(endpoints={}), {})])
+        kept = self._documents.present("routes") or [
+            self._routes((), Reachable(endpoints={}), {}, unready=NO_ROUTES)
+        ]
+        self._documents.place("routes", [not_ready(table, NO_ROUTES) for table in kept])
         if not self._documents.file("model-rates").exists():
             self._documents.place("model-rates", [model_rates({})])
         self.keys.place()
@@ -203,6 +206,8 @@ class Gateway:
         *,
         peers: Mapping[str, Sequence[str]] | None = None,
         leaving: Collection[str] = (),
+        waiting: Collection[str] = (),
+        missing: Collection[str] = (),
     ) -> None:
         """Envoy does what `routes` say when this returns; else GatewayRejected, and it does what it did before.
 
@@ -210,10 +215,16 @@ class Gateway:
         `peers` are by release the gateways of other hosts that run it. `leaving`: of the running releases, those that
         get no new requests. Cheap when nothing changed. A cluster that goes is taken away after the routes that used
         it.
+
+        `waiting`: models whose release has not answered yet; `missing`: models that should be served and have no route.
+        A gateway is ready when there are none. It stays ready: when one model fails later, its own readiness says so,
+        and a load balancer must not take the others away.
         """
         limits = timeouts or {}
         places = Reachable(endpoints=endpoints, peers=peers or {}, leaving=leaving)
-        table = self._routes(routes, places, limits)
+        behind = sorted({*waiting, *missing})
+        unready = f"no release answers yet for {', '.join(behind)}" if behind and not self._is_ready() else ""
+        table = self._routes(routes, places, limits, unready=unready, missing=missing)
         rates = {model: found.rate for model, found in limits.items() if found.rate}
         wanted = clusters(routes, endpoints, peers, self.peer_tls.secrets())
         names = {document["name"] for document in wanted}
@@ -301,8 +312,17 @@ class Gateway:
         routes: Sequence[ModelRoute],
         places: Reachable,
         timeouts: Mapping[str, Timeouts],
+        *,
+        unready: str = "",
+        missing: Collection[str] = (),
     ) -> dict[str, Any]:
-        return route_configuration(routes, places, timeouts, self._max_request_bytes)
+        return route_configuration(
+            routes, places, timeouts, self._max_request_bytes, unready=unready, missing=missing
+        )
+
+    def _is_ready(self) -> bool:
+        """Whether it told load balancers so since it was started."""
+        return any(map(is_ready, self._documents.present("routes")))
 
 
 def _for_peers(

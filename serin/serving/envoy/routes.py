@@ -30,7 +30,7 @@ from serin.serving.envoy.clusters import (
     weight,
 )
 from serin.serving.envoy.drain import DRAIN_NAME
-from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large
+from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large, unreachable
 from serin.serving.envoy.rates import MODELS_NAME
 from serin.spec.rate import Rate, read_rate
 from serin.spec.serving import ServingSpec
@@ -121,8 +121,14 @@ def route_configuration(
     places: Reachable,
     timeouts: Mapping[str, Timeouts],
     max_request_bytes: int,
+    *,
+    unready: str = "",
+    missing: Collection[str] = (),
 ) -> Document:
-    """Returns the whole route table. Impossible routes are refused here, before Envoy sees them."""
+    """Returns the whole route table. Impossible routes are refused here, before Envoy sees them.
+
+    `unready`: why the gateway is not ready. `missing`: models that it should serve and cannot reach.
+    """
     _check(routes, places.names)
     found: list[Document] = []
     for route in routes:
@@ -137,10 +143,12 @@ def route_configuration(
                 found += _pinned(route, release, protocol, limits, places)
             if route.stable:
                 found += _weighted(route, route.stable, protocol, limits, places)
+    for model in missing:
+        found += unreachable(model)
     host: Document = {
         "name": "all",
         "domains": ["*"],
-        "routes": [*too_large(max_request_bytes), *found, *server_routes(), *refusals()],
+        "routes": [*too_large(max_request_bytes), *found, *server_routes(unready), *refusals(unready)],
         "request_body_buffer_limit": max_request_bytes,  # for a second try
         # Triton 2.51 may end when a deadline passes while it answers. Clients keep to theirs by themselves.
         "request_headers_to_remove": ["grpc-timeout"],

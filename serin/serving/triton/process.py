@@ -19,6 +19,7 @@ SPOOL_VARIABLE = "SERIN_SPOOL"  # the release's spool folder; without it nothing
 
 LOOPBACK = "127.0.0.1"
 
+_PYTHON_BACKEND = "triton_python_backend_stub"[:15]  # as much as the kernel keeps of a name
 _SETTLE_S = 10.0  # one that dies sooner did not start: the next try waits longer
 _EXIT_S = 3  # for requests in flight; there are none when a release was drained first
 _CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,logging"
@@ -104,7 +105,7 @@ def triton_process(
         log=log,
         stop_s=_EXIT_S + 4.0,
         settle_s=_SETTLE_S,
-        leaves=Leftovers(shared_memory=place.shared_memory_prefix),
+        leaves=Leftovers(shared_memory=place.shared_memory_prefix, children=_PYTHON_BACKEND),
     )
 
 

@@ -35,6 +35,8 @@ class Routes(Protocol):
         *,
         peers: Mapping[str, Sequence[str]] | None = None,
         leaving: Collection[str] = (),
+        waiting: Collection[str] = (),
+        missing: Collection[str] = (),
     ) -> None: ...
 
     def active_requests(self, release: Release) -> int: ...
@@ -222,7 +224,15 @@ class Agent:
 
     def _apply(self, desired: DesiredState, table: Table) -> None:
         timeouts = {model: _timeouts(limits) for model, limits in desired.timeouts.items()}
-        self._gateway.apply(table.routes, table.endpoints, timeouts, peers=table.peers, leaving=table.leaving)
+        self._gateway.apply(
+            table.routes,
+            table.endpoints,
+            timeouts,
+            peers=table.peers,
+            leaving=table.leaving,
+            waiting=table.waiting,
+            missing=table.missing,
+        )
 
     def _here(self, running: Mapping[Release, Seen]) -> dict[str, tuple[Endpoint, ReleaseReport]]:
         found = {}

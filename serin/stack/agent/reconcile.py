@@ -104,7 +104,8 @@ def report(memory: Memory, seen: Seen) -> ReleaseReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """What the gateway is given. `problem`: what of the desired state it cannot do now; `blocked`: nothing is applied,
-    because traffic would go elsewhere than decided."""
+    because traffic would go elsewhere than decided. `waiting`: models whose live release answers nowhere yet;
+    `missing`: those that have no route."""
 
     routes: tuple[ModelRoute, ...]
     endpoints: Mapping[str, Endpoint]
@@ -112,6 +113,8 @@ class Table:
     leaving: frozenset[str] = frozenset()
     problem: str = ""
     blocked: bool = False
+    waiting: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def gateway_table(
@@ -141,6 +144,8 @@ def gateway_table(
         if others.get(name):
             found_at[name] = tuple(sorted(others[name]))
     reachable = {*endpoints, *found_at}
+    answering = {*desired.endpoints, *(name for name, places in peers.items() if places)}
+    answering |= {name for name, (_, found) in here.items() if found.state == "ready" and not found.verified}
     routes, missing, blocked = [], [], False
     for route in desired.routes:
         lost = [release for release in route.releases if release.name not in reachable]
@@ -157,6 +162,10 @@ def gateway_table(
         leaving=away & {*endpoints},
         problem=problem,
         blocked=blocked,
+        waiting=tuple(route.model for route in routes if route.stable and route.stable.name not in answering),
+        missing=tuple(
+            route.model for route in desired.routes if route.stable and route.stable.name not in reachable
+        ),
     )
 
 

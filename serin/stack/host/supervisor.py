@@ -234,6 +234,7 @@ class Supervisor:
                 "leaves": {
                     "marks": [STACK_MARK, exec_wrapper.PROCESS_MARK],
                     "shared_memory": process.leaves.shared_memory,
+                    "children": process.leaves.children,
                 }
                 if process.leaves
                 else None,

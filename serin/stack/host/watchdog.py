@@ -1,9 +1,10 @@
 """Notices processes of the stack that live and do not work, and ends them: the supervisor then starts new ones.
 
-A process is frozen when it is stopped (SIGSTOP), or when it gives no sign of life although nothing keeps it from
-running. Signs are the beats of its main loop (machine/heartbeat.py) and, of the gateway, answers to a request. Time in
-which a process computes, waits for a core or waits for a disk does not count: on a busy machine a process is slow, not
-frozen. Nor does time in which this watchdog could not run.
+A process is frozen when it is stopped (SIGSTOP), when a child without which it does not work has ended, or when it
+gives no sign of life although nothing keeps it from running. Signs are the beats of its main loop
+(machine/heartbeat.py) and, of the gateway, answers to a request. Time in which a process computes, waits for a core or
+waits for a disk does not count: on a busy machine a process is slow, not frozen. Nor does time in which this watchdog
+could not run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -96,7 +97,7 @@ class Watchdog:
         self._home, self._programs, self._report = home, programs, report
         self._lives: dict[int, Life] = {}
         self._questions: dict[int, Question] = {}
-        self._groups: set[int] = set()  # leaders whose whole group is the process
+        self._families: dict[int, Family] = {}  # by the process whose whole group does its work
         self._at = 0.0
 
     def look(self, children: Iterable[tuple[str, int]]) -> None:
@@ -107,24 +108,33 @@ class Watchdog:
         self._at, found = t, {pid: name for name, pid in children}
         for pid in {*self._lives} - {*found}:
             self._forget(pid)
-        stopped = stopped_groups(self._groups & {*found})
+        for pid in {*found} - {*self._lives}:
+            self._learn(found[pid], pid)
+        groups = group_states(self._families)
         for pid, name in found.items():
-            if pid not in self._lives:
-                self._learn(name, pid)
             with contextlib.suppress(OSError):  # it has ended
-                now = self._seen(pid, t)
-                life = after_look(self._lives.get(pid), replace(now, state="T") if pid in stopped else now)
-                self._lives[pid] = life
-                if life.problem:
-                    self._replace(name, pid, life.problem)
+                problem = self._problem(pid, t, groups)
+                if problem:
+                    self._replace(name, pid, problem)
 
     def _learn(self, name: str, pid: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             description = json.loads((self._programs / f"{name}.json").read_text())
             if description.get("asks"):
                 self._questions[pid] = Question(description["asks"])
-            if description.get("leaves"):
-                self._groups.add(pid)
+            if leaves := description.get("leaves"):
+                self._families[pid] = Family(leaves.get("children", ""))
+
+    def _problem(self, pid: int, t: float, groups: Mapping[int, Mapping[int, str]]) -> str:
+        """Looks once; returns why the process counts as frozen. Raises OSError when it is gone."""
+        family, now = self._families.get(pid), self._seen(pid, t)
+        if family is not None:
+            members = groups.get(pid, {})
+            if lost := family.lost(members):
+                return f"its child process {min(lost)} has ended"
+            now = replace(now, state="T") if "T" in members.values() else now
+        self._lives[pid] = after_look(self._lives.get(pid), now)
+        return self._lives[pid].problem
 
     def _seen(self, pid: int, t: float) -> Look:
         state, ran_s = stat_of(pid)[0], ran_for_s(pid)
@@ -142,10 +152,24 @@ class Watchdog:
 
     def _forget(self, pid: int) -> None:
         self._lives.pop(pid, None)
-        self._groups.discard(pid)
+        self._families.pop(pid, None)
         beat_file(self._home, pid).unlink(missing_ok=True)
         if question := self._questions.pop(pid, None):
             question.close()
+
+
+class Family:
+    """The children of one process that it cannot do without, by their name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: set[int] = set()
+
+    def lost(self, members: Mapping[int, str]) -> set[int]:
+        """Returns those that were seen earlier and are gone. `members`: the state of each process of the group."""
+        gone = {pid for pid in self._known if members.get(pid, "Z") in ("Z", "X")}
+        self._known |= {pid for pid in members if self._name and _name_of(pid) == self._name}
+        return gone
 
 
 class Question:
@@ -192,16 +216,22 @@ def ran_for_s(pid: int) -> float:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def stopped_groups(leaders: set[int]) -> set[int]:
-    """Returns those of `leaders` in whose process group a process is stopped."""
-    found = set()
+def group_states(leaders: Collection[int]) -> dict[int, dict[int, str]]:
+    """Returns the state of each process in the groups that these processes began."""
+    found: dict[int, dict[int, str]] = {leader: {} for leader in leaders}
     for entry in Path("/proc").iterdir() if leaders else ():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
                 state, _, group, *_ = stat_of(int(entry.name))
-                if state == "T" and int(group) in leaders:
-                    found.add(int(group))
+                if int(group) in found:
+                    found[int(group)][int(entry.name)] = state
     return found
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def beat_file(home: Path, pid: int) -> Path:

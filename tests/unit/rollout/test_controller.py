@@ -318,6 +318,16 @@ def test_a_model_whose_live_release_cannot_start_does_not_keep_others_from_traff
     scene.fleet.broken.add("flights-v1")
     scene.tick(3)
     assert [route.model for route in scene.router.pushes[-1]] == ["taxis"]
+    assert scene.router.behind[-1] == ([], ["flights"])
+
+
+def test_the_gateway_is_told_which_models_do_not_answer_yet(scene: Scene) -> None:
+    scene.promote_first()
+    scene.tick()
+    assert scene.router.behind[-1] == ([], [])
+    scene.fleet.die(release(1))
+    scene.tick()
+    assert scene.router.behind[-1] == (["flights"], [])
 
 
 def test_tick_moves_no_traffic_when_the_decision_cannot_be_recorded(

@@ -88,11 +88,21 @@ def test_a_stack_with_everything_ready_is_well() -> None:
         replace(WELL, gateway=Address(url="", ready=False)),
         replace(WELL, prefect=Address(url="", ready=False)),
         replace(WELL, processes=(child("gateway"), child("controller", "failed"))),
+        replace(WELL, supervisor_problem="FROZEN: process 7 was stopped by a signal"),
+        replace(WELL, processes=(replace(child("gateway"), problem="FROZEN", frozen=True),)),
         replace(WELL, ready=frozenset({"flights-v1"})),  # the candidate has traffic and does not answer
     ],
 )
 def test_a_stack_with_a_part_that_fails_its_clients_is_not_well(ill: Status) -> None:
     assert not ill.well
+
+
+def test_people_read_what_is_frozen_and_what_was_replaced() -> None:
+    replaced = replace(child("controller"), problem="replaced 9 s ago: it was stopped by a signal")
+    text = "\n".join(replace(WELL, supervisor_problem="FROZEN: process 7", processes=(replaced,)).lines())
+    assert "supervisor FROZEN: process 7" in text
+    assert "controller               running   process 7       replaced 9 s ago: it was stopped" in text
+    assert replace(WELL, processes=(replaced,)).well
 
 
 def test_a_release_without_traffic_need_not_be_ready() -> None:
@@ -121,6 +131,7 @@ def test_the_json_is_what_programs_were_promised() -> None:
         "home",
         "up",
         "well",
+        "supervisor",
         "gateway",
         "prefect",
         "console",
@@ -129,7 +140,7 @@ def test_the_json_is_what_programs_were_promised() -> None:
         "models",
         "alerts",
     }
-    assert found["processes"][0] == {"name": "gateway", "state": "running", "pid": 7}
+    assert found["processes"][0] == {"name": "gateway", "state": "running", "pid": 7, "problem": None}
     (model,) = found["models"]
     assert set(model) == {"name", "releases", "rollout", "objectives"}
     assert model["releases"][1] == {

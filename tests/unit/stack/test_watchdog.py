@@ -7,21 +7,37 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serin.machine.environment import child_environment
-from serin.machine.process import Leftovers, Process
+from serin.machine.process import Leftovers
+from serin.machine.process_identity import start_ticks
+from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.read import read_alerts
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
-from serin.stack.host.state import remove_sockets
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.host.watchdog import SILENT_S, Life, Look, after_look, beat_file, read_replaced
+from serin.stack.host.state import Stack, remove_sockets, write_stack
+from serin.stack.host.supervisor import Supervisor, find_supervisor
+from serin.stack.host.watchdog import (
+    REPORTED_S,
+    SILENT_S,
+    Life,
+    Look,
+    Replaced,
+    after_look,
+    beat_file,
+    is_stopped,
+    note_replaced,
+    read_replaced,
+)
+from serin.stack.watch.processes_duty import ProcessesDuty
 from tests.signals import hit
 from tests.unit.stack.test_supervisor import sleeper, until
 
+NOW = 1_800_000_000.0
 SLEEPING = Look(t=0.0, state="S", sign=0.0)
 
 
@@ -80,46 +96,9 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     remove_sockets(tmp_path)
 
 
-def running(supervisor: Supervisor, process: Process) -> int:
-    supervisor.start(process)
-    until(lambda: supervisor.state(process.name) == "running")
-    pid = supervisor.pid(process.name)
-    assert pid is not None
-    return pid
-
-
-def python(supervisor: Supervisor, script: str) -> Process:
-    return replace(sleeper(supervisor), command=(sys.executable, "-c", script))
-
-
-def is_replaced(supervisor: Supervisor, pid: int, reason: str) -> None:
-    until(lambda: supervisor.pid("sleeper") not in (pid, None))
-    (found,) = read_replaced(supervisor.home)
-    assert (found.name, found.pid) == ("sleeper", pid)
-    assert reason in found.reason
-    assert f"sleeper (process {pid}) is frozen" in supervisor.log.read_text()
-
-
-def test_a_stopped_process_is_replaced_and_recorded(supervisor: Supervisor) -> None:
-    pid = running(supervisor, sleeper(supervisor))
-    hit(pid, signal.SIGSTOP)
-    is_replaced(supervisor, pid, "SIGSTOP")
-
-
-def test_a_stopped_child_of_a_process_that_owns_its_group_is_replaced_with_it(supervisor: Supervisor) -> None:
-    """As Triton's Python processes; a flow that a worker has started is its own matter."""
-    process = replace(sleeper(supervisor, "sleep 600 & wait"), leaves=Leftovers(shared_memory="no-such-"))
-    pid = running(supervisor, process)
-    until(lambda: len(group_members(supervisor.home, pid)) == 2)
-    (child,) = set(group_members(supervisor.home, pid)) - {pid}
-    hit(child, signal.SIGSTOP)
-    is_replaced(supervisor, pid, "SIGSTOP")
-
-
 BEATS_ONCE = """if True:
     import threading
     from pathlib import Path
-    from serin.machine import environment
     from serin.stack.host.standing import begin_beats
     begin_beats(Path({home!r}))
     lock = threading.Lock()
@@ -128,44 +107,112 @@ BEATS_ONCE = """if True:
 """
 
 
-def test_a_main_loop_that_hangs_is_replaced(supervisor: Supervisor) -> None:
-    pid = running(supervisor, python(supervisor, BEATS_ONCE.format(home=str(supervisor.home))))
-    until(lambda: beat_file(supervisor.home, pid).exists())
-    is_replaced(supervisor, pid, "no sign of life")
+class Server:
+    """Accepts requests on a unix socket; answers them until it is `silent`."""
+
+    def __init__(self, path: Path) -> None:
+        self.silent, self.answered = False, 0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        kept = []
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.recv(1000)
+                kept.append(connection)
+                if not self.silent:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                    self.answered += 1
+
+    def close(self) -> None:
+        self._listener.close()
 
 
-@contextmanager
-def server(path: Path) -> Iterator[threading.Event]:
-    """Answers requests on a unix socket until the event is set; then it still accepts them."""
-    silent = threading.Event()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen()
+def test_frozen_processes_are_replaced_and_recorded_and_others_are_left_alone(supervisor: Supervisor) -> None:
+    """Stopped; with a stopped child; without a child that it needs; with a main loop that hangs; without answers."""
+    home, place = supervisor.home, supervisor.socket.with_name("asked.sock")
+    server = Server(place)
+    owns = Leftovers(shared_memory="no-such-", children="sleep")
+    hangs = (sys.executable, "-c", BEATS_ONCE.format(home=str(home)))
+    plain, family = sleeper(supervisor), sleeper(supervisor, "sleep 600 & exec sleep 600")
+    processes = [
+        replace(plain, name="fine"), replace(plain, name="stopped"),
+        replace(family, name="child-stopped", leaves=owns), replace(family, name="child-killed", leaves=owns),
+        replace(plain, name="hangs", command=hangs), replace(plain, name="silent", asks=place),
+    ]  # fmt: skip
+    for process in processes:
+        supervisor.start(process)
+    until(lambda: all(child.state == "running" for child in supervisor.children()))
+    first = {child.name: child.pid for child in supervisor.children() if child.pid}
+    assert len(first) == len(processes)
+    until(lambda: beat_file(home, first["hangs"]).exists())
+    until(lambda: server.answered > 2)  # a question is asked when the answer to the last one was read
+    server.silent = True
+    hit(first["stopped"], signal.SIGSTOP)
+    hit(_child(home, first["child-stopped"]), signal.SIGSTOP)
+    hit(_child(home, first["child-killed"]))
+    until(lambda: {each.name for each in read_replaced(home)} >= {*first} - {"fine"})
+    reasons = {each.name: each.reason for each in read_replaced(home) if each.pid == first[each.name]}
+    assert {*reasons} == {*first} - {"fine"}
+    assert all("SIGSTOP" in reasons[name] for name in ("stopped", "child-stopped"))
+    assert "has ended" in reasons["child-killed"]
+    assert all("no sign of life" in reasons[name] for name in ("hangs", "silent"))
+    until(
+        lambda: all(supervisor.pid(name) not in (pid, None) for name, pid in first.items() if name != "fine")
+    )
+    assert supervisor.pid("fine") == first["fine"]
+    assert f"stopped (process {first['stopped']}) is frozen" in supervisor.log.read_text()
+    server.close()
 
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            connection.recv(1000)
-            if not silent.is_set():
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                connection.close()
 
-    threading.Thread(target=answer, daemon=True).start()
-    try:
-        yield silent
-    finally:
-        listener.close()
+def test_a_stopped_supervisor_is_named_and_its_children_are_found_without_it(supervisor: Supervisor) -> None:
+    supervisor.start(sleeper(supervisor))
+    until(lambda: supervisor.state("sleeper") == "running")
+    stack = _stack(supervisor)
+    assert find_supervisor(stack)[1] == ""
+    book = AlertBook(stack.home)
+    hit(stack.supervisor_pid, signal.SIGSTOP)
+    until(lambda: is_stopped(stack.supervisor_pid))
+    silent, problem = find_supervisor(stack)
+    assert problem.startswith(f"FROZEN: process {stack.supervisor_pid} was stopped by a signal")
+    assert [(child.name, child.state) for child in silent.children()] == [("sleeper", "running")]
+    ProcessesDuty(stack.home, book).tick(NOW)
+    assert [each.alert.key for each in read_alerts(stack.home).open] == ["stack/process/supervisor"]
+    hit(stack.supervisor_pid, signal.SIGCONT)
+    until(lambda: not is_stopped(stack.supervisor_pid))
+    ProcessesDuty(stack.home, book).tick(NOW + 1)
+    assert read_alerts(stack.home).open == ()
 
 
-def test_a_server_that_accepts_requests_and_answers_none_is_replaced(supervisor: Supervisor) -> None:
-    place = supervisor.socket.with_name("asked.sock")
-    with server(place) as silent:
-        pid = running(supervisor, replace(sleeper(supervisor), asks=place))
-        until(lambda: (supervisor.socket.parent / "beats").exists())
-        threading.Event().wait(2.5)  # it is asked, and answers
-        assert read_replaced(supervisor.home) == []
-        silent.set()
-        is_replaced(supervisor, pid, "no sign of life")
+def test_a_replaced_process_is_reported_until_it_has_worked_for_a_while(home: Path) -> None:
+    book = AlertBook(home)
+    for name in ("gateway", "flights-v3"):
+        note_replaced(home, Replaced(t=NOW, name=name, pid=7, reason="it was stopped"))
+    ProcessesDuty(home, book).tick(NOW + 1)
+    found = {each.alert.key: each.alert for each in read_alerts(home).open}
+    assert {*found} == {"stack/process/gateway", "flights/process/flights-v3"}
+    assert found["flights/process/flights-v3"].model == "flights"
+    assert found["stack/process/gateway"].title == "gateway was frozen and was replaced"
+    ProcessesDuty(home, book).tick(NOW + REPORTED_S + 1)
+    assert read_alerts(home).open == ()
+    remove_sockets(home)
+
+
+def _stack(supervisor: Supervisor) -> Stack:
+    pid = int(supervisor.pid_file.read_text())
+    stack = Stack(
+        home=supervisor.home, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, gateway_port=1,
+        prefect_api_url="", prefect_port=None, since=0.0,
+    )  # fmt: skip
+    write_stack(stack)
+    return stack
+
+
+def _child(home: Path, leader: int) -> int:
+    until(lambda: len(group_members(home, leader)) == 2)
+    (found,) = set(group_members(home, leader)) - {leader}
+    return found

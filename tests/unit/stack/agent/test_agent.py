@@ -36,6 +36,8 @@ class FakeGateway:
         *,
         peers: Mapping[str, Sequence[str]] | None = None,
         leaving: Collection[str] = (),
+        waiting: Collection[str] = (),
+        missing: Collection[str] = (),
     ) -> None:
         if self.refusing:
             raise GatewayRejected(what="new routes", reason="refusing")
@@ -46,6 +48,7 @@ class FakeGateway:
                 "timeouts": timeouts,
                 "peers": dict(peers or {}),
                 "leaving": {*leaving},
+                "behind": ([*waiting], [*missing]),
             }
         )
 

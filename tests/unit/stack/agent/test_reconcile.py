@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,23 @@ def test_a_model_whose_release_is_nowhere_does_not_keep_the_others_from_being_ro
     )
     assert table.routes == (STABLE_ONLY,)
     assert not table.blocked
+    assert (table.waiting, table.missing) == ((), ("n",))
+
+
+@pytest.mark.parametrize(
+    ("here", "peers", "others", "waiting"),
+    [
+        ({"m-v1": (HERE, READY)}, {}, {}, ()),
+        ({"m-v1": (HERE, replace(READY, state="starting"))}, {}, {}, ("m",)),
+        ({}, {"m-v1": ("b:1",)}, {}, ()),
+        ({}, {"m-v1": ()}, {"m-v1": ("b:1",)}, ("m",)),  # on a host that should have it, and has not
+    ],
+)
+def test_a_model_waits_until_its_live_release_answers_somewhere(
+    here: Any, peers: Any, others: Any, waiting: tuple[str, ...]
+) -> None:
+    table = gateway_table(state(STABLE_ONLY), here=here, peers=peers, others=others, leaving=[])
+    assert (table.waiting, table.missing) == (waiting, ())
 
 
 def test_a_release_that_leaves_gets_no_requests_but_keeps_its_cluster() -> None:
