@@ -78,7 +78,8 @@ soak: $(INSTALLED) ## the long runs: a table larger than the memory of its worke
 	$(BIN)/python -m tests.soak.compilers
 	$(BIN)/python -m tests.soak.drift
 
-chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; kill -9 at every part while pipelines run
+chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; every part killed and frozen, also while pipelines run
+	$(BIN)/python -m tests.chaos.faults
 	$(BIN)/python -m tests.chaos.rollout
 	$(BIN)/python -m tests.chaos.shadow
 	$(BIN)/python -m tests.chaos.lease_clients --clients 20 --rounds 30 --deaths 40
