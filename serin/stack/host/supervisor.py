@@ -294,12 +294,15 @@ files = {self._programs.name}/*.ini
 class SilentSupervisor(Supervisor):
     """A supervisor that lives and does not answer: its children are found without it."""
 
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack.home)
+        self._pid = stack.supervisor_pid
+
     def children(self) -> list[Child]:
-        parent = int(self.pid_file.read_text())
         found = []
         for pid in stack_processes(self.home):
             with contextlib.suppress(OSError):
-                if int(stat_of(pid)[1]) == parent:
+                if int(stat_of(pid)[1]) == self._pid:
                     name = process_name(pid)
                     found.append(Child(name=name, state="running", pid=pid, detail="RUNNING"))
         return sorted(found, key=lambda child: child.name)
@@ -311,12 +314,12 @@ def find_supervisor(stack: Stack) -> tuple[Supervisor, str]:
     way_out = "no process is restarted until it works again"
     if is_stopped(pid):
         problem = f"FROZEN: process {pid} was stopped by a signal; {way_out} (kill -CONT {pid})"
-        return SilentSupervisor(stack.home), problem
+        return SilentSupervisor(stack), problem
     try:
         supervisor.children()
     except SupervisorGone as error:
         problem = f"SILENT: process {pid} does not answer ({error.fields['reason']}); {way_out} (serin down, serin up)"
-        return SilentSupervisor(stack.home), problem
+        return SilentSupervisor(stack), problem
     return supervisor, ""
 
 
