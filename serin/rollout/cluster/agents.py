@@ -136,13 +136,12 @@ class AgentProcesses:
             release = Release.parse(name)
             replicas = self._replicas_of(release) if release in settled else len(at)
             known = [host for host in at if host in self._hosts.reports]
-            wanted[name] = extend(known, release.model, self._hosts.reporting, replicas, self._hosts.lost)
+            found = extend(known, release.model, self._hosts.reporting, replicas, self._hosts.lost)
+            wanted[name] = found or at  # with no host left, those that return continue at once
             joined |= {(name, host) for host in wanted[name] if host not in at}
             for host in [host for host in at if host not in wanted[name]]:
-                logger.warning(
-                    "%s: host %s is gone; it runs on %s", name, host, ", ".join(wanted[name]) or "none"
-                )
-        self._desired.change(hosts={name: at for name, at in wanted.items() if at})
+                logger.warning("%s: host %s is gone; it runs on %s", name, host, ", ".join(wanted[name]))
+        self._desired.change(hosts=wanted)
         self._joining = {each for each in self._joining | joined if not self._has_joined(*each)}
 
     def _has_joined(self, name: str, host: str) -> bool:

@@ -224,6 +224,28 @@ def test_a_forgotten_host_is_left_out(cluster: Cluster) -> None:
     assert state.hosts == {"flights-v1": ("a",)}
 
 
+def test_the_last_host_that_is_stopped_continues_when_it_returns_unless_another_one_has_come(
+    cluster: Cluster,
+) -> None:
+    cluster.host("a")
+    cluster.controller("one")
+    cluster.promote_first()
+    for _ in range(2):
+        cluster.frozen.add("a")
+        cluster.store.remove("cluster/hosts/a/agent.json")
+        cluster.step(40)
+        assert running(cluster, "flights-v1") == ("a",)
+        cluster.frozen.clear()
+        cluster.step(3)
+        assert cluster.agents["a"].releases["flights-v1"].state == "ready"
+    cluster.frozen.add("a")
+    cluster.store.remove("cluster/hosts/a/agent.json")
+    cluster.host("b")
+    cluster.step(6)
+    assert running(cluster, "flights-v1") == ("b",)
+    assert cluster.agents["b"].releases["flights-v1"].state == "ready"
+
+
 @pytest.mark.parametrize("resigns", [True, False])
 def test_another_controller_continues_a_rollout(cluster: Cluster, resigns: bool) -> None:
     cluster.host("a", "b")
