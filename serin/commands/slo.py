@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 
 
+_GONE = {300: "5 min", 3_600: "1 h", 21_600: "6 h", 259_200: "3 days"}
+
+
 def register(app: typer.Typer) -> None:
     app.command()(slo)
 
@@ -56,6 +59,9 @@ def slo(
     rows = [_row(view, each) for view in views for each in view.objectives]
     show_table(columns, rows, empty="no requests yet")
     for view in views:
+        if any(view.gone.values()):
+            shares = ", ".join(f"{view.gone[window]:.1%} in {name}" for window, name in _GONE.items())
+            show(f"{view.model}: clients that left before an answer, which counts for no objective: {shares}")
         for each in view.rollbacks:
             outcome = "" if each.accepted else f" (not done: {each.outcome or 'no answer yet'})"
             show(

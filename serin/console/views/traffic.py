@@ -31,6 +31,7 @@ class ReleaseTraffic:
     errors: int
     slow: int
     refused: int
+    gone: int
     last: float
 
 
@@ -125,5 +126,6 @@ def _sum(series: SeriesHistory) -> ReleaseTraffic:
         errors=sum(point.errors for point in points),
         slow=sum(point.slow for point in points),
         refused=sum(point.refused for point in points),
+        gone=sum(point.gone for point in points),
         last=max((point.t + point.width_s for point in points), default=0),
     )

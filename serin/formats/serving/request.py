@@ -36,6 +36,8 @@ class Request(NamedTuple):
     trace: str = (
         ""  # the id of the trace (W3C traceparent) that the request belongs to, 32 hexadecimal digits
     )
+    ms: float | None = None  # arrival to the end of the stream; None: a line of an older gateway
+    received_ms: float | None = None  # arrival to the last byte of the request; None: it did not come
 
     @property
     def failed(self) -> bool:
@@ -53,5 +55,13 @@ class Request(NamedTuple):
 
     @property
     def cancelled(self) -> bool:
-        """True when the client went away first: no failure of the release, but a slow request."""
+        """True when the client went away first: no failure of the release."""
         return not CLIENT_GONE.isdisjoint(self.flags.split(","))
+
+    @property
+    def waited_us(self) -> float | None:
+        """How long a client that went away had waited for an answer to a complete request. None: it did not go away,
+        or nobody knows."""
+        if self.us is not None or self.ms is None or not self.cancelled:
+            return None
+        return 0.0 if self.received_ms is None else max(self.ms - self.received_ms, 0.0) * 1000

@@ -24,7 +24,7 @@ _MAX_BYTES: Final = 16 << 20
 _NEAR_BYTES: Final = 64 << 10  # a search by time ends when it is this close
 _LONGEST_S: Final = 30.0  # lines are in order of completion, so one may be this much older than the next
 
-_LATER: Final = ("client_id", "trace")  # lines that an earlier version wrote do not have them
+_LATER: Final = ("client_id", "trace", "ms", "received_ms")  # lines that an earlier version wrote lack them
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 _fields = itemgetter(*(name for name in Request._fields if name not in _LATER))
@@ -227,6 +227,8 @@ def _request(row: dict[str, Any]) -> Request | None:
         id_ or "-",
         _text(row.get("client_id")),
         _trace_id(row.get("trace")),
+        _number(row.get("ms")),
+        _number(row.get("received_ms")),
     )
 
 

@@ -13,8 +13,10 @@ from serin.monitoring.history.store import history_file
 
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 
-WindowSums = Mapping[int, Mapping[str, tuple[int, int, int]]]
-"""Window in seconds -> release -> requests, errors, slow ones."""
+Sums = tuple[int, int, int, int]
+"""Requests, errors, slow ones, and those whose client went away."""
+WindowSums = Mapping[int, Mapping[str, Sums]]
+"""Window in seconds -> release -> its sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class HistoryPoint:
     saved: int
     slow: int
     refused: int
+    gone: int
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
@@ -62,6 +65,11 @@ class Count:
     requests: int
     errors: int
     slow: int
+    gone: int
+
+    @property
+    def sums(self) -> Sums:
+        return self.requests, self.errors, self.slow, self.gone
 
 
 def read_history(
@@ -104,28 +112,26 @@ def counts_since(home: Path, model: str, since: float) -> list[Count]:
         if book is None:
             return []
         rows = book.execute(
-            "SELECT s.release, c.start, c.width, sum(c.requests), sum(c.errors), sum(c.slow)"
+            "SELECT s.release, c.start, c.width, sum(c.requests), sum(c.errors), sum(c.slow), sum(c.gone)"
             " FROM series s JOIN counts c ON c.series = s.id WHERE s.model = ? AND c.start > ? - c.width"
             " GROUP BY s.release, c.start, c.width ORDER BY c.start",
             (model, since),
         )
-        return [
-            Count(release=release, t=t, width_s=width, requests=requests, errors=errors, slow=slow)
-            for release, t, width, requests, errors, slow in rows
-        ]
+        names = ("release", "t", "width_s", "requests", "errors", "slow", "gone")
+        return [Count(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def window_sums(home: Path, model: str, now: float, windows: Sequence[int]) -> WindowSums:
-    """Returns requests, errors and slow requests of each release in the last `windows` seconds before `now`.
+    """Returns the sums of each release in the last `windows` seconds before `now`.
 
     Rows that begin within the window count: so it is exact to a minute, and to an hour at the end of 30 days.
     """
     sums = ", ".join(
         f"sum(c.{name} * (c.start >= {now - window:.3f}))"
         for window in windows
-        for name in ("requests", "errors", "slow")
+        for name in ("requests", "errors", "slow", "gone")
     )
-    found: dict[int, dict[str, tuple[int, int, int]]] = {window: {} for window in windows}
+    found: dict[int, dict[str, Sums]] = {window: {} for window in windows}
     with history_file(home).reading() as book:
         if book is None:
             return found
@@ -136,7 +142,8 @@ def window_sums(home: Path, model: str, now: float, windows: Sequence[int]) -> W
         )
         for release, *numbers in rows:
             for place, window in enumerate(windows):
-                found[window][release] = tuple(numbers[3 * place : 3 * place + 3])
+                requests, errors, slow, gone = numbers[4 * place : 4 * place + 4]
+                found[window][release] = (requests, errors, slow, gone)
     return found
 
 
@@ -179,7 +186,6 @@ def _known(book: sqlite3.Connection, model: str) -> bool:
 def _point(t: int, width: int, rows: Iterable[sqlite3.Row]) -> HistoryPoint:
     members = list(rows)
     p50, p95, p99 = quantiles_ms(merge([unpack(row["latency"]) for row in members]), _QUANTILES)
-    sums = {
-        name: sum(row[name] for row in members) for name in ("requests", "errors", "saved", "slow", "refused")
-    }
+    names = ("requests", "errors", "saved", "slow", "refused", "gone")
+    sums = {name: sum(row[name] for row in members) for name in names}
     return HistoryPoint(t=t, width_s=width, p50_ms=p50, p95_ms=p95, p99_ms=p99, **sums)

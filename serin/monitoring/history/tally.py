@@ -26,13 +26,16 @@ class Series(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
     """`errors`: requests whose client got a server error or nothing. `saved`: the release failed and a retry elsewhere
-    saved the client. `slow`: answered later than promised, or the client went away. `refused`: the client was wrong."""
+    saved the client. `slow`: answered later than promised, or not yet when the client went away. `refused`: the client
+    was wrong. `gone`: the client went away before it had waited as long as promised, so nobody knows what it would have
+    got: such a request is neither good nor bad."""
 
     requests: int
     errors: int
     saved: int
     slow: int
     refused: int
+    gone: int = 0
     latency: Sketch
 
 
@@ -67,20 +70,24 @@ def _marks(
 ) -> dict[str, Array]:
     code = np.array(columns["code"], dtype=np.int64)
     grpc = np.array(columns["grpc"], dtype=np.float64)
-    gone = np.array([_gone(flags) for flags in columns["flags"]], dtype=bool)
-    errors = (code >= 500) | np.isin(grpc, list(SERVER_FAULTS)) | ((code == 0) & ~gone)
+    cancelled = np.array([_cancelled(flags) for flags in columns["flags"]], dtype=bool)
+    errors = (code >= 500) | np.isin(grpc, list(SERVER_FAULTS)) | ((code == 0) & ~cancelled)
+    gone = cancelled & np.isnan(us) & ~errors
+    ms, received_ms = (np.array(columns[name], dtype=np.float64) for name in ("ms", "received_ms"))
+    waited_us = np.where(gone, (ms - received_ms) * 1000.0, us)  # NaN: the request never came whole
     limit_us = np.array([np.inf if limit is None else limit * 1000.0 for limit in limits_ms])[series]
     refused = ~errors & (((code >= 400) & (code < 500)) | ~(np.isnan(grpc) | np.isin(grpc, (0, 1))))
     return {
         "requests": np.ones(len(us)),
         "errors": errors,
         "saved": ~errors & (np.array(columns["attempts"], dtype=np.int64) > 1),
-        "slow": ~errors & (gone | (us > limit_us)) & np.isfinite(limit_us),
+        "slow": ~errors & (waited_us > limit_us),
         "refused": refused,
+        "gone": gone & ~(waited_us > limit_us),
     }
 
 
-def _gone(flags: object) -> bool:
+def _cancelled(flags: object) -> bool:
     return flags != "-" and not CLIENT_GONE.isdisjoint(str(flags).split(","))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from serin.monitoring.history.read import WindowSums, first_counted, window_sums
+from serin.monitoring.history.read import Sums, WindowSums, first_counted, window_sums
 from serin.monitoring.objectives.burn import (
     PAIRS,
     PERIOD_S,
@@ -50,10 +51,14 @@ class ObjectiveView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectivesView:
+    """`gone`: window in seconds -> the share of requests whose client went away before it had waited as long as
+    promised. They count for no objective."""
+
     model: str
     release: str
     objectives: tuple[ObjectiveView, ...]
     rollbacks: tuple[Rollback, ...]
+    gone: Mapping[int, float] = field(default_factory=dict)
 
 
 def read_objectives(home: Path, model: str, *, now: float | None = None) -> ObjectivesView | None:
@@ -70,6 +75,7 @@ def read_objectives(home: Path, model: str, *, now: float | None = None) -> Obje
             _view(objective, shares_of(objective, sums), age_s) for objective in state.objectives
         ),
         rollbacks=read_rollbacks(home, model),
+        gone={window: _gone(releases).bad_share for window, releases in sums.items()},
     )
 
 
@@ -95,9 +101,14 @@ def shares_of(objective: Objective, sums: WindowSums) -> dict[int, Share]:
     }
 
 
-def share_of(objective: Objective, counted: tuple[int, int, int]) -> Share:
-    requests, errors, slow = counted
-    return Share(requests, errors if objective.name == "availability" else slow)
+def share_of(objective: Objective, counted: Sums) -> Share:
+    """The share of bad requests. Those whose client went away are neither good nor bad."""
+    requests, errors, slow, gone = counted
+    return Share(requests - gone, errors if objective.name == "availability" else slow)
+
+
+def _gone(releases: Mapping[str, Sums]) -> Share:
+    return add(Share(requests, gone) for requests, _, _, gone in releases.values())
 
 
 def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> ObjectiveView:

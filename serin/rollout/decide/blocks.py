@@ -67,7 +67,8 @@ class Lines:
     failed: Array  # bool
     refused: Array  # bool
     saved: Array  # bool: retried, and so answered by another release
-    us: Array  # infinite if the client cancelled it
+    us: Array  # infinite without an answer; the time that a client waited which went away
+    gone: Array  # bool: the client went away before it had its answer
     lot: Array  # uint64, a hash of the request's id and arrival
 
     def __len__(self) -> int:
@@ -83,6 +84,7 @@ class Lines:
             refused=self.refused[chosen],
             saved=self.saved[chosen],
             us=self.us[chosen],
+            gone=self.gone[chosen],
             lot=self.lot[chosen],
         )
 
@@ -223,15 +225,22 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
         failed=np.array([request.failed for request, _ in picked], dtype=bool),
         refused=np.array([request.refused for request, _ in picked], dtype=bool),
         saved=np.array([request.attempts > 1 for request, _ in picked], dtype=bool),
-        us=np.array(
-            [np.inf if request.us is None else request.us for request, _ in picked], dtype=np.float64
-        ),
+        us=np.array([_latency(request) for request, _ in picked], dtype=np.float64),
+        gone=np.array([request.waited_us is not None for request, _ in picked], dtype=bool),
         lot=_draw(ids, t),
     )
     if len(lines) == 0:
         return lines
     _, first = np.unique(lines.lot, return_index=True)
     return lines if len(first) == len(lines) else lines.pick(np.sort(first))
+
+
+def _latency(request: Request) -> float:
+    """The latency in microseconds. A client that went away had waited for so long, and the answer would have come
+    later: so a candidate from which clients turn away because it is slow is slow."""
+    if request.us is not None:
+        return request.us
+    return np.inf if request.waited_us is None else request.waited_us
 
 
 def _draw(ids: Array, t: Array) -> Array:
@@ -246,6 +255,9 @@ def _draw(ids: Array, t: Array) -> Array:
 def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
     """Cuts the lines of one block into arms. `shares` is the candidate's part of traffic (0 .. 1) in each weight epoch.
 
+    A client that went away before it had waited as long as promised is neither slow nor failed: only the comparison has
+    it, with the time that it waited.
+
     Of the larger arm, a random sample of the size of the smaller one is kept for the comparison. With a baseline, the
     control below 50% is the traffic that went there; stable's counts include both of its processes.
     """
@@ -256,19 +268,20 @@ def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
     forgiven = (lines.lot & np.uint64(0xFFFFFFFF)) >= 2.0**32 / plan.error_tolerance
     compared = candidate & equal
     control = stable & np.where(plan.baseline & (share < 0.5), lines.baseline, equal)
+    slow = lines.us > (np.inf if plan.slo_ms is None else plan.slo_ms * 1000)
+    judged = ~lines.gone | slow | lines.failed
     plain = bins_of(lines.us)
     rows = (
-        count(plain[stable]),
-        count(plain[candidate]),
+        count(plain[stable & judged]),
+        count(plain[candidate & judged]),
         count(plain[control]),
         count(bins_of(lines.us[compared], margin=plan.margin, tolerance_us=plan.tolerance_ms * 1e3)),
         count(bins_of(lines.us[compared], margin=plan.bad_margin, tolerance_us=plan.bad_tolerance_ms * 1e3)),
     )
-    slow = lines.us > (np.inf if plan.slo_ms is None else plan.slo_ms * 1000)
     return Block(
         bins=np.array(rows, dtype=np.int64),
-        candidate=_counted(candidate, lines.failed, slow, lines.refused),
-        stable=_counted(stable, lines.failed, slow, lines.refused),
+        candidate=_counted(candidate & judged, lines.failed, slow, lines.refused),
+        stable=_counted(stable & judged, lines.failed, slow, lines.refused),
         equal_errors=(
             int((compared & lines.failed & ~forgiven).sum()),
             int((control & lines.failed).sum()),

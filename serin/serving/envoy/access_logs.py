@@ -30,6 +30,8 @@ LOG_FIELDS = {
     "id": "%REQ(X-REQUEST-ID)%",
     "client_id": "%REQ(X-SERIN-CLIENT-ID)%",
     "trace": "%REQ(TRACEPARENT):55%",
+    "ms": "%DURATION%",
+    "received_ms": "%REQUEST_DURATION%",
     "caller": "%DYNAMIC_METADATA(serin:caller)%",
 }
 

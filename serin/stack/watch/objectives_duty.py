@@ -165,7 +165,7 @@ class ObjectivesDuty:
             Row(
                 t=each.t,
                 version=versions[each.release],
-                share=share_of(objective, (each.requests, each.errors, each.slow)),
+                share=share_of(objective, each.sums),
             )
             for each in counts
         ]

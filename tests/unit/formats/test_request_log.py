@@ -195,6 +195,31 @@ def test_a_request_failed_when_its_release_is_to_blame(changes: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
+    ("changes", "waited_us"),
+    [
+        ({}, None),
+        ({"flags": "DC", "ms": 9.0}, None),
+        ({"flags": "DC", "us": None}, None),
+        ({"flags": "DR", "us": None, "ms": 9.0}, 0.0),
+        ({"flags": "UT,DC", "us": None, "ms": 9.0, "received_ms": 2.0}, 7000.0),
+        ({"flags": "UF", "us": None, "ms": 9.0, "received_ms": 2.0}, None),
+    ],
+    ids=[
+        "answered",
+        "answered, then gone",
+        "an older line",
+        "never sent it whole",
+        "waited",
+        "not the client",
+    ],
+)
+def test_a_client_that_went_away_had_waited_since_its_request_was_here(
+    changes: dict[str, Any], waited_us: float | None
+) -> None:
+    assert request(**changes).waited_us == waited_us
+
+
+@pytest.mark.parametrize(
     ("changes", "refused"),
     [
         ({}, False),

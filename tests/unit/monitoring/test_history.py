@@ -80,6 +80,8 @@ def _random_requests(number: int) -> list[Request]:
             us=draw.choice((None, 1_000.0, 19_999.0, 20_000.0, 20_001.0, 90_000.0)),
             attempts=draw.choice((1, 1, 2)),
             flags=draw.choice(("-", "-", "DC", "UF,DR", "UF")),
+            ms=draw.choice((None, 3.0, 22.9, 23.0, 23.1, 5_000.0)),
+            received_ms=draw.choice((None, 3.0, 3.0)),
         )
         for _ in range(number)
     ]
@@ -90,7 +92,9 @@ def _naive(requests: list[Request]) -> dict[tuple[Series, int], tuple[int, ...]]
     for each in requests:
         answer_failed = each._replace(attempts=1).failed
         limit = _limit(each.model, each.release)
-        late = limit is not None and (each.cancelled or (each.us is not None and each.us > limit * 1000))
+        gone = each.cancelled and each.us is None
+        waited_us = each.waited_us if gone else each.us
+        late = limit is not None and waited_us is not None and waited_us > limit * 1000
         key = Series(each.model, each.release, each.arm), int(each.t) // 60 * 60
         marks = (
             1,
@@ -98,16 +102,17 @@ def _naive(requests: list[Request]) -> dict[tuple[Series, int], tuple[int, ...]]
             not answer_failed and each.attempts > 1,
             not answer_failed and late,
             each._replace(attempts=1).refused,
+            gone and not answer_failed and not late,
             each.us is not None,
         )
-        found[key] = [a + b for a, b in zip(found.get(key, [0] * 6), marks, strict=True)]
+        found[key] = [a + b for a, b in zip(found.get(key, [0] * 7), marks, strict=True)]
     return {key: tuple(sums) for key, sums in found.items()}
 
 
 def test_a_batch_is_counted_as_one_request_at_a_time_would_be() -> None:
     requests = _random_requests(3_000)
     counted = {
-        key: (each.requests, each.errors, each.saved, each.slow, each.refused, each.latency.total)
+        key: (each.requests, each.errors, each.saved, each.slow, each.refused, each.gone, each.latency.total)
         for key, each in tally(requests, _limit).items()
     }
     assert counted == _naive(requests)
@@ -130,6 +135,22 @@ def test_the_history_follows_a_log_that_grows_and_is_rotated(tmp_path: Path) -> 
     with_history.close()
     assert _totals(tmp_path)[0] == expected
     assert models_with_history(tmp_path) == ["elsewhere", "flights"]
+
+
+def test_a_history_of_an_older_version_is_continued(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    append(log, [GOOD._replace(t=T)])
+    history = History(tmp_path)
+    _read_all(history, log)
+    history._db.execute("ALTER TABLE counts DROP COLUMN gone")
+    history._db.execute("PRAGMA user_version = 1")
+    history.close()
+    assert [each.sums for each in counts_since(tmp_path, "flights", 0)] == [(1, 0, 0, 0)]
+    history = History(tmp_path)
+    append(log, [GOOD._replace(t=T, code=0, us=None, flags="DC", ms=4.0, received_ms=3.0)])
+    _read_all(history, log)
+    history.close()
+    assert [each.sums for each in counts_since(tmp_path, "flights", 0)] == [(2, 0, 0, 1)]
 
 
 def test_a_reader_that_is_killed_again_and_again_counts_each_line_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from serin.rollout.decide.blocks import Counts, columns, cut
 from serin.rollout.decide.cutting import Arm
 from serin.rollout.decide.evidence import RECENT_S, Evidence, fold
 from serin.rollout.decide.plan import Plan
-from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 T = 1000.0
 PLAN = Plan(slo_ms=100.0, warmup_s=0.0)
@@ -114,6 +115,42 @@ def test_failures_are_counted_by_arm_and_so_are_requests_the_client_gave_up() ->
     ]
     evidence = folded(lines, now=T + 60)
     assert (evidence.candidate, evidence.stable) == (Counts(4, 2, 1), Counts(1, 0, 0))
+
+
+def left(each: Request, waited_ms: float) -> Request:
+    return each._replace(code=0, us=None, flags="DR", ms=waited_ms + 1.0, received_ms=1.0)
+
+
+def test_clients_that_leave_early_are_neither_slow_nor_failed_and_no_request_of_an_arm() -> None:
+    lines = [request(id="1"), left(request(id="2"), 3.0), left(request(id="3"), 101.0)]
+    lines.append(left(request(id="4", attempts=2), 3.0))
+    evidence = folded(lines, now=T + 60)
+    assert evidence.candidate == Counts(3, 1, 1)
+    assert evidence.split == (4, 4), "they were routed by weight"
+
+
+def test_a_flood_of_clients_that_leave_says_nothing_about_a_candidate() -> None:
+    flood = changed(
+        Traffic().requests(T, 60),
+        lambda each: zlib.crc32(each.id.encode()) % 3 > 0,
+        lambda each: left(each, 0.0),
+    )
+    evidence = folded(flood, now=T + 120)
+    assert evidence.candidate.slow == evidence.candidate.errors == 0
+    quiet = folded([each for each in flood if each.us is not None], now=T + 120)
+    assert evidence.worths() == quiet.worths()
+    assert np.array_equal(evidence.memory, quiet.memory), "nor about stable's latency"
+
+
+def test_a_slow_candidate_does_not_escape_because_its_clients_leave() -> None:
+    """They wait for 5 ms, far below the promise; stable's answers take 2."""
+    impatient = [
+        left(each, 5.0) if each.us is not None and each.us > 5_000 else each
+        for each in Traffic(slower=20).requests(T, 60)
+    ]
+    evidence = folded(impatient, now=T + 120)
+    assert evidence.candidate.requests < 20
+    assert evidence.worths()["p50"] > 1e3
 
 
 def test_a_line_that_stands_in_the_log_twice_counts_once() -> None:

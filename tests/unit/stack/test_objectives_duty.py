@@ -59,8 +59,17 @@ class World:
             ObjectivesDuty(home, AlertBook(home), promises),
         )
 
-    def minute(self, version: int, *, requests: int = 100, bad: int = 0, slow: int = 0) -> None:
-        """A minute of traffic, then a tick of the duties."""
+    def minute(
+        self,
+        version: int,
+        *,
+        requests: int = 100,
+        bad: int = 0,
+        slow: int = 0,
+        gone: int = 0,
+        waited_ms: int = 0,
+    ) -> None:
+        """A minute of traffic, then a tick of the duties. `gone`: clients that leave after `waited_ms`."""
         lines = [
             GOOD._replace(
                 t=self.now + number * 60 / requests,
@@ -70,6 +79,8 @@ class World:
             )
             for number in range(requests)
         ]
+        left = {"code": 0, "us": None, "flags": "DR", "ms": waited_ms + 3.0, "received_ms": 3.0}
+        lines[requests - gone :] = [each._replace(**left) for each in lines[requests - gone :]]
         append(request_log(self.home), lines)
         self.now += 60
         self.tick()
@@ -149,6 +160,27 @@ def test_a_wave_of_half_the_budget_fires_nothing(world: World) -> None:
     assert (available.requests, available.bad, available.fires) == (8_000, 4, False)
     assert available.budget_left == pytest.approx(1 - 0.5 * 80 * 60 / PERIOD_S, abs=1e-4)
     assert (fast.name, fast.limit_ms, fast.budget_left) == ("latency", 20.0, 1.0)
+
+
+def test_clients_that_leave_page_nobody_and_hide_nothing(world: World) -> None:
+    world.promote(1)
+    for _ in range(20):
+        world.minute(1, requests=50)
+    assert world.minutes_until_alert(1, 5, requests=600, gone=600) is None
+    view = read_objectives(world.home, "flights", now=world.now)
+    assert view is not None
+    assert [(each.requests, each.bad) for each in view.objectives] == [(1_000, 0)] * 2
+    assert view.gone[300] == 1.0
+    assert view.gone[PERIOD_S] == 3_000 / 4_000
+    assert world.minutes_until_alert(1, 60, requests=200, gone=150, bad=1) is not None, "1 of 50 fails"
+
+
+def test_clients_that_leave_because_they_waited_longer_than_promised_burn_the_budget(world: World) -> None:
+    world.promote(1)
+    for _ in range(20):
+        world.minute(1, requests=50)
+    assert world.minutes_until_alert(1, 60, requests=50, gone=15, waited_ms=21) is not None
+    assert world.open_keys() == ["flights/objective/latency"]
 
 
 def test_slow_answers_burn_the_latency_budget(world: World) -> None:

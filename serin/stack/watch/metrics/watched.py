@@ -82,8 +82,13 @@ def objectives(home: Path) -> Iterator[Metric]:
                  "model", "objective")  # fmt: skip
     burn = gauge("serin_objective_burn_rate", "How many times too fast the error budget burns, by window.",
                  "model", "objective", "window")  # fmt: skip
+    gone = gauge("serin_requests_gone_ratio",
+                 "The share of requests whose client left before it had waited as long as promised, by window.",
+                 "model", "window")  # fmt: skip
     for model in _models(home):
         view = read_objectives(home, model)
+        for window_s, share in view.gone.items() if view else ():
+            gone.add_metric([model, shortest(window_s)], share)
         for objective in view.objectives if view else ():
             target.add_metric([model, objective.name], objective.target)
             if objective.budget_left is not None:
@@ -91,7 +96,7 @@ def objectives(home: Path) -> Iterator[Metric]:
             rates = {window.window_s: window.burn for window in objective.windows}  # 6 h is in two pairs
             for window_s, rate in rates.items():
                 burn.add_metric([model, objective.name, shortest(window_s)], rate)
-    yield from (target, left, burn)
+    yield from (target, left, burn, gone)
 
 
 def _models(home: Path) -> list[str]:
