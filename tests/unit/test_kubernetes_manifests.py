@@ -102,14 +102,15 @@ def test_what_kustomize_does_not_see_fits_its_schema(found: dict[str, Any]) -> N
 
 
 def test_the_worker_is_of_the_type_that_makes_valid_jobs() -> None:
-    commands = [
-        container["command"]
-        for where, pod in _pods()
-        if "worker-" in where
-        for container in (*pod["initContainers"], *pod["containers"])
-    ]
-    types = [command[command.index("--type") + 1] for command in commands]
-    assert types == ["serin-kubernetes"] * 4
+    made: dict[str, list[str]] = {}
+    for where, pod in _pods():
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            if "--type" in (command := container.get("command", [])):
+                assert command[command.index("--type") + 1] == "serin-kubernetes"
+                if "work-pool" in command:
+                    made.setdefault(where.rpartition("/")[2], []).append(command[command.index("create") + 1])
+    # Also where deployments are made: that makes pools of another type otherwise.
+    assert made == {"worker-cpu": ["cpu"], "worker-gpu": ["gpu"], "deploy": ["cpu", "gpu"]}
 
 
 def test_a_job_runs_once_and_its_pod_says_nothing_about_that() -> None:
