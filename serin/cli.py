@@ -37,7 +37,7 @@ from serin.commands import (
     tuning,
 )
 from serin.commands.suggest import SuggestingGroup
-from serin.errors import SerinError
+from serin.errors import SerinError, file_trouble
 
 app = typer.Typer(
     name="serin",
@@ -112,6 +112,11 @@ def main() -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has exited
+        sys.exit(1)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"serin: {file_trouble(error)}\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.stderr.write("serin: interrupted\n")

@@ -3,6 +3,7 @@
 SerinError                      what happened, where, what to do next; fields for programs
 ├── SpecError                   a spec or an argument is wrong; carries every problem found (exit code 2)
 ├── NameInvalid                 a model, table or run name that cannot be one (exit code 2)
+├── FileBroken                  a file of Serin's own that is damaged or cannot be read: names it and the way out
 ├── DataError                   the tables do not hold what the spec says
 │   ├── SourceMissing           a file, glob or URL that matches nothing (exit code 2)
 │   ├── SourceUnreadable        a file that is there and cannot be read
@@ -88,8 +89,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── AlertRefused            an alert that is not open (exit code 2)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
 │   ├── NotRecorded             a model without recorded requests, with the reason
-│   ├── NotWatched              a model without a watch on drift, with the reason
-│   └── WatchStateBroken        a file of the watcher's state that cannot be read
+│   └── NotWatched              a model without a watch on drift, with the reason
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
 ├── StageStopped                a stage ended early, because its run was cancelled
@@ -141,6 +141,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
+def file_trouble(error: OSError) -> str:
+    """What the operating system refused, as a message."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{what}; check the file, the permissions of its folder and the space on its disk"
+
+
 class SerinError(Exception):
     """The base of all errors. A subclass declares its fields and a template of its message over fields and properties.
 
@@ -225,6 +232,15 @@ class NameInvalid(SerinError):
     kind: str
     name: str
     rule: str
+
+
+class FileBroken(SerinError):
+    """It is left as it is. `advice`: what the person can do."""
+
+    template = "{path} cannot be used ({problem}); {advice}"
+    path: Path | str
+    problem: str
+    advice: str
 
 
 class DataError(SerinError):
@@ -961,14 +977,6 @@ class NotRecorded(MonitoringError):
 class NotWatched(MonitoringError):
     template = "the drift of {model!r} is not watched: {reason}"
     model: str
-    reason: str
-
-
-class WatchStateBroken(MonitoringError):
-    template = (
-        "{path} cannot be read ({reason}); restore that file, or remove it and what it records is forgotten"
-    )
-    path: Path | str
     reason: str
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands.forget_captures import forget_captures
-from serin.commands.output import Json, counted, human_bytes, say, show, show_json, show_table
+from serin.commands.output import Json, counted, human_bytes, say, show, show_json, show_problems, show_table
 from serin.errors import NotFound, StoreUnreachable
 from serin.machine import environment
 
@@ -41,20 +41,21 @@ def list_captures(
 ) -> None:
     """List the records of each model and version: hours, rows, size, share, recorded and dropped requests."""
     from serin.commands.recording import check_model, known_models
-    from serin.monitoring.capture.counters import models_captured
+    from serin.machine.contained import contained
+    from serin.monitoring.capture.counters import CapturesView, models_captured
     from serin.stack.shared_captures import all_hosts
 
     home, shared = environment.home(), _shared()
     known = {*models_captured(home), *(shared.models() if shared else ())}
     if model is not None and model not in known:
         check_model(model)
-    views = [
-        view
-        for name in (sorted(known) if model is None else [model])
-        for view in all_hosts(home, shared, name).views()
-    ]
+    views, failed = list[CapturesView](), dict[str, str]()
+    for name in sorted(known) if model is None else [model]:
+        with contained(failed, name):
+            views += all_hosts(home, shared, name).views()
     if as_json:
         show_json([dataclasses.asdict(view) for view in views])
+        show_problems(failed)
         return
     columns = ["model", "version", "hours", "first", "last", "rows", "size", "share", "requests", "dropped"]
     hosts = any(view.host for view in views)
@@ -65,6 +66,7 @@ def list_captures(
         if view.lost_rows:
             lost = counted(view.lost_rows, "row")
             say(f"{view.host or 'this host'} deleted {lost} of {view.model} before they could be uploaded")
+    show_problems(failed)
 
 
 def _shared() -> SharedRecords | None:

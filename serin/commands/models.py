@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands import signing
-from serin.commands.output import Json, confirm, human_bytes, say, show, show_json, show_table
+from serin.commands.output import Json, confirm, human_bytes, say, show, show_json, show_problems, show_table
 from serin.commands.predict import predict
-from serin.errors import BundleBroken, FormatOutdated, NotFound, SpecError
+from serin.errors import NotFound, SerinError, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -41,27 +41,31 @@ def register(app: typer.Typer) -> None:
 
 def list_models(as_json: Json = False) -> None:
     """List every version with its aliases and metrics."""
+    from serin.machine.contained import contained
     from serin.stack.host.state import running_here
     from serin.store.store import Store
 
-    store = Store.open()
+    store, failed = Store.open(), dict[str, str]()
     if store.local and environment.prefect_api_url() and not running_here(environment.home()):
         say(
             f"PREFECT_API_URL is set and SERIN_STORE names no shared store: these are the versions in {store.url}"
         )
     found = []
     for model in store.models():
-        aliases = store.aliases(model)
+        aliases: dict[str, int] = {}
+        with contained(failed, model):
+            aliases = store.aliases(model)
         for number in store.versions(model):
             names = ", ".join(name for name, version in aliases.items() if version == number)
             entry: dict[str, Any] = {"model": model, "version": number}
             try:
                 entry = dataclasses.asdict(store.bundle(model, number))
-            except (BundleBroken, FormatOutdated) as error:  # one version does not hide the others
+            except (SerinError, OSError) as error:  # one version does not hide the others
                 entry["trouble"] = str(error)
             found.append({**entry, "alias": names or None})
     if as_json:
         show_json(found)
+        show_problems(failed)
         return
     rows = [
         (each["model"], each["version"], each["alias"], each.get("trouble") or _metrics(each["metrics"]))
@@ -70,6 +74,7 @@ def list_models(as_json: Json = False) -> None:
     show_table(
         ("model", "version", "alias", "metrics"), rows, empty="no models yet; `serin run SPEC` publishes one"
     )
+    show_problems(failed)
 
 
 def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:

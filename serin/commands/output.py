@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +46,14 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:
         show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_problems(problems: Mapping[str, str]) -> None:
+    """Prints what could not be shown, and why, and ends the command with exit code 1 if there is any."""
+    for name, problem in problems.items():
+        say(f"PROBLEM {name}: {problem}")
+    if problems:
+        raise typer.Exit(1)
 
 
 def counted(number: int, one: str, several: str = "") -> str:

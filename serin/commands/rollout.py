@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.commands import rollout_story
-from serin.commands.output import Json, say, show, show_json, show_table, when
+from serin.commands.output import Json, say, show, show_json, show_problems, show_table, when
 from serin.errors import CommandRefused, NotFound, RolloutRefused
 from serin.machine import environment
 
@@ -85,9 +85,12 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the state of each model's newest rollout."""
-    found = _statuses(model)
+    from serin.rollout.run.status import problems
+
+    found, failed = _statuses(model), {} if model else problems(environment.home())
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
+        show_problems(failed)
         return
     columns = ("model", "live", "rolling out", "phase", "weight", "since", "why")
     show_table(
@@ -95,6 +98,7 @@ def status(
         [_row(entry) for entry in found],
         empty="no rollouts yet: `serin rollout start MODEL VERSION`",
     )
+    show_problems(failed)
 
 
 def watch(model: Model) -> None:

@@ -29,7 +29,7 @@ from serin.console.palette import stylesheet
 from serin.console.state import STATIC, Console
 from serin.console.views.all_views import VIEWS
 from serin.console.views.view import View, query_parameters, view_parameters
-from serin.errors import NameInvalid, NotFound, SerinError
+from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
 from serin.stack.console.settings import ConsoleSettings
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,11 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
 def _handlers(console: Console) -> Mapping[Any, Any]:
     def problem(request: Request, status: int, text: str) -> Response:
         title = _TITLES.get(status) or ("Not done" if request.method == "POST" else "Not shown")
-        return console.page(
-            request, "problem", status=status, session=console.session(request), title=title, text=text
-        )
+        try:
+            session = console.session(request)
+        except SerinError:  # the key that signs sessions may be what cannot be read
+            session = None
+        return console.page(request, "problem", status=status, session=session, title=title, text=text)
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -122,6 +124,11 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
     async def failed(request: Request, error: Exception) -> Response:
         return problem(request, 503, str(error))
 
+    async def unreadable(request: Request, error: Exception) -> Response:
+        assert isinstance(error, OSError)
+        log.error("%s failed", request.url.path, exc_info=error)
+        return problem(request, 503, file_trouble(error))
+
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s failed", request.url.path, exc_info=error)
         return problem(
@@ -133,6 +140,7 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
         NotFound: unknown,
         NameInvalid: unknown,
         SerinError: failed,
+        OSError: unreadable,
         Exception: unexpected,
     }
 

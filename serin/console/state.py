@@ -19,6 +19,7 @@ from serin.console import formats
 from serin.console.guard import Attempts
 from serin.console.sessions import Session, cookie2session, csrf_token
 from serin.console.views.view import Parameters, View
+from serin.errors import SerinError
 from serin.stack.console.settings import ConsoleSettings
 from serin.stack.host.state import read_stack
 
@@ -91,7 +92,10 @@ class Console:
         **values: Any,
     ) -> HTMLResponse:
         """Returns a page in the console's frame."""
-        stack = read_stack(self.home)
+        try:
+            stack = read_stack(self.home)
+        except SerinError:  # the page says so where it needs it
+            stack = None
         html = self._environment.get_template(f"{template}.html").render(
             {"section": "", "title": "", "live": None, "content": Markup(""), **values},
             session=session,

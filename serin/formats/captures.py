@@ -25,6 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serin.errors import FileBroken
 from serin.formats.capture_columns import (
     ANSWER,
     METADATA,
@@ -35,6 +36,7 @@ from serin.formats.capture_columns import (
     hour_began,
     hour_of,
 )
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 from serin.machine.private import make_private
@@ -43,7 +45,8 @@ from serin.spec.names import valid_model_name
 __all__ = [
     "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "bytes_in_memory", "captures_folder", "column_names",
     "commit", "complete", "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured",
-    "last_number", "part_map", "parts_of_hour", "published", "read_document", "readable_document", "scratch_writer",
+    "last_number", "open_part", "part_map", "parts_of_hour", "published", "read_document", "readable_document",
+    "scratch_writer",
     "versions_captured", "write_document", "write_part", "writing",
 ]  # fmt: skip
 
@@ -56,6 +59,7 @@ SCRATCH: Final = "."  # how the names of unfinished files begin
 _FILE = re.compile(r"(\d{12})-(\d{12})-(\d+)\.parquet")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 _GROUP_ROWS = 1 << 17
+_CONTENT: Final[dict[str, Any]] = {"last": 0, "publish": [], "releases": {}, "writers": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +115,21 @@ def parts_of_hour(folder: Path) -> list[Part]:
     return _without_replaced(found)
 
 
+def open_part(path: Path) -> pq.ParquetFile:
+    """Opens a file of records. Raises FileBroken when it is damaged, FileNotFoundError when it is gone."""
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        advice = "restore it from a backup, or remove it: its rows are then missing"
+        raise FileBroken(path=path, problem=str(error).splitlines()[0], advice=advice) from error
+
+
 def part_map(path: Path) -> list[tuple[int, int]]:
     """The numbers of the parts in a file and how many rows each has, in the order of its rows."""
-    return [(int(number), int(rows)) for number, rows in json.loads(pq.read_metadata(path).metadata[PARTS])]
+    with open_part(path) as file:
+        return [(int(number), int(rows)) for number, rows in json.loads(file.metadata.metadata[PARTS])]
 
 
 def bytes_in_memory(path: Path) -> int:
@@ -136,12 +152,17 @@ def writing(home: Path, model: str) -> Iterator[Path]:
 
 
 def read_document(home: Path, model: str) -> dict[str, Any]:
-    """The content of counters.json; empty when there is none."""
-    try:
-        document: dict[str, Any] = json.loads((captures_folder(home, model) / COUNTERS).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return document if document.get("format") == FORMAT else {}
+    """The content of counters.json; empty when there is none. Raises FileBroken when it cannot be read: records that
+    are written without it would be counted twice."""
+
+    def counters(document: Any) -> dict[str, Any]:
+        found = checked(document, FORMAT, VERSION)
+        if any(type(found.get(name, default)) is not type(default) for name, default in _CONTENT.items()):
+            raise ValueError("its entries have other types")
+        return found
+
+    advice = f"restore it, or move it away: what was recorded stays, and the counts of {model} begin again"
+    return read_json(captures_folder(home, model) / COUNTERS, counters, advice=advice) or {}
 
 
 def write_document(folder: Path, document: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from serin.errors import NameInvalid
 from serin.formats.captures import captures_folder, file_name, read_document
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_whole
 from serin.spec.names import valid_model_name
 from serin.store.objects import Entry
@@ -127,14 +128,14 @@ def in_force(files: Iterable[SharedFile]) -> list[SharedFile]:
 
 
 def read_sharing(home: Path, model: str) -> Sharing | None:
-    """None: nothing of this model is to be uploaded from here."""
-    try:
-        document = json.loads((captures_folder(home, model) / STATE).read_text())
-        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
-            return None
-        return Sharing(**{**document, "open": tuple(document["open"])})
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
+    """None: nothing of this model is to be uploaded from here. Raises FileBroken when that cannot be read."""
+
+    def sharing(document: Any) -> Sharing:
+        found = checked(document, FORMAT, VERSION)
+        return Sharing(**{**found, "open": tuple(found["open"])})
+
+    advice = f"restore it, or move it away: all records of {model} on this host are then uploaded again"
+    return read_json(captures_folder(home, model) / STATE, sharing, advice=advice)
 
 
 def write_sharing(home: Path, model: str, sharing: Sharing) -> None:

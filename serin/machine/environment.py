@@ -48,6 +48,7 @@ _SECRET_NAME = re.compile(
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is made in it)
 _SECRET_LENGTH = 6  # a shorter one occurs in a log by chance
 
 
@@ -330,11 +331,12 @@ def prefer(name: str, value: str) -> None:
 
 
 def runtime_folder(of: Path) -> Path:
-    """A short folder for unix sockets (their paths are limited to 107 bytes), only its owner may enter it."""
+    """A short folder in memory where there is one, so that a full disk does not matter to it; only its owner may enter
+    it. For unix sockets (their paths are limited to 107 bytes) and small files that are lost with the machine."""
     digest = hashlib.sha256(str(of.absolute()).encode()).hexdigest()[:12]
-    folder = (
-        Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"serin-{os.getuid()}-{digest}"
-    )
+    place = Path(os.environ.get("XDG_RUNTIME_DIR") or _SHARED_MEMORY)
+    usable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    folder = (place if usable else Path(tempfile.gettempdir())) / f"serin-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():

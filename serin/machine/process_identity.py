@@ -21,6 +21,8 @@ def stack_decides(home: Path) -> bool:
     try:
         stack = json.loads((home / "stack.json").read_text())
         pid, ticks, agent = stack["supervisor_pid"], stack["supervisor_ticks"], stack.get("agent", False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except FileNotFoundError:
         return False
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return (home / "rollouts").is_dir()  # a damaged file: `read_stack` names it
     return not agent and start_ticks(pid) == ticks

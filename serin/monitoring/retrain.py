@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from serin.errors import WatchStateBroken
 from serin.formats.reason import Reason, utc
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_whole
 from serin.machine.locks import locked
 from serin.monitoring.alerts.alert import Alert
@@ -225,22 +225,16 @@ def read_retraining(home: Path, model: str) -> History:
 
 
 def read_history(path: Path) -> History:
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return History()
-    except ValueError as error:
-        raise WatchStateBroken(path=str(path), reason=f"not JSON: {error}") from error
-    try:
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"not a {FORMAT} document of version {VERSION}")
+    def history(document: Any) -> History:
+        found = checked(document, FORMAT, VERSION)
         return History(
-            begun=tuple(Retraining(**_read(entry)) for entry in document["begun"]),
-            refused=tuple(Refusal(**_read(entry)) for entry in document["refused"]),
-            asked_again=float(document.get("asked_again", 0.0)),
+            begun=tuple(Retraining(**_read(entry)) for entry in found["begun"]),
+            refused=tuple(Refusal(**_read(entry)) for entry in found["refused"]),
+            asked_again=float(found.get("asked_again", 0.0)),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WatchStateBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+
+    advice = "restore it, or move it away: then nothing is known about earlier retrainings of this model"
+    return read_json(path, history, advice=advice) or History()
 
 
 def _plain(entry: Retraining | Refusal) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
 
@@ -56,14 +57,16 @@ def refusal(now: Situation, made: tuple[Rollback, ...]) -> str | None:
 
 
 def read_rollbacks(home: Path, model: str) -> tuple[Rollback, ...]:
-    """Returns the automatic rollbacks of a model, oldest first; none when the file is missing or damaged."""
-    try:
-        value = json.loads(_path(home, model).read_bytes())
-        if (value["format"], value["version"]) != (FORMAT, VERSION):
-            return ()
-        return tuple(Rollback(**each) for each in value["rollbacks"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()
+    """Returns the automatic rollbacks of a model, oldest first. Raises FileBroken when they cannot be read: one that
+    was made must not be made again."""
+
+    def rollbacks(document: Any) -> tuple[Rollback, ...]:
+        return tuple(Rollback(**each) for each in checked(document, FORMAT, VERSION)["rollbacks"])
+
+    advice = (
+        f"restore it, or move it away: then a version of {model} may be rolled back automatically once more"
+    )
+    return read_json(_path(home, model), rollbacks, advice=advice) or ()
 
 
 def save_rollbacks(home: Path, model: str, rollbacks: tuple[Rollback, ...]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from serin.errors import ReleaseNotReady
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_whole
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Endpoint, Release
@@ -145,11 +146,14 @@ class External:
         }
 
     def _record(self, model: str) -> dict[str, Any]:
-        try:
-            record: dict[str, Any] = json.loads(self._file(model).read_text())
-        except FileNotFoundError:
-            return {}
-        return record
+        def record(document: Any) -> dict[str, Any]:
+            found = checked(document, FORMAT, VERSION)
+            for entry in found["versions"].values():
+                Endpoint(**entry)
+            return found
+
+        advice = f"restore it, or move it away and name the servers of {model} again (`serin rollout start --stable`)"
+        return read_json(self._file(model), record, advice=advice) or {}
 
     def _write(self, model: str, versions: Mapping[int, Endpoint], timeout_s: float) -> None:
         rows = {str(version): {"http": place.http, "grpc": place.grpc} for version, place in versions.items()}

@@ -9,9 +9,13 @@ from serin.errors import NameInvalid
 _MODEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
+def is_model_name(name: str) -> bool:
+    return _MODEL.fullmatch(name) is not None
+
+
 def valid_model_name(name: str) -> str:
     """`name` itself, or NameInvalid."""
-    if not _MODEL.fullmatch(name):
+    if not is_model_name(name):
         raise NameInvalid(
             kind="model",
             name=name,

@@ -17,6 +17,7 @@ from serin.errors import ReleaseNotReady, SerinError
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
 from serin.machine.heartbeat import beat
+from serin.machine.in_memory import write_problems
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
@@ -30,7 +31,7 @@ from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
 from serin.stack.host.standing import begin_beats, log_to_stdout, stop_on_signals
 from serin.stack.shadow.replayer import Replayer
 from serin.stack.version_settings import check_trusted, stored_schema, stored_timeouts
-from serin.stack.wiring import build_gateway, build_releases, follow_files, request_log
+from serin.stack.wiring import CONTROLLER, build_gateway, build_releases, follow_files, request_log
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.store import Store
 
@@ -104,13 +105,18 @@ def run(home: Path, stop: threading.Event) -> None:
         check=lambda release: None if external.has(release) else check_trusted(store, release),
     )
     log.info("the controller has started")
-    rotate_at = 0.0
+    rotate_at, told = 0.0, dict[str, str]()
+    with contextlib.suppress(OSError):
+        write_problems(home, CONTROLLER, told)  # an earlier controller's are not this one's
     try:
         while not stop.is_set():
             beat()
             began = time.monotonic()
             try:
                 controller.tick()
+                if controller.problems != told:
+                    write_problems(home, CONTROLLER, controller.problems)
+                    told = dict(controller.problems)
                 if began >= rotate_at:
                     gateway.rotate_logs(LOG_LIMIT_BYTES)
                     rotate_at = began + _ROTATE_EVERY_S

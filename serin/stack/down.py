@@ -8,10 +8,12 @@ import shutil
 import time
 from pathlib import Path
 
-from serin.errors import NameInvalid, NotUp, ServingError, SupervisorGone
+from serin.errors import FileBroken, NameInvalid, NotUp, ServingError, SupervisorGone
+from serin.machine.in_memory import remove_sockets
+from serin.machine.process_identity import start_ticks
 from serin.stack.host.process_scan import end_processes, group_members, stack_processes
 from serin.stack.host.run_processes import record_folder
-from serin.stack.host.state import Stack, changing_stack, read_stack, remove_sockets
+from serin.stack.host.state import Stack, changing_stack, read_stack, stack_file
 from serin.stack.host.supervisor import Supervisor
 from serin.stack.prefect import processes
 from serin.stack.wiring import AGENT, CONTROLLER, build_gateway, remove_shared_memory
@@ -29,7 +31,7 @@ def take_down(home: Path) -> None:
     if not home.is_dir():
         raise NotUp(home=home)
     with changing_stack(home, wait_s=10.0):
-        stack = read_stack(home)
+        stack = _read_or_move_aside(home)
         alive = stack is not None and stack.is_alive
         if stack is not None and alive:
             _stop_in_order(stack)
@@ -38,6 +40,29 @@ def take_down(home: Path) -> None:
             raise NotUp(home=home)
         if not alive:
             logger.info(f"the stack had crashed; cleaned up {leftovers}")
+
+
+def _read_or_move_aside(home: Path) -> Stack | None:
+    """Returns the stack. A damaged file is kept under another name; the supervisor that runs still knows its pid."""
+    try:
+        return read_stack(home)
+    except FileBroken as error:
+        aside = stack_file(home).with_name(f"stack.json.broken-{time.time():.0f}")
+        logger.info(f"{error.path} is damaged ({error.problem}); it is kept as {aside}")
+        stack_file(home).rename(aside)
+    try:
+        pid = int(Supervisor(home).pid_file.read_text())
+    except (OSError, ValueError):
+        return None
+    return Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or -1,
+        gateway_port=0,
+        prefect_api_url="",
+        prefect_port=None,
+        since=0.0,
+    )
 
 
 def clear_away(home: Path) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 from serin.errors import NameInvalid, PrefectGone, PrefectRefused
 from serin.formats.serving.request_log import read_since
+from serin.machine.contained import contained
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
-from serin.rollout.run.status import ModelStatus, ReleaseStatus
+from serin.rollout.run.status import ModelStatus, ReleaseStatus, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
@@ -55,11 +56,13 @@ class Status:
     latency: tuple[ReleaseLatency, ...] = field(default=())
     objectives: Mapping[str, ObjectivesView] = field(default_factory=dict)  # by model
     alerts: tuple[AlertRecord, ...] = ()  # open ones
+    problems: Mapping[str, str] = field(default_factory=dict)  # by model, or by what else is concerned
 
     @property
     def well(self) -> bool:
-        """True when everything that should run does, the gateway is open, and every release with traffic is ready."""
-        if not self.up or self.gateway is None or (self.guard and self.guard.trouble):
+        """True when everything that should run does, the gateway is open, every release with traffic is ready, and
+        no file is damaged."""
+        if self.problems or not self.up or self.gateway is None or (self.guard and self.guard.trouble):
             return False
         if self.supervisor_problem or any(child.frozen for child in self.processes):
             return False
@@ -91,6 +94,7 @@ class Status:
             ],
             "models": [self._model(model) for model in self.models],
             "alerts": [asdict(each) for each in self.alerts],
+            "problems": dict(self.problems),
         }
 
     def lines(self) -> Iterator[str]:
@@ -112,6 +116,8 @@ class Status:
         yield from map(process_line, self.processes)
         for model in self.models:
             yield from self._model_lines(model)
+        for name, problem in self.problems.items():
+            yield f"PROBLEM {name}: {problem}"
         for each in self.alerts:
             acknowledged = f" (acknowledged by {each.acknowledged_by})" if each.acknowledged_by else ""
             yield f"ALERT {each.alert.severity} {each.alert.key}: {each.alert.title}{acknowledged}"
@@ -167,13 +173,28 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         return Status(home=home, up=False)
     supervisor, problem = find_supervisor(stack)
     children = with_problems(home, supervisor.children(), time.time())
-    external = External(home)
+    external, found = External(home), problems(home)
     known = CombinedVersions(Store.open(), external)
-    models = tuple(
-        model for model in rollout_statuses(home) if model.live or not ask_store or known.versions(model.name)
+    models, ready, elsewhere, views = (
+        list[ModelStatus](),
+        set[str](),
+        dict[str, str](),
+        dict[str, ObjectivesView](),
     )
     fleet = CombinedFleet(build_releases(home, host=supervisor), external)
-    named = [_named(model, entry) for model in models for entry in model.releases]
+    for model in rollout_statuses(home):
+        with contained(found, model.name):
+            if model.live or not ask_store or known.versions(model.name):
+                models.append(model)
+    for model in models:
+        with contained(found, model.name):
+            if view := read_objectives(home, model.name):
+                views[model.name] = view
+            for release in (_named(model, entry) for entry in model.releases):
+                if external.has(release):
+                    elsewhere[release.name] = external.endpoint(release).http
+                if fleet.state(release) == "ready":
+                    ready.add(release.name)
     return Status(
         home=home,
         up=True,
@@ -184,14 +205,13 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         console=_console(stack, children),
         metrics=metrics_url(home),
         processes=children,
-        models=models,
-        ready=frozenset(release.name for release in named if fleet.state(release) == "ready"),
-        elsewhere={
-            release.name: external.endpoint(release).http for release in named if external.has(release)
-        },
+        models=tuple(models),
+        ready=frozenset(ready),
+        elsewhere=elsewhere,
         latency=() if window_s is None else _latency(request_log(home), window_s),
-        objectives={model.name: view for model in models if (view := read_objectives(home, model.name))},
+        objectives=views,
         alerts=read_alerts(home, resolved=0).open,
+        problems=found,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from serin.errors import SerinError
 from serin.machine import environment
+from serin.machine.in_memory import socket_folder
 from serin.machine.ports import LOOPBACK
 from serin.machine.process import Process
 from serin.machine.process_identity import start_ticks
@@ -19,7 +20,7 @@ from serin.serving.envoy.keys import KeyFile
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 from serin.stack.console.place import ConsolePlace
 from serin.stack.host.standing import stack_environment, standing_process
-from serin.stack.host.state import Stack, socket_folder, write_stack
+from serin.stack.host.state import Stack, write_stack
 from serin.stack.host.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
 from serin.machine import environment
+from serin.machine.documents import parse_json
 from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.spec.names import valid_model_name
@@ -223,7 +224,16 @@ class Store:
         return sorted(int(name) for name in found if name.isdigit())
 
     def aliases(self, model: str) -> dict[str, int]:
-        return _aliases(self._places.read(f"models/{valid_model_name(model)}/aliases.json"))
+        return self._aliases(model, self._places.read(f"models/{valid_model_name(model)}/aliases.json"))
+
+    def _aliases(self, model: str, content: bytes | None) -> dict[str, int]:
+        if content is None:
+            return {}
+        path = f"{self.url}/models/{model}/aliases.json"
+        advice = "restore it, or move it away: a controller that decides about this model writes it again"
+        return parse_json(
+            path, content, lambda found: {name: int(found[name]) for name in found}, advice=advice
+        )
 
     def set_alias(
         self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
@@ -236,7 +246,7 @@ class Store:
             raise self._no_version(model, version)
 
         def moved(content: bytes | None) -> bytes:
-            aliases = _aliases(content)
+            aliases = self._aliases(model, content)
             if check is not None:
                 check()
             if version is None:
@@ -299,10 +309,6 @@ def open_files(url: str) -> Files:
     from serin.store.fsspec_files import FsspecFiles
 
     return FsspecFiles(url)
-
-
-def _aliases(content: bytes | None) -> dict[str, int]:
-    return {} if content is None else dict(json.loads(content))
 
 
 def _signatures(model: str, version: int) -> str:

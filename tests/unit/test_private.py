@@ -15,11 +15,11 @@ import pytest
 
 from serin.draft.guess import guess_spec
 from serin.etl.raw_rows import read_test_rows
+from serin.machine.in_memory import socket_folder
 from serin.machine.private import make_private
 from serin.pipeline.check import check_spec
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.load import load_spec
-from serin.stack.host.state import socket_folder
 from serin.stack.prefect.login import make_login
 from serin.store.runs import run_folder
 from serin.store.store import Store
@@ -76,7 +76,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     found = Machine(temporary, tmp_path / "user" / "home")
     monkeypatch.setenv("SERIN_HOME", str(found.home))
     monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(shutil, "rmtree", found.removing(shutil.rmtree))
     before = os.umask(0o022)

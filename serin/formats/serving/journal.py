@@ -7,20 +7,27 @@ next writer.
 A journal that has become large is compacted: rewritten beside itself with the lines that still matter, byte for byte,
 and moved into place. A crash leaves the old one or the new one. The header counts how often that was done, so that a
 reader that follows the journal knows that its place in it is gone.
+
+An urgent decision does not wait for a disk that takes no more: it is kept in the `spare` file, which is in memory, and
+counts from then on. It is moved into the journal as soon as the disk takes it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from serin.errors import JournalHeld, JournalUnknown
-from serin.machine.durable import sync
+from serin.errors import FileBroken, JournalHeld, JournalUnknown
+from serin.machine.durable import sync, write_whole
 from serin.machine.locks import try_lock
+
+logger = logging.getLogger(__name__)
 
 FORMAT: Final = "serin.journal"
 VERSION: Final = 2  # 1: evidence under other names
@@ -55,9 +62,9 @@ _KNOWN = frozenset(part.name for part in fields(Decision))
 class Journal:
     """A journal open for writing. Opening takes the lock and cuts off a torn end."""
 
-    def __init__(self, path: Path, *, compact_bytes: int = _COMPACT_BYTES) -> None:
+    def __init__(self, path: Path, *, spare: Path | None = None, compact_bytes: int = _COMPACT_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self._spare = path, spare
         self._compact_bytes = self._compact_at = compact_bytes
         self._file = _open_locked(path)
         try:
@@ -67,13 +74,48 @@ class Journal:
             os.close(self._file)
             raise
         self._seq = last.seq if last else 0
+        self._waiting = [] if spare is None else _spare_decisions(spare, after=self._seq)
+        self._seq = self._waiting[-1].seq if self._waiting else self._seq
 
-    def append(self, decision: Decision) -> Decision:
-        """`decision` with its number, once it is on disk. After an error nothing of it remains."""
+    def append(self, decision: Decision, *, urgent: bool = False) -> Decision:
+        """`decision` with its number, once it is on disk. After an error nothing of it remains.
+
+        An urgent one counts also where the disk does not take it: it waits, and `flush` writes it.
+        """
         numbered = replace(decision, seq=self._seq + 1)
-        self._write(json.dumps(asdict(numbered), separators=(",", ":")).encode() + b"\n")
+        try:
+            self._write(b"".join(map(_line, [*self._waiting, numbered])))
+            self._written()
+        except OSError:
+            if not urgent:
+                raise
+            self._waiting.append(numbered)
+            self._keep_waiting()
         self._seq = numbered.seq
         return numbered
+
+    @property
+    def waiting(self) -> int:
+        """How many decisions are not on disk yet."""
+        return len(self._waiting)
+
+    def flush(self) -> None:
+        """Writes the decisions that wait. Raises OSError while the disk does not take them."""
+        if self._waiting:
+            self._write(b"".join(map(_line, self._waiting)))
+            self._written()
+
+    def _written(self) -> None:
+        if self._waiting and self._spare is not None:
+            self._spare.unlink(missing_ok=True)
+        self._waiting = []
+
+    def _keep_waiting(self) -> None:
+        """Where memory is full as well, this process alone knows them."""
+        if self._spare is not None:
+            with suppress(OSError):
+                self._spare.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._spare, b"".join(map(_line, self._waiting)))
 
     def compact(self, keep: Keep) -> bool:
         """Leaves out what `keep` does not name, if the journal is large and has doubled since it was last compacted.
@@ -93,10 +135,10 @@ class Journal:
         return True
 
     def last(self) -> Decision | None:
-        return last_decision(self.path)
+        return last_decision(self.path, self._spare)
 
     def all(self) -> list[Decision]:
-        return read_decisions(self.path)
+        return [*read_decisions(self.path), *self._waiting]
 
     def close(self) -> None:
         os.close(self._file)
@@ -129,6 +171,16 @@ class Journal:
         os.close(old)
         sync(self.path.parent)
 
+    def _write_again(self) -> None:
+        """The file was removed while it was open: what this process holds of it gets its name again."""
+        if self.path.exists():
+            problem = "another file took its place while a controller had it open"
+            advice = "move that file away, or restart the controller (`serin down` and `serin up`) to use it"
+            raise FileBroken(path=self.path, problem=problem, advice=advice)
+        logger.warning(f"{self.path} was removed while it was in use; it is written again")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._replace(os.pread(self._file, self._end, 0))
+
     def _mend(self) -> tuple[int, Decision | None]:
         """End of the last whole line, and its decision."""
         data = self.path.read_bytes()
@@ -146,16 +198,57 @@ class Journal:
             sync(self.path.parent)
             return self._end, None
         if end < len(data):
+            torn = torn_file(self.path)
+            logger.warning(
+                f"{self.path}: {len(data) - end} bytes at its end are not a decision; moved to {torn}"
+            )
+            with suppress(OSError):
+                write_whole(torn, data[end:])
             os.ftruncate(self._file, end)
             os.fsync(self._file)
         return end, last
 
     def _write(self, line: bytes) -> None:
-        """At the end of what counts, over whatever a failed write may have left there."""
-        os.ftruncate(self._file, self._end)
-        end = _write_at(self._file, line, self._end)
-        os.fsync(self._file)
+        """At the end of what counts. After an error the file ends there again, as far as that can be done."""
+        found = os.fstat(self._file)
+        if found.st_nlink == 0:
+            self._write_again()
+        elif found.st_size < self._end:
+            lost = self._end - found.st_size
+            logger.warning(f"{self.path}: {lost} bytes at its end were removed by another process")
+            self._end, line = found.st_size, b"\n" + line
+        try:
+            end = _write_at(self._file, line, self._end)
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._end)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        if os.fstat(self._file).st_size > end:  # what a failed write left there
+            os.ftruncate(self._file, end)
         self._end = end
+
+
+def torn_file(path: Path) -> Path:
+    """Where the bytes at a journal's end that are not a decision are moved when it is opened."""
+    return path.with_name(f"{path.name}.torn")
+
+
+def torn_bytes(path: Path) -> int:
+    """Returns how many bytes behind the last whole line of a journal nobody can read; 0 where all is well."""
+    with suppress(OSError):
+        return torn_file(path).stat().st_size
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return 0
+    if size > _TAIL_BYTES and len(lines) == 1 and lines[0].endswith(b"\n"):
+        return 0  # one very long line
+    read = [_decision(line) is not None or _compacted(line) is not None for line in lines]
+    return sum(len(line) for place, line in enumerate(lines) if not any(read[place:]))
 
 
 def _open_locked(path: Path) -> int:
@@ -182,13 +275,34 @@ def _write_at(file: int, data: bytes, place: int) -> int:
     return place
 
 
-def read_decisions(path: Path) -> list[Decision]:
+def read_decisions(path: Path, spare: Path | None = None) -> list[Decision]:
     """Every decision that counts, oldest first. A journal that is not there is an empty one."""
-    return list(_decisions(path, path.read_bytes() if path.exists() else b""))
+    found = list(_decisions(path, path.read_bytes() if path.exists() else b""))
+    return [*found, *_spare_decisions(spare, after=found[-1].seq if found else 0)]
 
 
-def last_decision(path: Path) -> Decision | None:
+def last_decision(path: Path, spare: Path | None = None) -> Decision | None:
     """The newest decision that counts. Reads the end of the file only, as long as it holds one."""
+    found = _last_on_disk(path)
+    waiting = _spare_decisions(spare, after=found.seq if found else 0)
+    return waiting[-1] if waiting else found
+
+
+def _spare_decisions(spare: Path | None, *, after: int) -> list[Decision]:
+    """Urgent decisions that are not in the journal yet; one that is may still be here after a crash."""
+    try:
+        lines = spare.read_bytes().splitlines(keepends=True) if spare else []
+    except OSError:  # there is none
+        return []
+    found = (decision for line in lines if (decision := _decision(line)) is not None)
+    return [decision for decision in found if decision.seq > after]
+
+
+def _line(decision: Decision) -> bytes:
+    return json.dumps(asdict(decision), separators=(",", ":")).encode() + b"\n"
+
+
+def _last_on_disk(path: Path) -> Decision | None:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -206,8 +320,8 @@ def last_decision(path: Path) -> Decision | None:
 class JournalReader:
     """One rollout's decisions, asked for again and again while they are made: each time only what is new is read."""
 
-    def __init__(self, path: Path, rollout: str) -> None:
-        self._path, self._rollout = path, rollout
+    def __init__(self, path: Path, rollout: str, spare: Path | None = None) -> None:
+        self._path, self._rollout, self._spare = path, rollout, spare
         self._mark = f'"rollout":{json.dumps(rollout)},'.encode()
         self._place, self._compacted, self._known = 0, 0, list[Decision]()
 
@@ -232,7 +346,8 @@ class JournalReader:
             decision = _decision(line) if self._mark in line else None  # most lines may be of other rollouts
             if decision is not None and decision.rollout == self._rollout:
                 self._known.append(decision)
-        return list(self._known)
+        waiting = _spare_decisions(self._spare, after=self._known[-1].seq if self._known else 0)
+        return [*self._known, *(decision for decision in waiting if decision.rollout == self._rollout)]
 
 
 def _decisions(path: Path, data: bytes) -> Iterator[Decision]:

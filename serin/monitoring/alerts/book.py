@@ -2,6 +2,9 @@
 
 An alert and its messages are stored in one transaction, so a process that is killed loses none. Several processes may
 use the book at once.
+
+Where the disk takes no more, an alert is kept in a second book in the stack's folder in memory, until the first one
+takes it: the alert that a disk is full needs no disk.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from serin.errors import AlertRefused, ReceiverRefused
+from serin.machine.databases import Database
+from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.receivers import ReceiverFile
@@ -38,9 +43,33 @@ class AlertBook:
     def fire(self, alert: Alert, now: float) -> None:
         """Opens an alert, or updates the open one with its key. A message is due when it opens and when its severity
         rises."""
-        if self._is_current(alert, now):
+        spare = self._spare()
+        try:
+            self._fire(self._file, alert, now)
+        except (sqlite3.OperationalError, OSError) as error:
+            if spare is None:
+                raise
+            if not self._is_current(spare, alert, now):
+                log.warning(
+                    "the alert %s is kept in memory: %s cannot be written: %s",
+                    alert.key,
+                    self._file.path,
+                    error,
+                )
+            self._fire(spare, alert, now)
+        else:
+            if spare is not None and spare.path.exists():
+                with spare.changing() as book:
+                    book.execute("DELETE FROM alerts WHERE key = ? AND resolved IS NULL", (alert.key,))
+
+    def _spare(self) -> Database | None:
+        memory = memory_folder(self._home)
+        return None if memory is None else book_file(memory)
+
+    def _fire(self, file: Database, alert: Alert, now: float) -> None:
+        if self._is_current(file, alert, now):
             return
-        with self._file.changing() as book:
+        with file.changing() as book:
             row = _open(book, alert.key)
             if row is None:
                 number = _insert(book, alert, now)
@@ -56,10 +85,16 @@ class AlertBook:
     def resolve(self, key: str, now: float) -> None:
         """Ends an alert. Nothing happens when none with this key is open. Receivers that never got the alert because
         it was silenced get no message about its end."""
-        with self._file.reading() as book:
+        spare = self._spare()
+        if spare is not None and spare.path.exists():
+            self._resolve(spare, key, now)
+        self._resolve(self._file, key, now)
+
+    def _resolve(self, file: Database, key: str, now: float) -> None:
+        with file.reading() as book:
             if book is None or _open(book, key) is None:
                 return
-        with self._file.changing() as book:
+        with file.changing() as book:
             row = _open(book, key)
             if row is None:
                 return
@@ -126,9 +161,9 @@ class AlertBook:
             if changed.rowcount:
                 _write(book, now, "silence ended", str(number), by=by)
 
-    def _is_current(self, alert: Alert, now: float) -> bool:
+    def _is_current(self, file: Database, alert: Alert, now: float) -> bool:
         """Whether the book has this alert already, so that a duty may fire it at every tick without a write."""
-        with self._file.reading() as book:
+        with file.reading() as book:
             row = None if book is None else _open(book, alert.key)
             return (
                 row is not None

@@ -15,6 +15,7 @@ from serin.expressions import Expression, ExpressionError, Masked, evaluate, par
 from serin.formats.captures import (
     captures_folder,
     hours_captured,
+    open_part,
     parts_of_hour,
     readable_document,
     versions_captured,
@@ -118,7 +119,7 @@ def _columns(
     path: Path, expression: Expression, known: Mapping[str, pa.DataType]
 ) -> tuple[pa.Table, set[str]]:
     wanted = ["_row", *expression.columns]
-    with pq.ParquetFile(path) as file:
+    with open_part(path) as file:
         there = set(file.schema_arrow.names)
         table = file.read([name for name in dict.fromkeys(wanted) if name in there])
     missing = set(expression.columns) - there

@@ -20,6 +20,7 @@ from serin.formats.captures import (
     hour_began,
     hour_of,
     hours_captured,
+    open_part,
     part_map,
     parts_of_hour,
     scratch_writer,
@@ -149,7 +150,7 @@ def _tables(run: Sequence[Part], schema: pa.Schema, keep: pa.Array | None) -> It
     waiting: list[pa.Table] = []
     place = 0
     for part in run:
-        with pq.ParquetFile(part.path) as file:
+        with open_part(part.path) as file:
             for batch in file.iter_batches(_GROUP_ROWS):
                 table = fitted(pa.Table.from_batches([batch]), schema)
                 if keep is not None:

@@ -17,6 +17,7 @@ from serin.formats.captures import (
     captures_folder,
     hour_began,
     hours_captured,
+    open_part,
     part_map,
     parts_of_hour,
     published,
@@ -128,7 +129,7 @@ def part_tables(part: Part, columns: Sequence[str]) -> Iterator[pa.Table] | None
     """The rows of a part, some thousands at a time: for parts that do not fit into memory. None when it was merged or
     deleted since it was listed; once begun, all of its rows come."""
     try:
-        file = pq.ParquetFile(part.path)
+        file = open_part(part.path)
     except FileNotFoundError:
         return None
     return _pieces(file, part, columns)
@@ -230,7 +231,7 @@ def _microseconds(limit: float | None) -> tuple[int, int]:
 
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    with open_part(path) as file:
         return _read_file(file, columns)
 
 

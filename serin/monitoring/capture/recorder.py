@@ -29,6 +29,7 @@ from serin.store.artifacts import Release
 
 log = logging.getLogger(__name__)
 
+FIRST = 1  # the number of a writer's first file
 SETTLE_S = 2.0  # the gateway writes its log at least every second
 BATCH_BYTES = 16 << 20  # of the spool, read and committed at once
 _BEFORE_S = 15.0  # how long before a file's last write the requests in it may have ended
@@ -182,9 +183,15 @@ class Recorder:
 
 
 def _read(entry: SpoolEntry, counters: Counters) -> SpoolFile | None:
-    counters.writer(entry.writer).file = entry.number
+    writer = counters.writer(entry.writer)
+    lost, writer.file = writer.file < 0 and entry.number > FIRST, entry.number
     try:
-        return read_spool(entry.path)
+        file = read_spool(entry.path)
+        if (
+            lost and file.blocks
+        ):  # the counts of its earlier files are gone: nothing says that any were dropped
+            writer.requests = file.blocks[-1].sent - sum(block.requests for block in file.blocks)
+        return file
     except FileNotFoundError:
         return None
     except SpoolBroken as error:

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from serin.errors import WatchStateBroken
+from serin.errors import FileBroken
 from serin.formats.captures import Part, captures_folder, published, read_document
 from serin.formats.drift import DriftStatistics
 from serin.formats.shared_captures import records_source
+from serin.machine.documents import UNFIT, checked, read_json
 from serin.machine.durable import write_whole
 from serin.monitoring.capture.read import part_tables, parts
 from serin.monitoring.drift.release_watch import ReleaseWatch
 
 FORMAT, VERSION = "serin.drift_watch", 1
 _ROUND_S: Final = 2.0  # the other duties of the watcher wait for so long
+
+_LOST = "restore it, or move it away: the drift of {model} is then watched from now on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,8 @@ class ModelWatch:
                     made.releases[found.version] = ReleaseWatch.from_json(
                         found.statistics, found.inputs, entry
                     )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise WatchStateBroken(
-                path=state_file(home, model), reason=f"{type(error).__name__}: {error}"
-            ) from error
+        except UNFIT as error:
+            raise state_broken(home, model, error) from error
         return made
 
     def watch(self, wanted: Mapping[int, Watched], live: int | None) -> bool:
@@ -143,13 +144,10 @@ def state_file(home: Path, model: str) -> Path:
 
 def read_state(home: Path, model: str) -> dict[str, Any] | None:
     """The content of the state file; None when there is none."""
-    path = state_file(home, model)
-    try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"not a {FORMAT} document of version {VERSION}")
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise WatchStateBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
-    return document
+    path, advice = state_file(home, model), _LOST.format(model=model)
+    return read_json(path, lambda document: checked(document, FORMAT, VERSION), advice=advice)
+
+
+def state_broken(home: Path, model: str, error: Exception) -> FileBroken:
+    problem = f"{type(error).__name__}: {error}"
+    return FileBroken(path=state_file(home, model), problem=problem, advice=_LOST.format(model=model))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.errors import WatchStateBroken
 from serin.formats.drift import BinnedColumn
 from serin.formats.drift import read_drift as read_statistics
 from serin.formats.importance import Importance, read_importance
 from serin.formats.schema import read_schema
+from serin.machine.documents import UNFIT
 from serin.monitoring.drift.alarm import Alarm
 from serin.monitoring.drift.alerts import drift_alert, priority_of
-from serin.monitoring.drift.model_watch import read_state, state_file
+from serin.monitoring.drift.model_watch import read_state, state_broken
 from serin.monitoring.drift.release_watch import ReleaseWatch
 from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView, State
 from serin.store.artifacts import Release
@@ -31,9 +31,8 @@ def read_drift(home: Path, model: str) -> DriftView | None:
     inputs = tuple(column.name for column in read_schema(bundle).inputs)
     try:
         watch = ReleaseWatch.from_json(statistics, inputs, entry)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise WatchStateBroken(path=state_file(home, model), reason=reason) from error
+    except UNFIT as error:
+        raise state_broken(home, model, error) from error
     release = Release(model=model, version=int(document["live"])).name
     importance = read_importance(bundle)
     alarms = tuple(_alarm(watch, release, importance, alarm) for alarm in watch.alarms.values())

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
 
@@ -66,14 +67,13 @@ def _from(days: dict[str, T], first: str) -> dict[str, T]:
 
 
 def read_state(folder: Path) -> QualityState:
-    """The state; that of a new model when there is none, or when it cannot be read: then all is done again."""
-    try:
-        document = json.loads((folder / FILE).read_bytes())
-        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
-            raise ValueError("another format")
-        return QualityState(**document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return QualityState()
+    """The state; that of a new model when there is none. Raises FileBroken when it cannot be read."""
+
+    def state(document: Any) -> QualityState:
+        return QualityState(**checked(document, FORMAT, VERSION))
+
+    advice = "restore it, or move it away: the quality of this model is then measured again from its records"
+    return read_json(folder / FILE, state, advice=advice) or QualityState()
 
 
 def write_state(folder: Path, state: QualityState) -> None:

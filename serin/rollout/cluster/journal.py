@@ -85,8 +85,14 @@ class StoreJournal:
         self._count = len(known)
         self._writer = NumberedWriter(objects, prefix_of(model), known[-1].seq if known else 0)
 
-    def append(self, decision: Decision) -> Decision:
+    waiting = 0  # hosts follow the store alone: there is nothing to act on before a decision is there
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def append(self, decision: Decision, *, urgent: bool = False) -> Decision:
         """Returns the decision with its number, once its object exists."""
+        del urgent
         writer = Writer(holder=self._leadership.holder, term=self._term)
         self._leadership.check(self._term)
         try:

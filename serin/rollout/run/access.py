@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from serin.formats.serving.journal import Decision, JournalReader, last_decision, read_decisions
+from serin.formats.serving.journal import Decision, JournalReader, read_decisions
 from serin.rollout.run.commands import HomeMailbox, Mailbox
 from serin.rollout.run.record import JournalFolder
 from serin.spec.names import valid_model_name
@@ -58,14 +58,14 @@ class HomeRollouts:
         return self._journals.models()
 
     def last(self, model: str) -> Decision | None:
-        return last_decision(self._path(model))
+        return self._journals.last(valid_model_name(model))
 
     def decisions(self, model: str, rollout: str | None = None) -> list[Decision]:
-        decisions = read_decisions(self._path(model))
+        decisions = read_decisions(self._path(model), self._journals.spare(model))
         return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
 
     def reader(self, model: str, rollout: str) -> JournalReader:
-        return JournalReader(self._path(model), rollout)
+        return JournalReader(self._path(model), rollout, self._journals.spare(model))
 
     def _path(self, model: str) -> Path:
         return self._journals.path(valid_model_name(model))

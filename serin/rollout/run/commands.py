@@ -3,29 +3,38 @@
     <home>/rollouts/inbox/<id>.json     written by `submit`, removed by the controller when it is answered
     <home>/rollouts/answers/<id>.json   kept for a week
 
-Files appear by rename, so that nobody reads a partial one. Ids sort by time: commands are applied in the order given.
+Where the disk takes no more, both are in the stack's folder in memory instead: `abort` must not wait for a disk. Files
+appear by rename, so that nobody reads a partial one. Ids sort by time: commands are applied in the order given.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from serin.errors import ControllerSilent, SerinError
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
+from serin.machine.in_memory import memory_folder
 from serin.rollout.decide.plan import Plan
 from serin.spec.names import valid_model_name
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback", "retire"]
 
 ANSWER: Final = {"format": "serin.answer", "version": 1}
+
+INBOX, ANSWERS = "inbox", "answers"
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _KEEP_ANSWERS_S: Final = 7 * 86400.0
@@ -130,17 +139,20 @@ class HomeMailbox:
         self._home = home
 
     def submit(self, command: Command) -> str:
-        _publish(_inbox(self._home) / f"{command.id}.json", command.to_json())
+        _publish(self._home, INBOX, command.id, command.to_json())
         return command.id
 
     def read_answer(self, command_id: str) -> Answer | None:
-        try:
-            return answer_from_json(json.loads(_answer_file(self._home, command_id).read_bytes()))
-        except FileNotFoundError:
-            return None
+        advice = "remove it and give the command again"
+        for folder in _folders(self._home, ANSWERS):
+            file = folder / f"{_checked(command_id)}.json"
+            if (answer := read_json(file, answer_from_json, advice=advice)) is not None:
+                return answer
+        return None
 
     def withdraw(self, command_id: str) -> None:
-        (_inbox(self._home) / f"{command_id}.json").unlink(missing_ok=True)
+        for folder in _folders(self._home, INBOX):
+            (folder / f"{command_id}.json").unlink(missing_ok=True)
 
 
 def ask_by(mailbox: Mailbox, command: Command, *, timeout_s: float | None = None) -> Answer:
@@ -181,20 +193,20 @@ class Inbox:
     """The controller's side of the inbox."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
-        self._folder = _inbox(home)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        answers = home / "rollouts" / "answers"
-        answers.mkdir(parents=True, exist_ok=True)
-        for file in answers.glob("*.json"):
-            if time.time() - file.stat().st_mtime > _KEEP_ANSWERS_S:
-                file.unlink(missing_ok=True)
+        self._home, self._unreadable = home, dict[Path, str]()
+        for name in (INBOX, ANSWERS):
+            with suppress(OSError):  # a full disk
+                _folders(home, name)[0].mkdir(parents=True, exist_ok=True)
+        for file in self._files(ANSWERS):
+            with suppress(OSError):
+                if time.time() - file.stat().st_mtime > _KEEP_ANSWERS_S:
+                    file.unlink(missing_ok=True)
 
     def pending(self) -> list[Command]:
         """Returns the waiting commands, oldest first. A file that is not a command is refused at once."""
         commands = []
-        for file in sorted(self._folder.glob("*.json")):
-            if (self._home / "rollouts" / "answers" / file.name).exists():
+        for file in self._files(INBOX):
+            if any((folder / file.name).exists() for folder in _folders(self._home, ANSWERS)):
                 file.unlink(missing_ok=True)  # a crash came between the answer and the removal
                 continue
             try:
@@ -203,7 +215,11 @@ class Inbox:
                     raise ValueError(f"its id {command.id!r} differs from its file name")
             except FileNotFoundError:
                 continue  # withdrawn in the meantime
-            except (ValueError, TypeError, KeyError, SerinError) as error:
+            except OSError as error:
+                if self._unreadable.get(file) != str(error):
+                    self._unreadable[file] = str(error)
+                    logger.warning(f"{file} cannot be read and is left as it is: {error}; remove it")
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, SerinError) as error:
                 self._refuse(file, f"not a command: {error}")
             else:
                 commands.append(command)
@@ -211,25 +227,42 @@ class Inbox:
 
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
-        _publish(_answer_file(self._home, answer.id), ANSWER | asdict(answer))
-        (self._folder / f"{answer.id}.json").unlink(missing_ok=True)
+        _publish(self._home, ANSWERS, answer.id, ANSWER | asdict(answer))
+        for folder in _folders(self._home, INBOX):
+            (folder / f"{answer.id}.json").unlink(missing_ok=True)
 
     def _refuse(self, file: Path, reason: str) -> None:
         if _ID.fullmatch(file.stem):
             self.answer(Answer(id=file.stem, accepted=False, reason=reason))
         file.unlink(missing_ok=True)
 
+    def _files(self, name: str) -> list[Path]:
+        found = (file for folder in _folders(self._home, name) for file in folder.glob("*.json"))
+        return sorted(found, key=lambda file: file.name)
 
-def _inbox(home: Path) -> Path:
-    return home / "rollouts" / "inbox"
+
+def _folders(home: Path, name: str) -> list[Path]:
+    """Returns where the files are: on disk, and in memory where a stack was started."""
+    memory = memory_folder(home)
+    return [home / "rollouts" / name, *([memory / name] if memory else [])]
 
 
-def _answer_file(home: Path, command_id: str) -> Path:
+def _checked(command_id: str) -> str:
     if not _ID.fullmatch(command_id):
         raise ValueError(f"{command_id!r} is not a command id")
-    return home / "rollouts" / "answers" / f"{command_id}.json"
+    return command_id
 
 
-def _publish(path: Path, value: Mapping[str, Any]) -> None:
+def _publish(home: Path, name: str, command_id: str, value: Mapping[str, Any]) -> None:
+    """Writes the file to the first folder that takes it."""
+    *others, last = _folders(home, name)
+    for folder in others:
+        with suppress(OSError):
+            _write(folder / f"{_checked(command_id)}.json", value)
+            return
+    _write(last / f"{_checked(command_id)}.json", value)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(value))

@@ -1,19 +1,25 @@
 """The controller loop: apply the journals' state, observe, decide, journal, act. One tick at a time.
 
 It may be killed at any point, and the next one resumes from the journals: a decision is on disk before it is acted on,
-every action may be repeated, and there is no action that no journal records.
+every action may be repeated, and there is no action that no journal records. Only going back to the live release does
+not wait for a full disk: that decision is kept in memory until the disk takes it.
+
+What fails for one model is a problem of that model (`problems`), and the others are looked at as ever.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from serin.errors import RolloutRefused
+from serin.errors import JournalHeld, LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
 from serin.rollout.decide.advance import advance
-from serin.rollout.decide.state import CONTROLLER, Phase, Rollout
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import CONTROLLER, Phase, Rollout, abort
+from serin.rollout.decide.verdict import Verdict
 from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Answer, Command
 from serin.rollout.run.compaction import worth_keeping
@@ -30,14 +36,19 @@ from serin.rollout.run.ports import (
     Versions,
 )
 from serin.rollout.run.reconciler import Reconciler
-from serin.rollout.run.record import decision2rollout, rollout2decision
+from serin.rollout.run.record import decision2rollout, lost_advice, rollout2decision
 from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.verification import FOREIGN, Beside
 from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
 
-_RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often
+_RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often ...
+_SAME_S: Final = (
+    30.0  # ... and that of a candidate with traffic also when it does not: is the disk still there?
+)
+_UNRECORDED_S: Final = 30.0  # a candidate whose decisions cannot be recorded for so long loses its traffic
+_OPEN_AGAIN_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -48,6 +59,7 @@ class Course:
     rollout: Rollout | None
     recorded_at: float
     obeyed: set[str]  # ids of commands
+    failing_since: float | None = None  # since when its decisions cannot be recorded
 
 
 class Controller:
@@ -81,27 +93,35 @@ class Controller:
         self._journals, self._versions, self._commands = journals, versions, commands
         self._check = check or (lambda _: None)
         self._courses: dict[str, Course] = {}
+        self._unread: dict[str, SerinError | OSError] = {}  # models without a journal that can be used ...
+        self._lost: dict[str, Rollout] = {}  # ... with what the store says is live of them
+        self._open_again_at = 0.0
+        self.problems: dict[str, str] = {}
+        """By model: what keeps it from being decided about, or its decisions from being recorded."""
         try:
-            for model in journals.models():
-                self._open(model)
+            self._open_all()
         except BaseException:
             self.close()
             raise
 
     def tick(self) -> None:
-        """Runs one round for all models. Raises OSError when a decision cannot be recorded; then it was not acted
-        on."""
+        """Runs one round for all models. A decision that cannot be recorded is not acted on, unless it goes back to the
+        live release."""
         self._world.look_again()
+        if self._clock.steady() >= self._open_again_at:
+            self._open_all()
         if all(rollout.phase.final for rollout in self.rollouts()):
             self._clock.follow()
         self._world.bring(self.rollouts())
         commanded = set()
         for command in self._commands.pending():
-            if self._obey(command):
-                commanded.add(command.model)
+            with self._contained(command.model):
+                if self._obey(command):
+                    commanded.add(command.model)
         for model, course in self._courses.items():
             if model not in commanded:
-                self._decide(course)
+                with self._contained(model):
+                    self._decide(course)
         self._world.bring(self.rollouts())
 
     def affirm(self) -> None:
@@ -115,8 +135,9 @@ class Controller:
                 self._record(course, replace(course.rollout, by=CONTROLLER), t)
 
     def rollouts(self) -> list[Rollout]:
-        """Returns the newest rollout of each model."""
-        return [course.rollout for course in self._courses.values() if course.rollout]
+        """Returns the newest rollout of each model. A model without a usable journal keeps its live version."""
+        known = {model: course.rollout for model, course in self._courses.items() if course.rollout}
+        return [*known.values(), *(found for model, found in self._lost.items() if model not in known)]
 
     def close(self) -> None:
         """Releases the journals and stops replays. Running releases and routes stay as they are."""
@@ -125,12 +146,49 @@ class Controller:
             course.journal.close()
         self._courses.clear()
 
+    def _open_all(self) -> None:
+        """Opens the journals that are not open. One that cannot be used harms its own model alone."""
+        self._open_again_at = self._clock.steady() + _OPEN_AGAIN_S
+        for model in self._journals.models():
+            if model not in self._courses:
+                self._try_to_open(model)
+        known = {model for model, course in self._courses.items() if course.rollout}
+        for model in self._world.running_models() - known - self._unread.keys():
+            reason = f"a release of it runs and its journal has no decision; {lost_advice(model)}"
+            self._unread[model] = RolloutRefused(model=model, command="rollout", reason=reason)
+            self._report(model, self._unread[model])
+        for model in self._unread:
+            self._look_up_live(model)
+
+    def _try_to_open(self, model: str) -> Course | None:
+        try:
+            course = self._open(model)
+        except (JournalHeld, LeadershipLost, StoreUnreachable):
+            raise
+        except FOREIGN as error:
+            self._unread[model] = error
+            self._report(model, error)
+            return None
+        if course.rollout:
+            self._found(model)
+        return course
+
+    def _found(self, model: str) -> None:
+        self._lost.pop(model, None)
+        if self._unread.pop(model, None):
+            self._settled(model)
+
     def _open(self, model: str) -> Course:
         journal = self._journals.open(model)
-        self._courses[model] = course = Course(journal=journal, rollout=None, recorded_at=0.0, obeyed=set())
-        decisions = journal.all()
-        if decisions:
-            course.rollout = decision2rollout(decisions[-1])
+        course = Course(journal=journal, rollout=None, recorded_at=0.0, obeyed=set())
+        try:
+            decisions = journal.all()
+            course.rollout = decision2rollout(decisions[-1]) if decisions else None
+        except BaseException:
+            journal.close()
+            raise
+        self._courses[model] = course
+        if decisions and course.rollout:
             course.recorded_at = decisions[-1].t
             if not course.rollout.phase.final and self._clock.now() < decisions[-1].t:
                 self._clock.follow(
@@ -139,24 +197,75 @@ class Controller:
             course.obeyed = {decision.command for decision in decisions if decision.command}
         return course
 
+    def _look_up_live(self, model: str) -> None:
+        """Finds the state of a model of which only the store knows what is live. Nothing is decided about it."""
+        try:
+            aliases = self._versions.aliases(model)
+        except FOREIGN:
+            return
+        if "live" not in aliases:
+            self._lost.pop(model, None)
+            return
+        before = aliases.get("previous")
+        self._lost[model] = Rollout(
+            id="",
+            candidate=Release(model=model, version=aliases["live"]),
+            stable=None if before is None else Release(model=model, version=before),
+            previous=None,
+            plan=Plan(),
+            phase=Phase.PROMOTED,
+            began=0.0,
+            since=0.0,
+            evidence_from=0.0,
+        )
+
+    @contextmanager
+    def _contained(self, model: str) -> Iterator[None]:
+        try:
+            yield
+        except (LeadershipLost, StoreUnreachable):
+            raise
+        except FOREIGN as error:
+            self._report(model, error)
+
+    def _report(self, model: str, error: Exception) -> None:
+        if self.problems.get(model) != str(error):
+            self.problems[model] = str(error)
+            logger.warning(f"{model}: {error}")
+
+    def _settled(self, model: str) -> None:
+        if self.problems.pop(model, None):
+            logger.info(f"{model}: it is decided about and recorded as usual again")
+
     def _obey(self, command: Command) -> bool:
         """Answers a command; True when it was applied now. A command that was applied before a crash is only
         answered."""
         course = self._courses.get(command.model)
+        if course is None and command.model in self._journals.models():
+            course = self._try_to_open(command.model)
         now = course.rollout if course else None
         if course and now and command.id in course.obeyed:
             self._commands.answer(Answer(id=command.id, accepted=True, reason=now.reason, rollout=now.id))
             return False
         t = self._clock.now()
         try:
+            if course is None and command.model in self._unread:
+                self._check_replaceable(command.model)
             then = apply_command(now, command, t)
             self._check_possible(command, then)
+            self._record(course or self._open(command.model), then, t, command=command.id)
+        except (LeadershipLost, StoreUnreachable):
+            raise
         except FOREIGN as error:
             self._commands.answer(Answer(id=command.id, accepted=False, reason=str(error)))
             return False
-        self._record(course or self._open(command.model), then, t, command=command.id)
         self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
         return True
+
+    def _check_replaceable(self, model: str) -> None:
+        """Raises why the journal of a model cannot be used. Where there is none, a new one may begin."""
+        if model in self._journals.models():
+            raise self._unread[model]
 
     def _check_possible(self, command: Command, then: Rollout) -> None:
         version = then.candidate.version
@@ -171,25 +280,67 @@ class Controller:
 
     def _decide(self, course: Course) -> None:
         now = course.rollout
+        if course.journal.waiting:
+            self._flush(course)
         if now is None or now.phase.final:
             return
         t = self._clock.now()
         then = advance(now, self._world.see(now, t), t)
-        grown = then.evidence != now.evidence and t - course.recorded_at >= _RECORD_S
-        if then.milestone != now.milestone or grown:
-            self._record(course, then, t)
-        course.rollout = then
+        changed = then.milestone != now.milestone
+        every_s = _RECORD_S if then.evidence != now.evidence else _SAME_S
+        if changed or ((now.weight_percent or every_s < _SAME_S) and t - course.recorded_at >= every_s):
+            try:
+                self._record(course, then, t)
+            except OSError as error:
+                self._report(now.model, error)
+                course.rollout = now if changed else then  # it is judged in memory
+                self._go_back_unrecorded(course, t, error)
+        else:
+            course.rollout = then
+
+    def _go_back_unrecorded(self, course: Course, t: float, error: OSError) -> None:
+        """A candidate must not keep its traffic for long while nothing of its rollout can be recorded."""
+        now = course.rollout
+        course.failing_since = t if course.failing_since is None else course.failing_since
+        judged = now is not None and now.phase in (Phase.SHIFTING, Phase.BAKING) and now.stable is not None
+        if now and judged and now.plan.mode == "enforce" and t - course.failing_since >= _UNRECORDED_S:
+            reason = f"its decisions could not be recorded for {_UNRECORDED_S:.0f} s: {error}"
+            self._record(course, abort(now, t, reason, verdict=Verdict.INCIDENT), t)
+
+    def _flush(self, course: Course) -> None:
+        try:
+            course.journal.flush()
+        except OSError as error:
+            self._unrecorded(course, error)
+        else:
+            course.failing_since = None
+            if course.rollout:
+                self._settled(course.rollout.model)
+
+    def _unrecorded(self, course: Course, error: OSError) -> None:
+        if now := course.rollout:
+            count = course.journal.waiting
+            what = f"{count} decision{'s' if count > 1 else ''} about it (now {now.phase}: {now.reason})"
+            self._report(now.model, OSError(f"{what} cannot be recorded yet: {error}"))
 
     def _record(self, course: Course, then: Rollout, t: float, *, command: str | None = None) -> None:
         """Records a decision. Until this returns, the decision was not made."""
-        changed = course.rollout is None or then.milestone != course.rollout.milestone
-        course.journal.append(rollout2decision(then, t, command=command))
+        now = course.rollout
+        changed = now is None or then.milestone != now.milestone
+        urgent = now is not None and _goes_back(now, then)
+        course.journal.append(rollout2decision(then, t, command=command), urgent=urgent)
         if command:
             course.obeyed.add(command)
         course.rollout, course.recorded_at = then, t
+        self._found(then.model)
         if changed:
             logger.info(_line(then))
-        self._compact(course.journal, then.model)
+        if course.journal.waiting:
+            self._flush(course)  # says why
+        else:
+            course.failing_since = None
+            self._settled(then.model)
+            self._compact(course.journal, then.model)
 
     def _compact(self, journal: Journal, model: str) -> None:
         """Compacts a large journal. If that fails, the journal stays as it is: no decision waits for it."""
@@ -197,6 +348,12 @@ class Controller:
             journal.compact(worth_keeping)
         except OSError as error:
             logger.warning(f"the journal of {model} could not be compacted: {error}")
+
+
+def _goes_back(now: Rollout, then: Rollout) -> bool:
+    """Whether a decision takes traffic from the candidate of a rollout, or ends that."""
+    less = then.weight_percent < now.weight_percent
+    return then.id == now.id and (less or then.phase in (Phase.ABORTING, Phase.ROLLED_BACK))
 
 
 def _line(now: Rollout) -> str:

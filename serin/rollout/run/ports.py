@@ -86,8 +86,17 @@ class Replayer(Protocol):
 
 
 class Journal(Protocol):
-    def append(self, decision: Decision) -> Decision:
-        """Returns when the decision is on disk."""
+    @property
+    def waiting(self) -> int:
+        """How many urgent decisions count and are not recorded yet."""
+        ...
+
+    def append(self, decision: Decision, *, urgent: bool = False) -> Decision:
+        """Returns when the decision is on disk. An urgent one is not waited for where the disk does not take it."""
+        ...
+
+    def flush(self) -> None:
+        """Records the decisions that wait, else raises OSError."""
         ...
 
     def all(self) -> list[Decision]: ...

@@ -89,6 +89,13 @@ class Reconciler:
 
     # observing
 
+    def running_models(self) -> set[str]:
+        """Returns the models with a release that runs, as far as that is known."""
+        try:
+            return {release.model for release in self._fleet.running()}
+        except FOREIGN:
+            return set()
+
     def see(self, now: Rollout, t: float) -> Seen:
         memory = self._memory(now)
         verified = Verified(problem=memory.problem if now.phase is Phase.LOADING else "")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from serin.formats.serving.journal import Decision, JournalReader
+from serin.machine.contained import contained
+from serin.machine.in_memory import read_problems
 from serin.reports.rollout_shadow import ShadowStory
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import HomeRollouts, Rollouts
-from serin.rollout.run.record import decision2rollout
+from serin.rollout.run.record import decision2rollout, torn_journals
 from serin.rollout.run.story import shadow_story
 from serin.spec.names import valid_model_name
 
@@ -58,8 +60,17 @@ class ModelStatus:
 
 
 def status(home: Path) -> list[ModelStatus]:
-    """Returns one entry for each model that ever had a rollout in `home`, by name."""
-    return statuses(HomeRollouts(home))
+    """Returns one entry for each model that ever had a rollout in `home`, by name. `problems` has those whose journal
+    cannot be read."""
+    return list(_readable(HomeRollouts(home)).values())
+
+
+def problems(home: Path) -> dict[str, str]:
+    """Returns by model what keeps it from being decided about, or its state from being known; names the file and the
+    way out. It needs neither the disk's space nor a controller."""
+    found: dict[str, str] = {}
+    _readable(HomeRollouts(home), found)
+    return {**found, **torn_journals(home), **read_problems(home)}
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
@@ -69,7 +80,17 @@ def model_status(home: Path, model: str) -> ModelStatus | None:
 
 def statuses(rollouts: Rollouts) -> list[ModelStatus]:
     """Returns one entry for each model that ever had a rollout, by name."""
-    return [found for model in rollouts.models() if (found := status_of(rollouts, model))]
+    return list(_readable(rollouts).values())
+
+
+def _readable(rollouts: Rollouts, problems: dict[str, str] | None = None) -> dict[str, ModelStatus]:
+    """One model whose journal cannot be read does not hide the others."""
+    found, failed = dict[str, ModelStatus](), {} if problems is None else problems
+    for model in rollouts.models():
+        with contained(failed, model):
+            if entry := status_of(rollouts, model):
+                found[model] = entry
+    return found
 
 
 def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:

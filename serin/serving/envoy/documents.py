@@ -43,21 +43,28 @@ _TYPES: dict[Kind, str] = {
     "peer-tls": SECRET,
     "peer-ca": SECRET,
 }
+_IN_MEMORY: frozenset[Kind] = frozenset(("clusters", "routes", "model-rates", "peer-routes"))
 _TAKE_S = 5.0  # a push that Envoy has not accepted by then is refused; it is repeated once before
 
 
 class Documents:
-    """One file of each kind under `folder`, each in its own folder, whose renames Envoy follows."""
+    """One file of each kind under `folder`, each in its own folder, whose renames Envoy follows.
 
-    def __init__(self, folder: Path, admin: Admin) -> None:
-        self._folder, self._admin = folder, admin
+    Where traffic goes is under `memory`: a full disk must not keep it from being changed. Those files are made again
+    from the journals. An Envoy that an earlier version of Serin started follows them under `folder`.
+    """
+
+    def __init__(self, folder: Path, memory: Path, admin: Admin) -> None:
+        self._folder, self._memory, self._admin = folder, memory, admin
 
     def file(self, kind: Kind) -> Path:
-        return self._folder / kind / f"{kind}.json"
+        in_memory = kind in _IN_MEMORY and (self._memory / kind).is_dir()
+        return (self._memory if in_memory else self._folder) / kind / f"{kind}.json"
 
     def make_folders(self) -> None:
         for kind in _TYPES:
-            self.file(kind).parent.mkdir(parents=True, exist_ok=True)
+            folder = self._memory if kind in _IN_MEMORY else self._folder
+            (folder / kind).mkdir(parents=True, exist_ok=True)
 
     def place(self, kind: Kind, documents: list[Document]) -> None:
         """Writes documents for an Envoy that is not running."""

@@ -59,7 +59,9 @@ def default_threads(cores: int) -> int:
 
 
 class Gateway:
-    """One Envoy. `folder` holds its files, `admin` is the path of its unix socket, `log` the request log it writes."""
+    """One Envoy. `folder` holds its files, `admin` is the path of its unix socket, `log` the request log it writes.
+
+    The files that say where traffic goes are beside its socket, in memory."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Gateway:
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self._admin = Admin(admin)
-        self._documents = Documents(folder, self._admin)
+        self._documents = Documents(folder, admin.parent / "gateway", self._admin)
         self.tls = GatewayTls(folder / "tls.json", self._documents)
         self.peer_tls = PeerTls(folder / "peer-tls.json", self._documents)
         self.keys = GatewayKeys(keys or folder / "keys.json", self._documents, max_request_bytes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.errors import FileBroken
+from serin.machine.documents import read_json
 from serin.machine.durable import write_secret
 from serin.serving.triton.process import TritonPorts
 from serin.store.artifacts import Release
@@ -42,24 +45,29 @@ class Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Reads the record of a release; None for one that was never started here."""
-    try:
-        found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    advice = "stop the stack with the Serin that started it, then remove the release's folder"
-    check_version(found, path=folder / FILE, form=FORMAT, version=VERSION, advice=advice)
-    served = found["served"]
-    return Record(
-        place=TritonPorts.from_json(found["place"]),
-        served=Served(**{**served, "devices": tuple(served["devices"])}),
-    )
+    """Reads the record of a release; None for one that was never started here. Raises FileBroken for one that is
+    damaged or of another release."""
+
+    def record(found: Any) -> Record:
+        advice = "stop the stack with the Serin that started it, then remove the release's folder"
+        check_version(found, path=folder / FILE, form=FORMAT, version=VERSION, advice=advice)
+        if found["release"] != folder.name:
+            raise ValueError(f"it is the record of {found['release']}")
+        served = found["served"]
+        return Record(
+            place=TritonPorts.from_json(found["place"]),
+            served=Served(**{**served, "devices": tuple(served["devices"])}),
+        )
+
+    advice = f"move it away: {folder.name} is then started again with another record"
+    return read_json(folder / FILE, record, advice=advice)
 
 
 def check_records(releases: Path) -> None:
     """Raises FormatOutdated when a record of a release cannot be read by this version of Serin."""
     for path in sorted(releases.glob(f"*/{FILE}")):
-        read_record(path.parent)
+        with suppress(FileBroken):  # it keeps its own release from being started, and no other
+            read_record(path.parent)
 
 
 def write_record(folder: Path, release: Release, record: Record) -> None:

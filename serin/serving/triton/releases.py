@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from serin.errors import NameInvalid, ReleaseNotReady, SerinError
+from serin.errors import FileBroken, NameInvalid, ReleaseNotReady, SerinError
 from serin.formats.bundle import REPOSITORY, read_manifest
 from serin.formats.schema import Schema, read_schema
 from serin.formats.trust import Trust
+from serin.machine.documents import warn_once
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
@@ -31,7 +33,7 @@ from serin.serving.triton.process import (
     triton_process,
 )
 from serin.serving.triton.recording import recorded_share
-from serin.serving.triton.release_record import Record, Served, read_record, write_record
+from serin.serving.triton.release_record import FILE, Record, Served, read_record, write_record
 from serin.serving.triton.repository import (
     build_repository,
     check_own_repository,
@@ -41,6 +43,8 @@ from serin.serving.triton.repository import (
 from serin.serving.triton.verify import verify_release
 from serin.store.artifacts import Bundle, Endpoint, Release
 from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]
 
@@ -72,6 +76,7 @@ class Releases:
         self._spool = spool
         self._ports, self._trust = ports, trust
         self._row_times = RowTimes()
+        self._records: dict[Release, Record] = {}
 
     def start(self, release: Release) -> None:
         """Starts the release unless it runs or is starting. One that stopped answering is restarted.
@@ -79,7 +84,7 @@ class Releases:
         Raises BundleUntrusted, GpuMemoryShort or BackendRefused before anything is loaded, when it is not signed by a
         trusted key, does not fit or cannot be served as requested.
         """
-        record = self._record(release)
+        record = self._usable_record(release)
         if record and self._host.state(release.name) in ("starting", "running"):
             if self.state(release) != "dead":
                 return
@@ -117,9 +122,13 @@ class Releases:
         return place.endpoint
 
     def state(self, release: Release) -> ReleaseState:
-        """Returns the state. `ready`: it answers a row. `dead`: its process failed, or it was ready and no longer
-        answers."""
-        record = self._record(release)
+        """Returns the state. `ready`: it answers a row. `dead`: its process failed, it was ready and no longer answers,
+        or its record is damaged and nobody knows its ports: it can be started again."""
+        try:
+            record = self._record(release)
+        except FileBroken as error:
+            warn_once(logger, error)
+            return "dead"
         process = self._host.state(release.name)
         if record is None or process == "absent":
             return "absent"
@@ -146,7 +155,7 @@ class Releases:
 
     def stop(self, release: Release) -> None:
         """Removes the process, shared memory and folder of the release. Its log is kept."""
-        place = self._place(release)
+        place = self._place_if_known(release)
         self._host.stop(release.name)
         if place:
             reclaim_shared_memory(place)
@@ -184,15 +193,43 @@ class Releases:
         record = self._record(release)
         return record.place if record else None
 
+    def _place_if_known(self, release: Release) -> TritonPorts | None:
+        try:
+            return self._place(release)
+        except FileBroken:
+            return None
+
     def _record(self, release: Release) -> Record | None:
-        return read_record(self._folder / release.name)
+        """Returns the record. One that was damaged since it was read is remembered: its process still runs."""
+        try:
+            found = read_record(self._folder / release.name)
+        except FileBroken as error:
+            if release not in self._records:
+                raise
+            warn_once(logger, error)
+            return self._records[release]
+        if found is None:
+            self._records.pop(release, None)
+        else:
+            self._records[release] = found
+        return found
+
+    def _usable_record(self, release: Release) -> Record | None:
+        """Returns the record. A damaged one that nobody remembers is kept under another name."""
+        try:
+            return self._record(release)
+        except FileBroken as error:
+            aside = Path(error.path).with_name(f"{FILE}.broken-{time.time():.0f}")
+            logger.warning(f"{error.path} is damaged ({error.problem}); it is kept as {aside}")
+            Path(error.path).rename(aside)
+            return None
 
     def _write_record(self, release: Release, bundle: Bundle, before: Record | None) -> Record:
         """Assigns ports, and GPU memory where needed: one release at a time, so that no two get the same."""
         with self._alone():
             served = before.served if before else self._serve(release, bundle)
             served = replace(served, request_s=serving_settings(bundle).request_timeout)
-            others = [self._place(other) for other in self._known() if other != release]
+            others = [self._place_if_known(other) for other in self._known() if other != release]
             taken = [port for place in others if place for port in place.ports]
             http, grpc, metrics = self._ports or free_ports(3, but=taken)
             record = Record(place=new_place(release, (http, grpc, metrics)), served=served)

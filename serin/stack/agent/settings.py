@@ -8,9 +8,10 @@ import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from serin.errors import NameInvalid, StackUnusable
+from serin.machine.documents import checked, read_json
 from serin.machine.durable import write_secret
 from serin.serving.envoy.gateway import PeerPort
 from serin.serving.envoy.peer_tls import PeerFiles
@@ -107,14 +108,11 @@ class AgentSettings:
 
     @classmethod
     def read(cls, home: Path) -> Self | None:
-        """Returns the settings of the last agent in `home`; None when there was none or its file is unreadable."""
-        try:
-            content: Any = json.loads(_file(home).read_text())
-            if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
-                return None
-            return cls(**content)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return None
+        """Returns the settings of the last agent in `home`; None when there was none. Raises FileBroken when its file
+        cannot be read."""
+
+        advice = "move it away and start the agent again with all of its options (`serin agent --help`)"
+        return read_json(_file(home), lambda found: cls(**checked(found, _FORMAT, _VERSION)), advice=advice)
 
 
 def agent_folder(home: Path) -> Path:

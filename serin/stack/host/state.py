@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import secrets
-import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotUp, StackUnusable
-from serin.machine.durable import create_secret
-from serin.machine.environment import runtime_folder
+from serin.machine.documents import checked, read_json
+from serin.machine.durable import create_secret, write_whole
 from serin.machine.locks import locked
 from serin.machine.ports import LOOPBACK
 from serin.machine.process_identity import start_ticks
 
 _FORMAT = "serin.stack"
 _VERSION = 1
+_LOST = (
+    "a stack that runs here keeps serving; `serin down` ends it and moves this file aside, then `serin up` starts it "
+    "again"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,50 +105,20 @@ def stack_name(home: Path) -> str:
         return file.read_text().strip()
 
 
-def socket_folder(home: Path) -> Path:
-    """Returns the folder of the stack's unix sockets. A link in `home` records it: another shell may have another
-    TMPDIR."""
-    link = home / "stack" / "sockets"
-    if not link.is_symlink():
-        link.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another process was first
-            link.symlink_to(runtime_folder(home))
-    folder = link.readlink()
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid():
-        raise StackUnusable(problem=f"{folder} belongs to another user; remove {link} and try again")
-    return folder
-
-
-def remove_sockets(home: Path) -> int:
-    """Removes the folder of sockets; returns how many were left in it."""
-    link = home / "stack" / "sockets"
-    if not link.is_symlink():
-        return 0
-    folder = link.readlink()
-    count = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
-    shutil.rmtree(folder, ignore_errors=True)
-    link.unlink()
-    return count
-
-
 def read_stack(home: Path) -> Stack | None:
-    """Returns the stack last started in `home`, alive or not; None when there is none or its file is unreadable."""
-    try:
-        content: Any = json.loads(stack_file(home).read_text())
-        if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
-            return None
+    """Returns the stack last started in `home`, alive or not; None when there is none. Raises FileBroken when its file
+    cannot be read: a stack may run, and must not be taken for one that does not."""
+
+    def stack(document: Any) -> Stack:
+        content = checked(document, _FORMAT, _VERSION)
         return Stack(**{**content, "home": Path(content["home"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+
+    return read_json(stack_file(home), stack, advice=_LOST)
 
 
 def write_stack(stack: Stack) -> None:
     content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(stack), "home": str(stack.home)}
-    path = stack_file(stack.home)
-    scratch = path.with_suffix(".new")
-    scratch.write_text(json.dumps(content, indent=2) + "\n")
-    scratch.replace(path)
+    write_whole(stack_file(stack.home), json.dumps(content, indent=2) + "\n")
 
 
 def running_here(home: Path) -> Stack | None:

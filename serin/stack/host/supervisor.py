@@ -21,6 +21,7 @@ from typing import Any
 
 from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.machine.durable import write_secret
+from serin.machine.in_memory import socket_folder
 from serin.machine.process import Process, ProcessState
 from serin.stack.host import exec_wrapper
 from serin.stack.host.exec_wrapper import stat_of
@@ -32,7 +33,7 @@ from serin.stack.host.process_scan import (
     stack_processes,
 )
 from serin.stack.host.rpc import call_supervisor
-from serin.stack.host.state import Stack, socket_folder
+from serin.stack.host.state import Stack
 from serin.stack.host.watchdog import (
     REPORTED_S,
     Replaced,

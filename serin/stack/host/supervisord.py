@@ -1,20 +1,25 @@
-"""supervisord that notices a death at once, and a process that is frozen within seconds:
+"""supervisord that notices a death at once, a process that is frozen within seconds, and survives a full disk:
 `python -m serin.stack.host.supervisord -n -c supervisord.conf`.
 
 Its loop waits up to a second, then looks for dead children, and restarts them in the next round. Signals no longer
 interrupt the wait (PEP 475), so a restart took one to two seconds. Here a signal ends the wait, and the next round does
 not wait.
+
+A line that it cannot log is lost. Its own logger would print the error, exit when that cannot be printed either, and
+take the whole stack with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from supervisor import poller, supervisord
+from supervisor import loggers, poller, supervisord
 from supervisor.states import ProcessStates
 
 from serin.machine import heartbeat
@@ -68,7 +73,28 @@ class WatchingSupervisor(supervisord.Supervisor):  # type: ignore[misc]
         )
 
 
+def _forgiving(method: Callable[..., None]) -> Callable[..., None]:
+    def call(handler: Any, *arguments: object) -> None:
+        try:
+            method(handler, *arguments)
+        except (OSError, ValueError):
+            if handler.stream.closed:  # it was being rotated
+                with contextlib.suppress(OSError):
+                    handler.stream = Path(handler.baseFilename).open("ab")  # noqa: SIM115 (it stays open)
+
+    return call
+
+
+def survive_full_disk() -> None:
+    """Makes the log handlers of this process ignore what the disk refuses."""
+    for kind in (loggers.Handler, loggers.FileHandler, loggers.RotatingFileHandler):
+        for name in ("emit", "flush", "handleError"):
+            if name in vars(kind):
+                setattr(kind, name, _forgiving(vars(kind)[name]))
+
+
 def main() -> None:
+    survive_full_disk()
     supervisord.Supervisor = WatchingSupervisor
     poller.Poller = PromptPoller  # supervisord's options create their poller from this class
     supervisord.main(sys.argv[1:])

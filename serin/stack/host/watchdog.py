@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from serin.machine.heartbeat import read_beat
+from serin.machine.in_memory import socket_folder
 from serin.stack.host.exec_wrapper import stat_of
-from serin.stack.host.state import socket_folder
 
 SILENT_S: Final = 6.0  # idle and without a sign of life
 STOPPED_LOOKS: Final = 2  # a debugger's or a shell's short stop is none

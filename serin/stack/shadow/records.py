@@ -17,9 +17,8 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from serin.formats.captures import Part, hour_began
+from serin.formats.captures import Part, hour_began, open_part
 from serin.formats.wire import Array
 from serin.monitoring.capture.read import alike, parts
 from serin.store.artifacts import Release
@@ -140,7 +139,7 @@ def _of_hour(found: Sequence[Part], live: Release, quota: int) -> pa.Table | Non
 def _newest(part: Part, rows: int) -> pa.Table | None:
     """Reads the last row groups of a part, as many as hold `rows`; None: it was merged or deleted in the meantime."""
     try:
-        with pq.ParquetFile(part.path) as file:
+        with open_part(part.path) as file:
             groups, have = [], 0
             for group in reversed(range(file.num_row_groups)):
                 groups.append(group)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SerinError
+from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.attempt import Channel
 from serin.monitoring.alerts.book import LOG, PREFECT
 from serin.monitoring.alerts.channels import LogChannel, body, channel_of
@@ -28,22 +29,26 @@ _EVENTS = uuid.UUID(
 
 
 class AlertsDuty:
-    """Starts the thread that delivers; its ticks only keep it alive."""
+    """Starts the threads that deliver: one for the book, and one for its second in memory, which is used where the disk
+    is full."""
 
     name, every_s = "alerts", 5.0
 
     def __init__(self, home: Path) -> None:
-        self._delivery = Delivery(Outbox(home), Channels(home))
+        books = [home, *([memory] if (memory := memory_folder(home)) else [])]
+        self._deliveries = [Delivery(Outbox(each), Channels(home)) for each in books]
         self._started = False
 
     def tick(self, now: float) -> None:
         del now
         if not self._started:
             self._started = True
-            self._delivery.start()
+            for each in self._deliveries:
+                each.start()
 
     def close(self) -> None:
-        self._delivery.close()
+        for each in self._deliveries:
+            each.close()
 
 
 class Channels:

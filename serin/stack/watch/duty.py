@@ -41,6 +41,8 @@ class Rounds:
         self._duties, self._clock = tuple(duties), clock
         self._due = dict.fromkeys(range(len(self._duties)), 0.0)
         self._logged: dict[tuple[str, str], float] = {}
+        self.failing: dict[str, str] = {}
+        """By duty: why its last tick failed."""
 
     def run(self, now: float) -> float:
         """Runs every duty that is due and returns the seconds until the next one is."""
@@ -52,8 +54,10 @@ class Rounds:
             beat()
             try:
                 duty.tick(now)
+                self.failing.pop(f"the watcher's {duty.name}", None)
             except Exception as error:  # noqa: BLE001 (one duty's bug must not stop the recorder)
                 self._report(duty.name, error)
+                self.failing[f"the watcher's {duty.name}"] = str(error)
                 if isinstance(error, StoreUnreachable):
                     self._due[place] = self._clock() + max(_AWAY_S, duty.every_s)
         return max(0.0, min(self._due.values(), default=self._clock() + 1.0) - self._clock())

@@ -1,4 +1,4 @@
-"""The duty that reports a rollout that is held: it waits until somebody looks, with a part of the traffic."""
+"""The duty that reports a rollout that is held or cannot be recorded: it waits until somebody looks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from serin.monitoring.alerts.read import read_alerts
 from serin.rollout.cluster.access import StoreRollouts
 from serin.rollout.decide.state import Hold
 from serin.rollout.run.access import HomeRollouts, Rollouts
-from serin.rollout.run.status import ModelStatus, statuses
+from serin.rollout.run.status import ModelStatus, problems, statuses
+from serin.spec.names import is_model_name
 from serin.stack.watch.served import has_agent
 from serin.store.artifacts import Release
 from serin.store.objects import check_answers, open_objects
@@ -22,9 +23,9 @@ _STORE_S: Final = 2.0  # the other duties wait with this one
 
 class RolloutsDuty:
     """Looks at the rollouts of this home, or of the hosts that share a store. A pause was requested by a person and is
-    not reported. Its only memory is when a hold was first seen."""
+    not reported. Its only memory is when a hold or a problem was first seen. It needs no disk."""
 
-    name, every_s = "rollouts", 10.0
+    name, every_s = "rollouts", 5.0
 
     def __init__(self, home: Path, alerts: Alerts) -> None:
         self._home, self._alerts = home, alerts
@@ -37,13 +38,18 @@ class RolloutsDuty:
             for model in statuses(self._rollouts())
             if model.rollout.hold not in (None, Hold.PAUSED)
         }
-        self._since = {why: self._since.get(why, now) for why in (_why(*found) for found in held.values())}
+        found = {name: problem for name, problem in problems(self._home).items() if is_model_name(name)}
+        seen = [*(_why(*each) for each in held.values()), *map(_problem_key, found)]
+        self._since = {why: self._since.get(why, now) for why in seen}
         for model, hold in held.values():
             since = self._since[_why(model, hold)]
             if not hold.ends_by_itself or now - since >= _PASSES_S:
                 self._alerts.fire(_alert(model, hold, since), now)
+        for name, problem in found.items():
+            self._alerts.fire(_problem_alert(name, problem, self._since[_problem_key(name)]), now)
+        told = {*held, *map(_problem_key, found)}
         for each in read_alerts(self._home, resolved=0, now=now).open:
-            if each.alert.kind == "rollout" and each.alert.key not in held:
+            if each.alert.kind == "rollout" and each.alert.key not in told:
                 self._alerts.resolve(each.alert.key, now)
 
     def close(self) -> None:
@@ -62,6 +68,23 @@ class RolloutsDuty:
 
 def _key(model: str) -> str:
     return f"{model}/rollout/held"
+
+
+def _problem_key(model: str) -> str:
+    return f"{model}/rollout/problem"
+
+
+def _problem_alert(model: str, problem: str, since: float) -> Alert:
+    return Alert(
+        key=_problem_key(model),
+        kind="rollout",
+        model=model,
+        release="",
+        severity="page",
+        title=f"Rollouts of {model} need a person",
+        text=f"{problem}. Its live version is served as before; `serin status` shows the state.",
+        since=since,
+    )
 
 
 def _why(model: ModelStatus, hold: Hold) -> str:

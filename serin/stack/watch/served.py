@@ -3,12 +3,19 @@ follows. Needs no store."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.errors import FileBroken
 from serin.formats.cluster.desired_state import DesiredState
+from serin.machine.documents import warn_once
 from serin.rollout.run.status import status
 from serin.stack.host.state import read_stack
+
+log = logging.getLogger(__name__)
+
+_agents: dict[Path, bool] = {}  # by home, as it was last known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +29,13 @@ class Served:
 
 def has_agent(home: Path) -> bool:
     """Whether an agent runs in this home, or did last: a controller elsewhere decides what is served."""
-    stack = read_stack(home)
-    return stack is not None and stack.agent
+    try:
+        stack = read_stack(home)
+    except FileBroken as error:
+        warn_once(log, error)
+    else:
+        _agents[home] = stack is not None and stack.agent
+    return _agents.get(home, False)
 
 
 def served_models(home: Path) -> list[Served]:

@@ -6,6 +6,7 @@ on it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from serin.machine import environment
 from serin.machine.heartbeat import beat
+from serin.machine.in_memory import write_problems
 from serin.monitoring.alerts.book import AlertBook
 from serin.stack.host.standing import begin_beats, log_to_stdout, stop_on_signals
 from serin.stack.watch.alerts_duty import AlertsDuty
@@ -30,6 +32,7 @@ from serin.stack.watch.refusals_duty import RefusalsDuty
 from serin.stack.watch.retrain_duty import RetrainDuty
 from serin.stack.watch.rollouts_duty import RolloutsDuty
 from serin.stack.watch.share_duty import ShareDuty
+from serin.stack.wiring import WATCHER
 
 log = logging.getLogger("serin.stack.watch.watcher")  # not __name__, which is __main__ here
 
@@ -61,9 +64,14 @@ def run(home: Path, stop: threading.Event) -> None:
     rounds = Rounds(duties(home))
     metrics = MetricsServer.start(home)
     log.info("the watcher has started")
+    told: dict[str, str] | None = None
     try:
         while not stop.is_set():
             pause_s = rounds.run(time.time())
+            if rounds.failing != told:
+                with contextlib.suppress(OSError):
+                    write_problems(home, WATCHER, rounds.failing)
+                    told = dict(rounds.failing)
             beat(within_s=pause_s)
             stop.wait(pause_s)
     finally:

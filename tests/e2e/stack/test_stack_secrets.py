@@ -14,7 +14,8 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from serin.stack.host.state import running_stack, socket_folder
+from serin.machine.in_memory import socket_folder
+from serin.stack.host.state import running_stack
 from serin.stack.wiring import key_file
 from tests.e2e import stranger
 from tests.e2e.whole_stack import Stack, until

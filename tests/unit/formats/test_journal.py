@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from serin.errors import JournalHeld, JournalUnknown
-from serin.formats.serving.journal import Decision, Journal, JournalReader, last_decision, read_decisions
+from serin.errors import FileBroken, JournalHeld, JournalUnknown
+from serin.formats.serving.journal import (
+    Decision,
+    Journal,
+    JournalReader,
+    last_decision,
+    read_decisions,
+    torn_bytes,
+    torn_file,
+)
+from tests.fakes.full_disk import full_disk
 from tests.signals import hit
 
 
@@ -145,6 +154,64 @@ def test_a_failed_append_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
                 journal.append(decision(weight=25.0))
         assert journal.append(decision(weight=30.0)).seq == 2
     assert [d.weight for d in read_decisions(path)] == [5.0, 30.0]
+
+
+def test_an_urgent_decision_counts_before_the_disk_takes_it(tmp_path: Path) -> None:
+    home, spare = tmp_path / "home", tmp_path / "memory" / "flights.jsonl"
+    path = home / "journal.jsonl"
+    with Journal(path, spare=spare) as journal:
+        journal.append(decision(weight=5.0))
+        with full_disk(home):
+            journal.append(decision(weight=0.0), urgent=True)
+            with pytest.raises(OSError, match=r"No space.*journal\.jsonl"):
+                journal.append(decision(weight=25.0))
+            assert (journal.waiting, [d.weight for d in journal.all()]) == (1, [5.0, 0.0])
+    with Journal(path, spare=spare) as journal, full_disk(home):
+        assert journal.waiting == 1, "after a kill"
+        with pytest.raises(OSError, match="No space"):
+            journal.flush()
+    assert [d.seq for d in JournalReader(path, "r1", spare).decisions()] == [1, 2]
+    assert last_decision(path, spare) == read_decisions(path, spare)[-1]
+    with Journal(path, spare=spare) as journal:
+        assert journal.append(decision(weight=50.0)).seq == 3
+    assert (spare.exists(), [d.weight for d in read_decisions(path)]) == (False, [5.0, 0.0, 50.0])
+
+
+def test_a_torn_end_is_noticed_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(decision(weight=5.0))
+        journal.append(decision(weight=25.0))
+        assert torn_bytes(path) == 0
+    data = path.read_bytes()
+    path.write_bytes(data[:-40])
+    torn = data[:-40].rpartition(b"\n")[2]
+    assert torn_bytes(path) == len(torn)
+    Journal(path).close()
+    assert (torn_file(path).read_bytes(), torn_bytes(path)) == (torn, len(torn)), "until a person removes it"
+
+
+@pytest.mark.parametrize("damage", ["half", "missing", "replaced"])
+def test_a_journal_that_is_damaged_while_it_is_open_loses_no_later_decision(
+    tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(decision(weight=5.0))
+        journal.append(decision(weight=25.0))
+        if damage == "half":
+            os.truncate(path, path.stat().st_size - 100)
+        else:
+            path.unlink()
+        if damage == "replaced":
+            path.write_text("a restored file")
+            with pytest.raises(FileBroken, match=r"journal\.jsonl.*restart the controller"):
+                journal.append(decision(weight=50.0))
+            assert path.read_text() == "a restored file"
+            return
+        journal.append(decision(weight=50.0))
+    kept = [5.0, 50.0] if damage == "half" else [5.0, 25.0, 50.0]
+    assert [d.weight for d in read_decisions(path)] == kept
 
 
 def test_the_last_decision_is_found_however_long_the_lines_are(tmp_path: Path) -> None:

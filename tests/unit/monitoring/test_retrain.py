@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serin.errors import WatchStateBroken
+from serin.errors import FileBroken
 from serin.formats.reason import Reason, read_reason
 from serin.monitoring.retrain import (
     History,
@@ -129,7 +129,7 @@ def test_a_broken_record_is_named_and_not_taken_for_an_empty_one(tmp_path: Path,
     book = RetrainBook(tmp_path, "flights")
     book.path.parent.mkdir(parents=True)
     book.path.write_text(content)
-    with pytest.raises(WatchStateBroken, match=r"flights\.json"):
+    with pytest.raises(FileBroken, match=r"flights\.json"):
         book.request(reason(), SPEC, live="flights-v1", run="a", now=NOW)
     assert book.path.read_text() == content
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serin.formats.serving.journal import Journal, last_decision
+from serin.formats.serving.journal import Journal
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Answer, Command, Inbox, Kind, read_answer, submit
@@ -50,7 +50,7 @@ class SmallJournals(JournalFolder):
         self._compact_bytes = compact_bytes
 
     def open(self, model: str) -> Journal:
-        return Journal(self.path(model), compact_bytes=self._compact_bytes)
+        return Journal(self.path(model), spare=self.spare(model), compact_bytes=self._compact_bytes)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Scene:
     def _must_be_journaled(self, routes: Sequence[ModelRoute]) -> None:
         """No traffic moves that no journal says."""
         for route in routes:
-            decision = last_decision(self.home / "rollouts" / route.model / "journal.jsonl")
+            decision = JournalFolder(self.home).last(route.model)
             assert decision is not None
             assert _traffic(decision2rollout(decision).route) == _traffic(route)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 from dataclasses import replace
@@ -9,7 +10,14 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from serin.errors import BundleUntrusted, NotFound, ReleaseNotReady, TritonInstallFailed, TritonMissing
+from serin.errors import (
+    BundleUntrusted,
+    FileBroken,
+    NotFound,
+    ReleaseNotReady,
+    TritonInstallFailed,
+    TritonMissing,
+)
 from serin.formats.signature import create_key, public_pem, read_private_key, sign_version
 from serin.formats.trust import Trust
 from serin.machine.process import Process, ProcessState
@@ -167,6 +175,39 @@ def test_a_release_s_record_is_for_its_owner_and_may_be_one_of_an_older_serin(
     document["place"]["token"] = "of a Triton that was told one"
     record.write_text(json.dumps(document))
     assert releases.endpoint(V1) == before
+
+
+def test_a_damaged_record_harms_neither_its_running_release_nor_another_one(
+    releases: Releases, host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serin.serving.triton.releases.answers", lambda *_, **__: True)
+    releases.start(V1)
+    before, record = releases.endpoint(V1), tmp_path / "releases" / V1.name / "release.json"
+    record.write_bytes(record.read_bytes()[:90])
+    assert (releases.endpoint(V1), releases.state(V1)) == (before, "ready"), "it is remembered"
+    v2 = Release(model=MODEL, version=2)
+    releases.start(v2)
+    assert releases.state(v2) == "ready"
+    again = Releases(
+        tmp_path / "releases", host=host, store=releases._store, install=releases._install, devices=lambda: ()
+    )
+    assert (again.state(V1), again.state(v2)) == ("dead", "ready")
+    with pytest.raises(FileBroken, match=r"release\.json.*move it away"):
+        again.endpoint(V1)
+    assert len(record.read_bytes()) == 90
+    again.start(V1)
+    assert again.state(V1) == "ready"
+    assert [len(path.read_bytes()) for path in record.parent.glob("release.json.broken-*")] == [90], (
+        "it is kept"
+    )
+
+
+def test_a_record_of_another_release_is_not_used(releases: Releases, tmp_path: Path) -> None:
+    releases.start(V1)
+    copy = tmp_path / "releases" / f"{MODEL}-v9"
+    shutil.copytree(tmp_path / "releases" / V1.name, copy)
+    with pytest.raises(FileBroken, match=f"it is the record of {V1.name}"):
+        releases.endpoint(Release(model=MODEL, version=9))
 
 
 def test_what_is_stopped_is_forgotten(releases: Releases, tmp_path: Path) -> None:

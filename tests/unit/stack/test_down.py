@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from serin.errors import NotUp
+from serin.machine.in_memory import socket_folder
 from serin.serving.triton.process import new_place
 from serin.stack.down import clear_away, take_down
 from serin.stack.host.process_scan import STACK_MARK
 from serin.stack.host.run_processes import record_folder
-from serin.stack.host.state import socket_folder
 from serin.store.artifacts import Release
 from tests.logs import heard
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from serin.commands.drift import drift
-from serin.errors import NotWatched, WatchStateBroken
+from serin.errors import FileBroken, NotWatched
 from serin.formats.bundle import write_document
 from serin.formats.captures import write_part
 from serin.formats.drift import FILE
@@ -295,6 +295,6 @@ def test_a_model_that_does_not_ask_for_it_is_not_watched(home: Path, tmp_path: P
 def test_a_broken_state_is_reported_and_left_alone(home: Path) -> None:
     state_file(home, NAME).parent.mkdir(parents=True)
     state_file(home, NAME).write_text('{"format": ')
-    with pytest.raises(WatchStateBroken, match=r"late-parcels\.json"):
+    with pytest.raises(FileBroken, match=r"late-parcels\.json"):
         tick(home, 1)
     assert state_file(home, NAME).read_text() == '{"format": '

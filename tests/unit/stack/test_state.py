@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.errors import NotUp, StackError
+from serin.errors import FileBroken, NotUp, StackError
+from serin.machine.in_memory import remove_sockets, socket_folder
 from serin.machine.process_identity import start_ticks
 from serin.stack.host import exec_wrapper
 from serin.stack.host.process_scan import STACK_MARK, end_processes, environment_of, stack_processes
@@ -21,9 +22,7 @@ from serin.stack.host.state import (
     Stack,
     changing_stack,
     read_stack,
-    remove_sockets,
     running_stack,
-    socket_folder,
     stack_file,
     stack_name,
     write_stack,
@@ -60,9 +59,11 @@ def test_a_pid_that_was_given_to_another_process_is_not_the_stack(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "serin.stack", "version": 99}', "null"])
-def test_an_unreadable_file_is_not_a_stack(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_file_is_not_taken_for_a_stack_that_is_down(tmp_path: Path, content: str) -> None:
     stack_file(tmp_path).write_text(content)
-    assert read_stack(tmp_path) is None
+    with pytest.raises(FileBroken, match=r"stack\.json.*`serin down` ends it"):
+        read_stack(tmp_path)
+    assert stack_file(tmp_path).read_text() == content
 
 
 def test_the_file_carries_its_format_and_version(tmp_path: Path) -> None:

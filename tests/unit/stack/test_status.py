@@ -136,6 +136,7 @@ def test_the_json_is_what_programs_were_promised() -> None:
         "prefect",
         "console",
         "metrics",
+        "problems",
         "processes",
         "models",
         "alerts",

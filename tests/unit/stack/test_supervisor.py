@@ -16,12 +16,12 @@ import pytest
 from serin.errors import StackError
 from serin.machine import parent_death
 from serin.machine.environment import child_environment
+from serin.machine.in_memory import remove_sockets
 from serin.machine.process import Leftovers, Process
 from serin.machine.process_identity import start_ticks
 from serin.stack.host import exec_wrapper
 from serin.stack.host import supervisor as supervisor_module
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
-from serin.stack.host.state import remove_sockets
 from serin.stack.host.supervisor import Supervisor
 from tests.signals import hit
 
@@ -244,3 +244,28 @@ def test_the_wrapper_of_every_process_needs_nothing_but_the_standard_library() -
     for module in (exec_wrapper, parent_death):
         imported = {name for name, value in vars(module).items() if hasattr(value, "__spec__")}
         assert imported <= sys.stdlib_module_names
+
+
+_LOGS_TO_A_FULL_DISK = """
+import sys
+from supervisor import loggers
+from serin.stack.host.supervisord import survive_full_disk
+
+sys.stderr = open("/dev/full", "w", buffering=1)
+survive_full_disk()
+log = loggers.getLogger(loggers.LevelsByName.INFO)
+loggers.handle_file(log, "/dev/full", "%(message)s\\n", rotating=True)
+log.info("a line that no disk takes")
+loggers.handle_file(log, sys.argv[1], "%(message)s\\n", rotating=True, maxbytes=1000, backups=1)
+log.handlers[-1].stream.close()
+log.info("a rotation that failed")
+log.info("a line that is kept")
+print(open(sys.argv[1]).read())
+"""
+
+
+def test_a_line_that_cannot_be_logged_does_not_end_the_supervisor(tmp_path: Path) -> None:
+    """Everything that it supervises would end with it."""
+    command = [sys.executable, "-c", _LOGS_TO_A_FULL_DISK, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "a line that is kept" in done.stdout, done.stderr

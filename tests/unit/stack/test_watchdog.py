@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from serin.machine.environment import child_environment
+from serin.machine.in_memory import remove_sockets
 from serin.machine.process import Leftovers
 from serin.machine.process_identity import start_ticks
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
 from serin.stack.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
-from serin.stack.host.state import Stack, remove_sockets, write_stack
+from serin.stack.host.state import Stack, write_stack
 from serin.stack.host.supervisor import Supervisor, find_supervisor
 from serin.stack.host.watchdog import (
     REPORTED_S,

@@ -214,3 +214,26 @@ def test_a_long_backlog_is_joined_with_a_bounded_part_of_the_log(
     assert table["_arm"].null_count == 0
     assert table["_client_id"].to_pylist() == [f"mine-{n}" for n in numbers]
     assert keeper._index.lines <= most + 10
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": "serin.captures", "ver', b'{"other": 1}'])
+def test_damaged_counters_are_named_and_left_and_nothing_is_lost(tmp_path: Path, content: bytes) -> None:
+    backend, clock = Backend(tmp_path), Clock()
+    backend.leave([request(1, NOON)])
+    records = recorder(tmp_path, clock=clock)
+    records.record(NOON)
+    file = captures_folder(tmp_path, "taxis") / "counters.json"
+    file.write_bytes(content)
+    backend.leave([request(2, NOON)])
+    Backend(tmp_path, "flights-v1").leave([request(3, NOON)])
+    outcome = records.record(NOON)
+    assert (outcome.requests, file.read_bytes()) == (1, content), "the other model is recorded"
+    assert "counters.json" in str(outcome.failed["taxis"])
+    assert "move it away" in str(outcome.failed["taxis"])
+    file.rename(file.with_name("aside.json"))
+    clock.t += 60
+    records.record(NOON)
+    assert ages(tmp_path) == [1000, 2000]
+    view = read_captures(tmp_path, "taxis")
+    assert view
+    assert view.dropped == 0, "that counts are gone does not mean that requests are"

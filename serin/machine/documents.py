@@ -1,0 +1,54 @@
+"""Reads Serin's own JSON files. One that is damaged is named, with the way out, and left as it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from serin.errors import FileBroken
+
+T = TypeVar("T")
+
+UNFIT: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+
+_known: dict[Path, str] = {}
+
+
+def read_json(path: Path, parse: Callable[[Any], T], *, advice: str) -> T | None:
+    """Returns what `parse` makes of a JSON file; None when there is none.
+
+    Raises FileBroken when it cannot be read, is not JSON, or `parse` raises what wrong content makes it raise.
+    """
+    try:
+        return parse_json(path, path.read_bytes(), parse, advice=advice)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise FileBroken(path=path, problem=error.strerror or str(error), advice=advice) from error
+
+
+def parse_json(path: Path | str, content: bytes, parse: Callable[[Any], T], *, advice: str) -> T:
+    """Does the same for content that was read elsewhere."""
+    try:
+        return parse(json.loads(content))
+    except UNFIT as error:
+        problem = f"it has {len(content)} bytes and is damaged: {type(error).__name__}: {error}"
+        raise FileBroken(path=path, problem=problem if content else "it is empty", advice=advice) from error
+
+
+def checked(document: Any, form: str, version: int) -> dict[str, Any]:
+    """Returns the content of a document of this format and version, else raises ValueError."""
+    found: dict[str, Any] = dict(document)
+    if (found.pop("format", None), found.pop("version", None)) != (form, version):
+        raise ValueError(f"not a {form} document of version {version}")
+    return found
+
+
+def warn_once(log: logging.Logger, error: FileBroken) -> None:
+    """Reports a damaged file that its reader can do without, once for each kind of damage."""
+    if _known.get(Path(error.path)) != str(error):
+        _known[Path(error.path)] = str(error)
+        log.warning("%s", error)

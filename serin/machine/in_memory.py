@@ -1,0 +1,77 @@
+"""The folder of a stack in memory: its unix sockets, and small files that are written also when the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from serin.errors import StackUnusable
+from serin.machine.durable import write_whole
+from serin.machine.environment import runtime_folder
+
+_PROBLEMS: Final = "problems"
+JOURNALS: Final = "journals"  # decisions that no disk has yet; they outlive the stack
+
+
+def memory_folder(home: Path) -> Path | None:
+    """Returns the folder; None where no stack was started since it was last taken down."""
+    link = home / "stack" / "sockets"
+    return link.readlink() if link.is_symlink() else None
+
+
+def socket_folder(home: Path) -> Path:
+    """Returns the folder, and makes it if needed. A link in `home` records it: another shell may have another
+    TMPDIR."""
+    link = home / "stack" / "sockets"
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            link.symlink_to(runtime_folder(home))
+    folder = link.readlink()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise StackUnusable(problem=f"{folder} belongs to another user; remove {link} and try again")
+    return folder
+
+
+def write_problems(home: Path, process: str, problems: Mapping[str, str]) -> None:
+    """Leaves what a process of the stack has problems with, by model or duty, where `serin status` reads it."""
+    if memory := memory_folder(home):
+        (memory / _PROBLEMS).mkdir(mode=0o700, exist_ok=True)
+        write_whole(memory / _PROBLEMS / f"{process}.json", json.dumps(dict(problems)))
+
+
+def read_problems(home: Path) -> dict[str, str]:
+    """Returns the problems of all processes of the stack in `home`."""
+    memory, found = memory_folder(home), dict[str, str]()
+    for path in sorted((memory / _PROBLEMS).glob("[!.]*.json")) if memory else ():
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found |= {str(name): str(problem) for name, problem in json.loads(path.read_bytes()).items()}
+    return found
+
+
+def remove_sockets(home: Path) -> int:
+    """Removes the folder, unless decisions wait in it; returns how many sockets were left in it."""
+    folder = memory_folder(home)
+    if folder is None:
+        return 0
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    for path in found:
+        if path.is_dir() and path.name != JOURNALS:
+            shutil.rmtree(path, ignore_errors=True)
+        elif not path.is_dir():
+            path.unlink(missing_ok=True)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / JOURNALS).rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
+    except OSError:  # not empty
+        return sum(not path.is_dir() for path in found)
+    (home / "stack" / "sockets").unlink()
+    return sum(not path.is_dir() for path in found)
