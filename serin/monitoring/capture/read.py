@@ -209,10 +209,10 @@ def _hour_tables(
 def _open_files(folder: Path, stack: ExitStack) -> list[pq.ParquetFile]:
     for _ in range(_TRIES - 1):
         with ExitStack() as trial, suppress(FileNotFoundError):
-            files = [trial.enter_context(pq.ParquetFile(part.path)) for part in parts_of_hour(folder)]
+            files = [trial.enter_context(open_part(part.path)) for part in parts_of_hour(folder)]
             stack.enter_context(trial.pop_all())
             return files
-    return [stack.enter_context(pq.ParquetFile(part.path)) for part in parts_of_hour(folder)]
+    return [stack.enter_context(open_part(part.path)) for part in parts_of_hour(folder)]
 
 
 def between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
