@@ -52,6 +52,7 @@ def main() -> int:
     parts = [part for part in known if chosen.only is None or part.name in chosen.only]
     facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": chosen.commit or None}
     result = Kept(
+        parts,
         path=chosen.results / f"gpu-{kind_of(versions['gpu'])}.json",
         head={"format": "serin.gpu-test", "version": 1, **facts, "versions": versions},
     )

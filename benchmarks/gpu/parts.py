@@ -60,7 +60,7 @@ def parts_of_tests(folder: Path = ROOT / "tests" / "gpu") -> list[Part]:
     """Each file of tests twice where it has tests that need the GPU for themselves: with and without those."""
     found = []
     for file in sorted(folder.glob("test_*.py"), key=_turn):
-        name = file.stem.removeprefix("test_")
+        name = file.stem  # with test_: a benchmark has the name without it
         command = ("-m", "pytest", str(file), "-q", "-rs", "--durations=5")
         found.append(Part(name=name, command=(*command, "-m", "not alone"), tests=True))
         if _ALONE in file.read_text(encoding="utf-8"):

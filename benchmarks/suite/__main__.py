@@ -47,7 +47,9 @@ def main() -> int:
     path = chosen.results / f"{kind_of_machine()}.json"
     facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": chosen.commit or None}
     head = {"format": "serin.benchmarks", "version": 1, **facts}
-    kept = Kept(path=path, head=head, earlier=read_earlier(path, without={part.name for part in parts}))
+    kept = Kept(
+        parts, path=path, head=head, earlier=read_earlier(path, without={part.name for part in parts})
+    )
     with tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch:
         logs = chosen.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def main() -> int:
             for _ in range(1 + chosen.again):
                 run_parts([part], kept, logs, at_once=1, deadline=time.monotonic() + chosen.each)
                 outcome = kept.outcome_of(part)
-                if outcome is None or not outcome.is_disturbed:
+                if outcome is None or outcome.has_failed or not outcome.is_disturbed:
                     break
     named = {part.name: part for part in parts}
     print(f"\n{show_table(kept.outcomes, named)}")

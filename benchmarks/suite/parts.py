@@ -54,6 +54,11 @@ class Part:
     complete: bool = True
     report: bool = False  # it is a benchmark that writes all its figures with --json
 
+    @property
+    def file_name(self) -> str:
+        """The name of its files, without an ending."""
+        return re.sub(r"\W+", "-", self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -69,11 +74,17 @@ class Outcome:
     stolen: float = 0.0
 
     @property
+    def has_failed(self) -> bool:
+        return self.result in ("failed", "timed out")
+
+    @property
     def is_disturbed(self) -> bool:
         return self.stolen >= _DISTURBED
 
     def is_better_than(self, other: Outcome) -> bool:
-        """Whether this one counts, of two runs of the same part."""
+        """Whether this one counts, of two runs of the same part: the first failure, if there is one."""
+        if self.has_failed or other.has_failed:
+            return not other.has_failed
         return bool(self.figures) and (not other.figures or self.stolen < other.stolen)
 
 
@@ -81,7 +92,7 @@ class Running:
     """A part that runs, with its output in a file. `ended` gives its outcome once."""
 
     def __init__(self, part: Part, folder: Path) -> None:
-        name = re.sub(r"\W+", "-", part.name)
+        name = part.file_name
         self.part, self.log, self._report = part, folder / f"{name}.log", folder / f"{name}.xml"
         self._figures = folder / f"{name}.json"
         command = [sys.executable, *part.command, *([f"--junitxml={self._report}"] if part.tests else [])]

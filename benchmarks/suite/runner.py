@@ -17,11 +17,23 @@ _LOOK_S = 0.1
 
 
 class Kept:
-    """The outcomes so far, kept in a file that is whole at any time. `earlier`: parts of the file that stay."""
+    """The outcomes so far, kept in a file that is whole at any time. `earlier`: parts of the file that stay.
+
+    Raises ValueError when two parts have one name, or one name of their files: an outcome would replace the other's.
+    """
 
     def __init__(
-        self, *, path: Path, head: Mapping[str, Any], earlier: Sequence[Mapping[str, object]] = ()
+        self,
+        parts: Sequence[Part],
+        *,
+        path: Path,
+        head: Mapping[str, Any],
+        earlier: Sequence[Mapping[str, object]] = (),
     ) -> None:
+        files = [part.file_name for part in parts]
+        twins = sorted({part.name for part in parts if files.count(part.file_name) > 1})
+        if twins:
+            raise ValueError(f"parts with the same name or the same files: {', '.join(twins)}")
         self.path, self.outcomes = path, list[Outcome]()
         self._head, self._earlier = {**head, "machine": machine()}, earlier
         self._began = time.monotonic()
@@ -30,7 +42,7 @@ class Kept:
         return next((outcome for outcome in self.outcomes if outcome.name == part.name), None)
 
     def add(self, outcome: Outcome, part: Part) -> None:
-        """Keeps an outcome. Of two of the same part, the one that the host disturbed less."""
+        """Keeps an outcome. Of two of the same part, the one that failed, or that the host disturbed less."""
         if not outcome.name:
             return  # a file in which every test needs the GPU for itself
         print(show_line(outcome, part), flush=True)

@@ -16,7 +16,7 @@ from benchmarks.machine import StolenTime, kind_of_machine, name_part
 from benchmarks.scale.curves import Curve
 from benchmarks.suite.__main__ import NAMES, parts_of, read_earlier
 from benchmarks.suite.goals import GOALS
-from benchmarks.suite.parts import ROOT, Goal, Outcome, Part
+from benchmarks.suite.parts import ROOT, Goal, Outcome, Part, Verdict
 from benchmarks.suite.picture import draw, judged_figures, times_the_goal
 from benchmarks.suite.runner import Kept
 from benchmarks.suite.table import show_goals, show_line
@@ -65,7 +65,7 @@ def test_of_two_runs_the_one_that_the_host_disturbed_less_is_kept(tmp_path: Path
         figures = {} if eager is None else {"eager": eager}
         return Outcome(name="training", result="passed", seconds=1.0, figures=figures, stolen=stolen)
 
-    kept = Kept(path=tmp_path / "cpu-x.json", head={})
+    kept = Kept([part], path=tmp_path / "cpu-x.json", head={})
     shown = []
     for each in (
         outcome(None, 0.2),
@@ -80,6 +80,20 @@ def test_of_two_runs_the_one_that_the_host_disturbed_less_is_kept(tmp_path: Path
     assert shown == [None, 0.5, 1.1, 1.1, 1.1]
 
 
+@pytest.mark.parametrize("result", ["failed", "timed out"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_failure_is_never_replaced_by_another_run_of_its_part(
+    tmp_path: Path, result: Verdict, first: bool
+) -> None:
+    (part,) = parts_of(["training"])
+    kept = Kept([part], path=tmp_path / "cpu-x.json", head={})
+    failed = Outcome(name="training", result=result, seconds=1.0, stolen=0.5)
+    passed = Outcome(name="training", result="passed", seconds=1.0, figures={"eager": 1.0})
+    for outcome in (failed, passed) if first else (passed, failed, passed):
+        kept.add(outcome, part)
+    assert [found["result"] for found in json.loads(kept.path.read_text())["parts"]] == [result]
+
+
 def test_time_that_the_host_took_is_a_share_of_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
     readings = iter([Times(10, 0, 5, 80, 0, 0, 0, 5, 7, 0), Times(20, 0, 10, 85, 0, 0, 0, 10, 17, 0)])
@@ -92,7 +106,8 @@ def test_a_run_of_some_keeps_the_figures_of_the_others(tmp_path: Path) -> None:
     parts = {part.name: part for part in parts_of(["loader", "training"])}
     for commit, names in (("one", ["loader", "training"]), ("two", ["training"])):
         earlier = read_earlier(path, without=set(names))
-        kept = Kept(path=path, head={"date": "2026-11-16", "commit": commit}, earlier=earlier)
+        chosen = [parts[name] for name in names]
+        kept = Kept(chosen, path=path, head={"date": "2026-11-16", "commit": commit}, earlier=earlier)
         for name in names:
             kept.add(
                 Outcome(name=name, result="passed", seconds=1.0, figures={"limit": 0.9, "eager": 1.1}),
