@@ -25,7 +25,7 @@ from serin.export.publish import publish_version
 from serin.export.session import open_session, run_in_batches
 from serin.formats.bundle import GOLDEN, MODEL, output_column
 from serin.formats.champion import ChampionReport
-from serin.formats.gate import GateReport
+from serin.formats.gate import GateReport, ScoreScale, scores_apart
 from serin.formats.schema import Schema, read_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
@@ -115,13 +115,17 @@ def _prove(
     rows, tolerance = len(next(iter(inputs.values()))), spec.export.tolerance
     answers = run_in_batches(session, inputs, names, rows)
     wanted, largest = {**answers, **known}, 0.0
+    scored = names if schema.task == "regression" else ()
+    scales = {name: ScoreScale.of(wanted[name]) for name in scored}
     sizes = batch_sizes(rows, spec.serving.max_batch_rows)
     for size in sizes:
         fed = {name: tile(values, size) for name, values in inputs.items()}
         found = run_in_batches(session, fed, names, size)
         for name in names:
             expected = tile(wanted[name], size)
-            largest = max(largest, _apart(name, found[name], expected, answers, size, tolerance))
+            largest = max(
+                largest, _apart(name, found[name], expected, answers, scales.get(name), size, tolerance)
+            )
     report = GateReport(
         golden_rows=rows,
         batch_rows=sizes,
@@ -133,12 +137,19 @@ def _prove(
         made_by=f"model.{spec.model.kind}" if known else "itself in one batch",
         test_trained=dict(metrics),
         test_onnx={},
+        scales=scales,
     )
     return answers, report
 
 
 def _apart(
-    name: str, found: Array, wanted: Array, answers: Mapping[str, Array], size: int, tolerance: float
+    name: str,
+    found: Array,
+    wanted: Array,
+    answers: Mapping[str, Array],
+    scale: ScoreScale | None,
+    size: int,
+    tolerance: float,
 ) -> float:
     """Returns the largest difference of one output; raises GateFailed when it is too large."""
     if name == "label":  # two classes may tie within the tolerance
@@ -146,14 +157,16 @@ def _apart(
         here, there = (np.take_along_axis(chances, each.astype(np.int64), axis=1) for each in (found, wanted))
         difference = np.abs(here - there)
     else:
-        difference = np.abs(found.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
+        difference = scores_apart(found, wanted, scale)
     wrong = ~(difference <= tolerance)
     if wrong.any():
         row = int(np.argwhere(wrong)[0][0])
+        unit = "" if scale is None else " standard deviations"
         raise GateFailed(
             stage="scores",
             what=f"{name!r} of golden row {row % len(next(iter(answers.values())))} at batch size {size}",
-            found=f"{found[row]}, expected {wanted[row]}, allowed difference {tolerance:g}",
+            found=f"{found[row].tolist()}, expected {wanted[row].tolist()}; the difference is "
+            f"{difference[row].max():.3g}{unit}, export.tolerance allows {tolerance:g}",
             column=name,
             row=row,
         )

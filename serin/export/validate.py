@@ -28,7 +28,7 @@ from serin.export.variants.context import Runnable, TestRows, VariantContext, fr
 from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
-from serin.formats.gate import GateReport, Runtime
+from serin.formats.gate import GateReport, Runtime, scores_apart
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
 from serin.formats.wire import Array
@@ -125,12 +125,13 @@ def _pass_gate(
     check_stopped()
     logger.info(f"gate: features and scores of {len(golden)} golden rows")
     check_features(model, (features.num, features.cat), golden, plan.approximate, most)
-    _, largest = check_scores(model, network, schema, golden, export.tolerance, most)
+    scales, largest = check_scores(model, network, schema, golden, export.tolerance, most)
     check_stopped()
     logger.info(f"gate: metrics on {ground.data.rows['test']:,} test rows")
     rows, trained, exported = check_metric(
-        network, _test_batches(ground.folder), ground.data.task, export.tolerance, reported
-    )
+        network, _test_batches(ground.folder), ground.data.task, export.tolerance, reported,
+        scales.get("score"),
+    )  # fmt: skip
     return GateReport(
         golden_rows=len(golden),
         batch_rows=batch_sizes(len(golden), most),
@@ -143,6 +144,7 @@ def _pass_gate(
         test_trained=trained,
         test_onnx=exported,
         target="gpu" if ground.split else "cpu",
+        scales=scales,
     )
 
 
@@ -166,6 +168,7 @@ def _with_best_variant(
         rows=_judged_rows(ground, len(variants) > 1),
         max_rows=max_rows,
         split=ground.split,
+        scale=report.scales.get("score"),
     )
     chosen, judged = judge_variants(context, variants)
     outputs = run_in_batches(chosen.runs, golden.inputs, context.outputs, len(golden))
@@ -208,8 +211,8 @@ def _spread(context: VariantContext, chosen: Runnable, outputs: Mapping[str, Arr
     name, largest = context.outputs[-1], 0.0
     for size in (1, 8, 64):
         found = run_in_batches(chosen.runs, context.golden.inputs, [name], size)[name]
-        scale = np.maximum(1.0, np.abs(outputs[name]))
-        largest = max(largest, float(np.max(np.abs(found - outputs[name]) / scale, initial=0.0)))
+        apart = scores_apart(found, outputs[name], context.scale)
+        largest = max(largest, float(np.max(apart, initial=0.0)))
     return largest
 
 
@@ -224,8 +227,7 @@ def _check_front_and_core(context: VariantContext, chosen: Runnable) -> float:
         found = run_in_batches(served, rows.inputs, context.outputs, size)
         name = context.outputs[-1]
         expected = tile(wanted[name], len(rows))
-        scale = np.maximum(1.0, np.abs(expected))
-        difference = float(np.max(np.abs(found[name].astype(np.float64) - expected) / scale, initial=0.0))
+        difference = float(np.max(scores_apart(found[name], expected, context.scale), initial=0.0))
         if not difference <= allowed:
             raise GateFailed(
                 stage="front and core",

@@ -8,10 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from serin.errors import BundleBroken
 from serin.formats.groups import GroupReport
+from serin.formats.wire import Array
 
 GATE = "gate.json"
+NETWORK_TERMS = 8  # roundings of a network's answer, in units of the target's deviation
+_ROUNDING = 2.0**-23  # half a place of each of two float32 results, relative to their size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,51 @@ class Runtime:
     threads: int = 1
     mix_us: dict[str, float] = field(default_factory=dict)
     spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreScale:
+    """What a difference between two scores of a regression is measured in, one number for each element of an output.
+
+    `unit`: the standard deviation of the golden scores. `rounding`: how far apart two correct sums of the same float32
+    numbers may be, in the target's unit; a difference within it counts as none.
+    """
+
+    unit: tuple[float, ...]
+    rounding: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        scores: Array,
+        *,
+        terms: int = NETWORK_TERMS,
+        base: float | Array = 0.0,
+        size: float | Array = 0.0,
+    ) -> ScoreScale:
+        """`scores`: [rows, ...]. `terms`: how many float32 numbers are summed before `base` is added; `size`: how large
+        their sum is, if larger than what the scores show.
+
+        Summing n numbers in another order moves the result by up to n roundings of the largest partial sum. Where
+        scores vary less than that, it is also the unit, and 1 where all are 0.
+        """
+        flat = scores.reshape(len(scores), -1).astype(np.float64)
+        flat = flat[np.isfinite(flat).all(axis=1)]
+        inner = np.maximum(np.abs(flat - base).max(axis=0, initial=0.0), size)
+        rounding = _ROUNDING * (terms * inner + np.abs(flat).max(axis=0, initial=0.0) + np.abs(base))
+        unit = np.maximum(flat.std(axis=0), rounding) if len(flat) else rounding
+        return cls(unit=tuple(np.where(unit > 0, unit, 1.0).tolist()), rounding=tuple(rounding.tolist()))
+
+
+def scores_apart(found: Array, wanted: Array, scale: ScoreScale | None) -> Array:
+    """Returns the differences of [rows, ...] scores: in units of the scale, beyond its rounding; without a scale they
+    are relative to `wanted` where that is above 1, which suits probabilities."""
+    with np.errstate(invalid="ignore"):  # between infinities
+        difference = np.abs(found.astype(np.float64) - wanted)
+    if scale is None:
+        return np.asarray(difference / np.maximum(1.0, np.abs(wanted)))
+    flat = np.maximum(difference.reshape(len(difference), -1) - np.asarray(scale.rounding), 0.0)
+    return np.asarray((flat / np.asarray(scale.unit)).reshape(difference.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +118,7 @@ class GateReport:
     allowed_difference: float | None = None  # of a score on another device or in another batch
     engine_key: str | None = None  # of the machine that a TensorRT engine is good for
     runtime: Runtime = field(default_factory=Runtime)
+    scales: dict[str, ScoreScale] = field(default_factory=dict)  # of a regression's outputs, by name
     groups: GroupReport | None = None  # by the columns of export.segments
 
     def with_variants(
@@ -97,3 +148,11 @@ def read_runtime(bundle: Path) -> Runtime:
         return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})), spread=spread)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+
+
+def read_scales(gate: Mapping[str, Any]) -> dict[str, ScoreScale]:
+    """The section `scales` of a gate.json; empty for a classification, and for a version of an older export."""
+    return {
+        name: ScoreScale(unit=tuple(map(float, one["unit"])), rounding=tuple(map(float, one["rounding"])))
+        for name, one in (gate.get("scales") or {}).items()
+    }

@@ -5,7 +5,8 @@ XGBoost is an optional extra, so it is imported where it is used, and its absenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,22 @@ def read_booster(data: bytes, *, threads: int | None = None) -> Booster:
     return load_xgboost().Booster(settings, model_file=bytearray(data))
 
 
+def in_units(booster: Booster, unit: float) -> Booster:
+    """Returns a regression's trees with every answer multiplied by `unit`, a power of two, so nothing is rounded."""
+    if unit == 1.0:
+        return booster
+    document = json.loads(bytes(booster.save_raw("json")))
+    learner = document["learner"]
+    base = base_scores(learner).astype(np.float64) * unit
+    learner["learner_model_param"]["base_score"] = json.dumps(base.tolist())
+    for tree in learner["gradient_booster"]["model"]["trees"]:
+        tree["base_weights"] = [value * unit for value in tree["base_weights"]]
+        tree["loss_changes"] = [value * unit * unit for value in tree["loss_changes"]]
+        splits, leaf = tree["split_conditions"], [child == -1 for child in tree["left_children"]]
+        tree["split_conditions"] = [v * unit if last else v for v, last in zip(splits, leaf, strict=True)]
+    return read_booster(json.dumps(document).encode())
+
+
 def feature_table(num: Array, cat: Array, sizes: Sequence[int]) -> Any:
     """Returns the rows as XGBoost's DMatrix."""
     return load_xgboost().DMatrix(
@@ -55,9 +72,24 @@ def feature_table(num: Array, cat: Array, sizes: Sequence[int]) -> Any:
 
 
 def margins(booster: Booster, num: Array, cat: Array, sizes: Sequence[int]) -> Array:
-    """Returns margins, float32[n, outputs]: a sigmoid or softmax gives probabilities; a regression's value is final."""
-    found = np.asarray(booster.predict(feature_table(num, cat, sizes), output_margin=True), np.float32)
-    return found.reshape(len(num), -1)
+    """Returns margins, float32[n, outputs]: a sigmoid or softmax gives probabilities; a regression's value is final.
+
+    A regression's base score is added last, in float64: XGBoost begins its float32 sum with it, and so rounds every
+    leaf to the places that a large base leaves.
+    """
+    table, learner = feature_table(num, cat, sizes), json.loads(booster.save_config())["learner"]
+    base = np.zeros(1)
+    if learner["objective"]["name"].startswith("reg:"):
+        base = base_scores(learner).astype(np.float64)
+        table.set_base_margin(np.zeros((len(num), len(base)), np.float32))
+    found = np.asarray(booster.predict(table, output_margin=True), np.float32)
+    return np.asarray(found.reshape(len(num), -1) + base, np.float32)
+
+
+def base_scores(learner: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the base scores in XGBoost's JSON of a learner, as it writes them: one, or one for each output."""
+    written = learner["learner_model_param"]["base_score"]
+    return np.atleast_1d(np.asarray(json.loads(written) if isinstance(written, str) else written, np.float32))
 
 
 def scores(margin: Array, task: str) -> Array:

@@ -57,7 +57,8 @@ class ExportSpec(Section):
     `tensorrt`, and `tensorrt_rtx` (experimental: measured, never served). The fastest one that passes is served. One
     that cannot be built on this machine is reported."""
     tolerance: float = Field(default=1e-4, gt=0)
-    """The largest allowed difference between a score of the graph and the trainer's."""
+    """The largest allowed difference between a score of the graph and the trainer's; in a regression, in standard
+    deviations of the scores, beyond what rounding explains."""
     variant_tolerance: float = Field(default=0.05, gt=0)
     """The largest allowed difference between a variant's score and fp32's; in a regression, in standard deviations of
     the scores."""

@@ -44,8 +44,10 @@ def make_dataset(
     rows: dict[str, int] | None = None,
     seed: int = 3,
     poison: bool = False,
+    unit: float = 1.0,
 ) -> Dataset:
-    """Three numeric and two categorical columns. `poison` puts an infinity into one training row."""
+    """Three numeric and two categorical columns. `poison` puts an infinity into one training row; the target is
+    multiplied by `unit`."""
     counts = {"train": 4000, "valid": 800, "test": 800} if rows is None else rows
     random = np.random.default_rng(seed)
     effect = random.normal(size=SIZES[1])
@@ -53,7 +55,7 @@ def make_dataset(
         num = random.normal(size=(count, 3)).astype(np.float32)
         cat = np.stack([random.integers(0, size, count) for size in SIZES], axis=1).astype(np.int32)
         signal = num[:, 0] - 0.5 * num[:, 1] * (cat[:, 0] > 3) + effect[cat[:, 1]]
-        target = _target(task, signal + random.normal(size=count))
+        target = _target(task, signal + random.normal(size=count)) * np.float32(unit)
         if poison and split == "train":
             num[count // 2, 0] = np.inf
         writer = ShardWriter(folder / split, ["a", "b", "c"], ["d", "e"])
@@ -71,7 +73,7 @@ def make_dataset(
         inputs=(),
         lookups=(),
         sources=(),
-        digest=hashlib.sha256(repr((task, counts, seed, poison)).encode()).hexdigest(),
+        digest=hashlib.sha256(repr((task, counts, seed, poison, unit)).encode()).hexdigest(),
     )
     write_dataset(folder, description)
     return Dataset(path=str(folder), digest=description.digest, rows=counts)

@@ -17,10 +17,11 @@ import torch
 from serin.errors import ExportFailed
 from serin.export.convert.blend_graphs import blend_graphs
 from serin.export.convert.torch2onnx import torch2onnx
-from serin.export.convert.trees2onnx import parse_trees, trees2onnx
+from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
 from serin.export.session import open_session
 from serin.formats.blend import read_blend
 from serin.formats.dataset import DatasetDescription
+from serin.formats.gate import NETWORK_TERMS, ScoreScale
 from serin.formats.trained import ModelRecord, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
@@ -40,7 +41,8 @@ class Network:
 
     `graph`: num float32[batch, k], cat int64[batch, m] -> logits float32[batch, outputs] (both inputs are declared,
     even with no columns). A sigmoid or softmax turns logits into probabilities; a regression's value is final.
-    `made_by` is named in messages and reports. `smaller`: other graphs of the same form that training wrote beside the
+    `made_by` is named in messages and reports. `terms`, `base`, `size`: how a regression's score is summed, for
+    ScoreScale. `smaller`: other graphs of the same form that training wrote beside the
     first, by the name of their variant ("pruned").
     """
 
@@ -48,6 +50,13 @@ class Network:
     reference: Reference
     made_by: str
     smaller: Mapping[str, onnx.ModelProto] = field(default_factory=dict)
+    terms: int = NETWORK_TERMS
+    base: float | Array = 0.0
+    size: float | Array = 0.0
+
+    def scale(self, scores: Array) -> ScoreScale:
+        """Returns what differences from these scores of a regression are measured in."""
+        return ScoreScale.of(scores, terms=self.terms, base=self.base, size=self.size)
 
 
 def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) -> Network:
@@ -96,7 +105,10 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
     smaller = {}
     if (folder / _PRUNED).is_dir():
         smaller[_PRUNED] = torch2onnx(load_model(folder / _PRUNED), shape, tolerance=tolerance)
-    return Network(graph=graph, reference=torch_reference(module), made_by="torch", smaller=smaller)
+    base, size = (module.get_buffer(one).numpy() if shape.units else 0.0 for one in ("shift", "scale"))
+    return Network(
+        graph=graph, reference=torch_reference(module), made_by="torch", smaller=smaller, base=base, size=size
+    )
 
 
 def _tree_network(folder: Path, data: DatasetDescription) -> Network:
@@ -107,8 +119,9 @@ def _tree_network(folder: Path, data: DatasetDescription) -> Network:
     def reference(num: Array, cat: Array) -> Array:
         return margins(booster, num, cat, shape.sizes)
 
-    graph = trees2onnx(parse_trees(booster), shape, data.task)
-    return Network(graph=graph, reference=reference, made_by="XGBoost")
+    trees = parse_trees(booster)
+    graph, (terms, base) = trees2onnx(trees, shape, data.task), summed(trees)
+    return Network(graph=graph, reference=reference, made_by="XGBoost", terms=terms, base=base)
 
 
 def _own_network(folder: Path, data: DatasetDescription) -> Network:
@@ -131,7 +144,14 @@ def _blended_network(folder: Path, data: DatasetDescription, tolerance: float) -
 
     graph = blend_graphs([(member.graph, weight) for member, weight in members])
     made_by = " and ".join(dict.fromkeys(member.made_by for member, _ in members))
-    return Network(graph=graph, reference=reference, made_by=made_by)
+    return Network(
+        graph=graph,
+        reference=reference,
+        made_by=made_by,
+        terms=sum(member.terms for member, _ in members),
+        base=sum(weight * member.base for member, weight in members),
+        size=sum(weight * member.size for member, weight in members),
+    )
 
 
 def _same_table(folder: Path, record: ModelRecord, data: DatasetDescription) -> TableShape:

@@ -21,7 +21,7 @@ from serin.columns.onnx_graph import GraphBuilder
 from serin.errors import ExportFailed
 from serin.formats.schema import Task
 from serin.models.shape import TableShape
-from serin.models.trees import column_types
+from serin.models.trees import base_scores, column_types
 
 ML_OPSET = 5
 _BELOW, _MEMBER = 1, 6  # TreeEnsemble's names for x < split and x in set
@@ -37,7 +37,7 @@ def trees2onnx(trees: Mapping[str, Any], shape: TableShape, task: Task) -> onnx.
         learner = trees["learner"]
         model = learner["gradient_booster"]["model"]
         columns = int(learner["learner_model_param"]["num_feature"])
-        base = _base(learner["learner_model_param"]["base_score"], task, shape.outputs)
+        base = _base(base_scores(learner), task, shape.outputs)
         targets = [int(target) for target in model["tree_info"]]
         forest = _Forest()
         for tree, target in zip(model["trees"], targets, strict=True):
@@ -54,6 +54,12 @@ def parse_trees(booster: Any) -> dict[str, Any]:
     """Returns a booster as the JSON that XGBoost itself writes."""
     document: dict[str, Any] = json.loads(bytes(booster.save_raw("json")))
     return document
+
+
+def summed(trees: Mapping[str, Any]) -> tuple[int, np.ndarray[Any, np.dtype[np.float32]]]:
+    """Returns how many leaves make a score, and the base score that is added to them."""
+    learner = trees["learner"]
+    return len(learner["gradient_booster"]["model"]["trees"]), base_scores(learner)
 
 
 _End = tuple[int, int]  # the index of a child, and whether that is a leaf
@@ -132,10 +138,10 @@ def _category_sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
     }
 
 
-def _base(written: Any, task: Task, outputs: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _base(
+    given: np.ndarray[Any, np.dtype[np.float32]], task: Task, outputs: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Returns the base score of every row as a margin; XGBoost writes that of a binary model as a probability."""
-    values = json.loads(written) if isinstance(written, str) else written
-    given = np.atleast_1d(np.asarray(values, np.float32))
     if task == "binary":
         given = -np.log(np.float32(1.0) / given - np.float32(1.0))
     return np.ascontiguousarray(np.broadcast_to(given.astype(np.float32), (outputs,)))

@@ -21,6 +21,7 @@ from serin.export.gate.quality import answers
 from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
 from serin.formats.bundle import MODEL, read_golden, read_schema, verify_bundle
 from serin.formats.explain import FOLDER, read_explain
+from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task
 from serin.formats.trained import RECORD, read_record
 from serin.formats.wire import Array, to_wire
@@ -120,8 +121,7 @@ class Explainer:
         found = self._run(read_golden(self._folder, self.schema).inputs)
         name, served = self.schema.outputs[-1].name, found.score.astype(np.float64)
         own = answers(self._trained.margins(found.num, found.cat), self.schema.task)[name]
-        unit = float(np.std(served)) if self.schema.task == "regression" else 1.0
-        apart = np.abs(own - served) / np.maximum(np.maximum(1.0, unit), np.abs(served))
+        apart = scores_apart(own, served, read_scales(gate).get(name))
         largest, allowed = float(apart.max(initial=0.0)), float(gate["allowed_difference"])
         if not largest <= allowed:
             reason = (

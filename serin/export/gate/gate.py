@@ -2,7 +2,8 @@
 
     features    on the golden rows the graph's features equal the ETL's, bit for bit, at every batch size (results of
                 logarithms and sines within 1 ulp)
-    scores      on the golden rows the graph's answers equal the trainer's within the tolerance, at every batch size
+    scores      on the golden rows the graph's answers equal the trainer's within the tolerance, at every batch size. In
+                a regression it is in standard deviations of the scores, beyond what rounding of their sums explains
     metric      on the whole test split the exported network has the trainer's metric
     checkpoint  on the test split the trainer has the metric that training reported
 
@@ -25,6 +26,7 @@ from serin.export.gate.golden import GoldenRows, tile
 from serin.export.gate.intermediate_tensors import with_tensors
 from serin.export.gate.quality import answers, measure
 from serin.export.session import open_session, run_in_batches
+from serin.formats.gate import ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task
 from serin.formats.wire import Array
 
@@ -104,24 +106,28 @@ def check_scores(
     golden: GoldenRows,
     tolerance: float,
     max_rows: int | None = None,
-) -> tuple[dict[str, Array], float]:
-    """Compares the graph's answers with the trainer's. Returns the answers for all rows, and the largest difference."""
+) -> tuple[dict[str, ScoreScale], float]:
+    """Compares the graph's answers with the trainer's. Returns what a regression's differences are measured in, and the
+    largest difference."""
     session, who = open_session(model), network.made_by
     wanted = answers(network.reference(golden.num, golden.cat.astype(np.int64)), schema.task)
     names, largest = [output.name for output in schema.outputs], 0.0
+    scales = {name: network.scale(wanted[name]) for name in names} if schema.task == "regression" else {}
     for size in batch_sizes(len(golden), max_rows):
         rows = golden.tiled(size)
         found = run_in_batches(session, rows.inputs, names, size)
         expected = {name: tile(values, len(rows)) for name, values in wanted.items()}
         for name in names:
-            largest = max(largest, _close(found, expected, name, rows.row, tolerance, size, who))
-    return run_in_batches(session, golden.inputs, names, len(golden)), largest
+            scale = scales.get(name)
+            largest = max(largest, _close(found, expected, name, scale, rows.row, tolerance, size, who))
+    return scales, largest
 
 
 def _close(
     found: Mapping[str, Array],
     wanted: Mapping[str, Array],
     name: str,
+    scale: ScoreScale | None,
     rows: Array,
     tolerance: float,
     size: int,
@@ -136,25 +142,29 @@ def _close(
         best = np.take_along_axis(wanted["probabilities"], ours, axis=1)
         difference = wanted["probabilities"].max(axis=1, keepdims=True) - best
     else:
-        difference = np.abs(ours.astype(np.float64) - theirs) / np.maximum(1.0, np.abs(theirs))
+        difference = scores_apart(ours, theirs, scale)
     wrong = ~(difference <= tolerance)  # a NaN is wrong too
     if wrong.any():
-        first, position = np.argwhere(wrong)[0]
+        first, at = np.argwhere(wrong)[0]
+        unit = "" if scale is None else f" standard deviations of the scores ({scale.unit[at]:.6g})"
         raise GateFailed(
             stage="scores",
             what=f"{name!r} differs from {who} in {int(wrong.any(axis=1).sum())} of {len(rows)} golden rows "
             f"at batch size {size}, first in row {rows[first]}",
-            found=_told(who, theirs[first, position], ours[first, position], tolerance),
+            found=_told(who, theirs[first, at], ours[first, at], difference[first, at], tolerance, unit),
             column=name,
             row=int(rows[first]),
         )
     return float(difference.max(initial=0.0))
 
 
-def _told(who: str, wanted: float, found: float, tolerance: float) -> str:
+def _told(who: str, wanted: float, found: float, apart: float, tolerance: float, unit: str) -> str:
     if not np.isfinite(wanted):
         return f"{who} itself answers {wanted}; the row has values that the network cannot handle: clip them"
-    return f"{who} {wanted!r}, graph {found!r}, allowed {tolerance:g}"
+    return (
+        f"{who} {wanted:.9g}, graph {found:.9g}; the difference is {apart:.3g}{unit}, "
+        f"export.tolerance allows {tolerance:g}"
+    )
 
 
 def check_metric(
@@ -163,9 +173,10 @@ def check_metric(
     task: Task,
     tolerance: float,
     reported: Mapping[str, float],
+    scale: ScoreScale | None = None,
 ) -> tuple[int, dict[str, float], dict[str, float]]:
     """Returns rows of the test split, the trainer's metrics and the exported network's. `reported`: what training
-    measured."""
+    measured. `scale`: of a regression's scores."""
     session = open_session(network.graph)
     targets, ours, theirs = [], [], []
     for num, cat, target in batches:
@@ -178,16 +189,18 @@ def check_metric(
     target = np.concatenate(targets)
     trained_metrics = measure(target, answers(np.concatenate(theirs), task), task)
     onnx_metrics = measure(target, answers(np.concatenate(ours), task), task)
+    unit, rounding = (1.0, 0.0) if scale is None else (np.mean(scale.unit), np.mean(scale.rounding))
     for name, wanted in trained_metrics.items():
-        _near("metric", name, "exported network", onnx_metrics[name], wanted, tolerance)
-        if f"test_{name}" in reported:
-            _near("checkpoint", name, "training", reported[f"test_{name}"], wanted, CHECKPOINT_TOLERANCE)
+        size, trained = max(unit, abs(wanted)), reported.get(f"test_{name}", wanted)
+        allowed = tolerance * size + rounding
+        _near("metric", name, "exported network", onnx_metrics[name], wanted, allowed)
+        _near("checkpoint", name, "training", trained, wanted, CHECKPOINT_TOLERANCE * size + rounding)
     return len(target), trained_metrics, onnx_metrics
 
 
-def _near(stage: str, name: str, who: str, found: float, wanted: float, tolerance: float) -> None:
-    if not abs(found - wanted) <= tolerance * max(1.0, abs(wanted)):
-        apart = f"{who} {found:.6g}, now {wanted:.6g}, allowed {tolerance:g} apart"
+def _near(stage: str, name: str, who: str, found: float, wanted: float, allowed: float) -> None:
+    if not abs(found - wanted) <= allowed:
+        apart = f"{who} {found:.6g}, now {wanted:.6g}, allowed {allowed:.3g} apart"
         raise GateFailed(stage=stage, what=f"{name} on the test split", found=apart)
 
 

@@ -27,8 +27,7 @@ from serin.export.variants.context import Runnable, VariantContext, open_runnabl
 from serin.export.variants.first_divergence import first_divergence
 from serin.export.variants.flops import count_flops
 from serin.export.variants.latency import HOPELESS, race
-from serin.formats.gate import VariantResult
-from serin.formats.schema import Schema
+from serin.formats.gate import VariantResult, scores_apart
 from serin.formats.wire import Array
 from serin.machine.stopping import check_stopped
 
@@ -161,27 +160,19 @@ def _check_scores(context: VariantContext, base: Runnable, entry: Runnable, size
     """Returns the largest difference from fp32 on the golden rows, at any of the sizes. Refuses when it is too
     large."""
     wanted = run_in_batches(base.runs, context.golden.inputs, context.outputs, len(context.golden))
-    unit = _unit(wanted, context.schema)
     largest, alone = 0.0, None
     for size in sizes:
         rows = context.golden.tiled(size)
         found = run_in_batches(entry.runs, rows.inputs, context.outputs, size)
         expected = {name: tile(values, len(rows)) for name, values in wanted.items()}
         allowed, whom = math.inf if entry.variant.learned else context.spec.variant_tolerance, "fp32"
-        largest = max(largest, _near(context, entry, base, found, expected, rows, size, unit, allowed, whom))
+        largest = max(largest, _near(context, entry, base, found, expected, rows, size, allowed, whom))
         alone = found if alone is None else alone
         if entry.variant.steady:
             itself = {name: tile(values, len(rows)) for name, values in alone.items()}
             whom = f"itself at batch size {sizes[0]}"
-            _near(context, entry, base, found, itself, rows, size, unit, _STEADY, whom)
+            _near(context, entry, base, found, itself, rows, size, _STEADY, whom)
     return largest
-
-
-def _unit(scores: Mapping[str, Array], schema: Schema) -> float:
-    """Returns the unit of differences: 1 for probabilities, the spread of the values for a regression."""
-    if schema.task != "regression":
-        return 1.0
-    return float(np.std(scores["score"], dtype=np.float64)) or 1.0
 
 
 def _near(
@@ -192,14 +183,13 @@ def _near(
     wanted: Mapping[str, Array],
     rows: GoldenRows,
     size: int,
-    unit: float,
     allowed: float,
     whom: str,
 ) -> float:
     """Returns the largest difference; raises Refused with the row, the batch size and the node when it is above
     `allowed`."""
     name = context.outputs[-1]  # the score, or the probabilities, which decide the label
-    difference = np.abs(found[name].astype(np.float64) - wanted[name]) / unit
+    difference = scores_apart(found[name], wanted[name], context.scale)
     wrong = ~(difference <= allowed)
     if not wrong.any():
         return float(difference.max(initial=0.0))

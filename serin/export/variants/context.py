@@ -16,6 +16,7 @@ from serin.export.gate.quality import METRICS
 from serin.export.plugin_provider import profile_options
 from serin.export.session import Device, FrontAndCore, Runs, open_session
 from serin.export.variants.build import Variant
+from serin.formats.gate import ScoreScale
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.spec.export import ExportSpec
@@ -42,6 +43,7 @@ class VariantContext:
     rows: TestRows
     max_rows: int
     split: bool = False  # a front on the CPU and a core on the variant's device
+    scale: ScoreScale | None = None  # what differences between a regression's scores are measured in
 
     @property
     def outputs(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Checks that a release answers the golden rows as its bundle says, by the measure of the export gate.
 
-A difference of scores is relative to the golden one where that is above 1. A release may run on another device than the
+A difference of a regression's scores is in the units of gate.json, and of others relative to the golden one where that
+is above 1. A release may run on another device than the
 one of the gate, so it may differ a few times as far as the gate saw scores vary, but never further than the gate itself
 would have allowed.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from serin.errors import BundleBroken
 from serin.formats.bundle import Golden
-from serin.formats.gate import GATE, read_runtime
+from serin.formats.gate import GATE, ScoreScale, read_runtime, read_scales, scores_apart
 from serin.formats.wire import Array
 
 _SAME_RUNTIME = 1e-5  # the same graph on the same runtime gave the golden answers
@@ -24,27 +26,38 @@ _TIMES_SEEN = 4
 _OLDER_GATE_ALLOWED = 0.05  # between devices, where gate.json does not have it
 
 
-def allowed_difference(bundle: Path) -> float:
-    """Returns how far a score may be from its golden one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """How far a score may be from its golden one. `scales`: what it is measured in, by output; see gate.json."""
+
+    difference: float
+    scales: Mapping[str, ScoreScale] = field(default_factory=dict)
+
+
+NO_DIFFERENCE = Allowed(difference=0.0)
+
+
+def allowed_difference(bundle: Path) -> Allowed:
+    """Returns how far the scores of a bundle may be from its golden ones.
 
     That is some times the variation that the gate saw with the batch size, or between the whole graph on the CPU and
     its front and core, and at most what the gate allowed.
     """
     path = bundle / GATE
     if not path.is_file():
-        return _SAME_RUNTIME
+        return Allowed(difference=_SAME_RUNTIME)
     try:
         gate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         apart = gate.get("front_core_difference")
         seen = max(read_runtime(bundle).spread, float(apart or 0.0))
         older = _OLDER_GATE_ALLOWED if apart is not None else gate.get("tolerance", 0.0)
-        allowed = float(gate.get("allowed_difference") or older)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        allowed, scales = float(gate.get("allowed_difference") or older), read_scales(gate)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-    return max(_SAME_RUNTIME, min(_TIMES_SEEN * seen, allowed))
+    return Allowed(difference=max(_SAME_RUNTIME, min(_TIMES_SEEN * seen, allowed)), scales=scales)
 
 
-def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: float) -> str | None:
+def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: Allowed) -> str | None:
     """Describes the difference, with the first row that differs; None when all answers agree with the bundle."""
     for name, given in answer.items():
         wanted = golden.outputs[name][: len(given)]
@@ -52,31 +65,31 @@ def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: float
             return f"{name!r} has shape {given.shape}, but its bundle has {wanted.shape}"
         wrong = np.flatnonzero(~rows_near(name, given, golden.outputs, allowed))
         if wrong.size:
+            first = int(wrong[0])
+            unit = " standard deviations" if name in allowed.scales else ""
             return (
-                f"{wrong.size} of {len(given)} rows differ in {name!r} by more than {allowed:.3g}; row "
-                f"{golden.row[wrong[0]]} gives {given[wrong[0]].tolist()}, its bundle has {wanted[wrong[0]].tolist()}"
+                f"{wrong.size} of {len(given)} rows differ in {name!r} by more than {allowed.difference:.3g}{unit}; "
+                f"row {golden.row[first]} gives {given[first].tolist()}, its bundle has {wanted[first].tolist()}"
             )
     return None
 
 
-def rows_near(name: str, given: Array, wanted: Mapping[str, Array], allowed: float) -> Array:
+def rows_near(name: str, given: Array, wanted: Mapping[str, Array], allowed: Allowed) -> Array:
     """Returns for each row of the output `name` whether it agrees with the first rows of `wanted`; the shapes must
     fit."""
     expected = wanted[name][: len(given)]
     if not np.issubdtype(given.dtype, np.integer):
-        near = _near(given, expected, allowed)
+        near = _near(given, expected, allowed.difference, allowed.scales.get(name))
     elif name == "label" and "probabilities" in wanted:
-        near = _near_labels(wanted["probabilities"][: len(given)], given, allowed)
+        near = _near_labels(wanted["probabilities"][: len(given)], given, allowed.difference)
     else:
         near = given == expected
     return np.asarray(near.reshape(len(near), -1).all(axis=1))
 
 
-def _near(given: Array, wanted: Array, allowed: float) -> Array:
+def _near(given: Array, wanted: Array, allowed: float, scale: ScoreScale | None) -> Array:
     same = (given == wanted) | (np.isnan(given) & np.isnan(wanted))
-    with np.errstate(invalid="ignore"):  # between infinities
-        difference = np.abs(given.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
-    return np.asarray(same | (difference <= allowed))
+    return np.asarray(same | (scores_apart(given, wanted, scale) <= allowed))
 
 
 def _near_labels(probabilities: Array, given: Array, allowed: float) -> Array:

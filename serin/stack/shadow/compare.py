@@ -19,7 +19,7 @@ from serin.formats.captures import ANSWER
 from serin.formats.schema import OutputTensor, Schema, read_schema
 from serin.formats.wire import Array
 from serin.rollout.decide.shadow import ALL_ROWS, Difference, Mismatch
-from serin.serving.triton.golden_answers import allowed_difference, rows_near
+from serin.serving.triton.golden_answers import NO_DIFFERENCE, Allowed, allowed_difference, rows_near
 from serin.spec.stored import stored_segments
 
 Columns = Mapping[str, Array]
@@ -61,7 +61,7 @@ class Comparison:
 
     schema: Schema
     segments: tuple[str, ...] = ()
-    allowed: float = 0.0
+    allowed: Allowed = NO_DIFFERENCE
     compute: Ask | None = None
 
     @classmethod
@@ -70,7 +70,7 @@ class Comparison:
         return cls(
             schema=read_schema(bundle),
             segments=stored_segments(bundle),
-            allowed=allowed_difference(bundle) if graph else 0.0,
+            allowed=allowed_difference(bundle) if graph else NO_DIFFERENCE,
             compute=Scorer(bundle, threads=1).wire_answers if graph else None,
         )
 
@@ -138,7 +138,7 @@ class Comparison:
         )
 
 
-def _equal(served: Columns, computed: Columns, allowed: float, only: str | None = None) -> Array:
+def _equal(served: Columns, computed: Columns, allowed: Allowed, only: str | None = None) -> Array:
     """Returns for each row whether the outputs are those of the bundle, within the tolerance of verification."""
     rows = len(next(iter(computed.values())))
     equal = np.ones(rows, dtype=bool)

@@ -34,6 +34,22 @@ class Share:
 
 
 ALL = Share()
+ONE = np.float32(1.0)
+_SMALL = 0.1
+_IN_THE_TARGETS_UNIT = ("gamma", "min_split_loss", "alpha", "reg_alpha", "max_delta_step")
+
+
+def target_unit(job: TrainingJob, data: DatasetDescription) -> np.float32:
+    """Returns a power of two near the standard deviation of a regression's target where that is small, else 1.
+
+    XGBoost makes no split that gains less than 1e-6, in the square of the target's unit: of a target that varies by
+    1e-4 it learns nothing. Options that count in that unit leave it as it is.
+    """
+    if data.task != "regression" or any(job.model.options.get(name) for name in _IN_THE_TARGETS_UNIT):
+        return ONE
+    deviation = np.concatenate(read_split(job.dataset, "train").target).std(axis=0, dtype=np.float64)
+    smallest = np.min(deviation, initial=np.inf, where=deviation > 0)
+    return np.float32(2.0 ** np.floor(np.log2(smallest))) if smallest < _SMALL else ONE
 
 
 def quantile_matrix(
@@ -45,9 +61,10 @@ def quantile_matrix(
     device: str = "cpu",
     bins: int = 256,
     share: Share = ALL,
+    unit: np.float32 = ONE,
 ) -> Any:
     """Returns a split, or a worker's share of it, in XGBoost's compact form. `like`: the training rows' matrix, whose
-    bins a valid split uses."""
+    bins a valid split uses. `unit`: of the target in it."""
     xgboost: Any = load_xgboost()
     arrays = read_split(job.dataset, split)
     weights = _class_weights(job, data, arrays) if split == "train" else None
@@ -68,7 +85,8 @@ def quantile_matrix(
                 return False
             num, cat, target = part
             each = None if weights is None else weights[np.asarray(target, np.int64)]
-            input_data(data=features(num, cat), label=np.asarray(target), weight=each, feature_types=types)
+            label = np.asarray(target) / unit
+            input_data(data=features(num, cat), label=label, weight=each, feature_types=types)
             return True
 
     with using(device):

@@ -25,8 +25,8 @@ from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.formats.trained import TREES, write_trained
 from serin.machine.hardware import core_count
-from serin.models.trees import load_xgboost, read_booster, scores
-from serin.training.data.tree_matrix import ALL, Share, margins_on, quantile_matrix, sizes_of
+from serin.models.trees import in_units, load_xgboost, read_booster, scores
+from serin.training.data.tree_matrix import ALL, Share, margins_on, quantile_matrix, sizes_of, target_unit
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
 from serin.training.launch.status import Status
@@ -126,6 +126,7 @@ class _Run:
         self._xgboost = load_xgboost()
         self.settings = tree_settings(job, data, device=team.device, workers=team.share.count)
         self.samples = any(self.settings.get(name, 1) != 1 for name in _SAMPLING)
+        self._unit = target_unit(job, data)
         self._train = self._matrix("train", None)
         self._valid = self._matrix("valid", self._train) if data.rows.get("valid") else None
         every = job.training.checkpoint_every_steps
@@ -188,6 +189,7 @@ class _Run:
             device=self.settings["device"],
             bins=self.settings.get("max_bin", 256),
             share=self._team.share,
+            unit=self._unit,
         )
 
     def _measure(self, booster: Any, rounds: int) -> float | None:
@@ -203,7 +205,8 @@ class _Run:
         if now - self._told < _TOLD_EVERY_S or not self._team.leads:
             return
         self._told = now
-        found = "" if value is None else f": valid {self.settings['eval_metric']} {value:.4f}"
+        unit = 1.0 if self.settings["eval_metric"] != "rmse" else self._unit
+        found = "" if value is None else f": valid {self.settings['eval_metric']} {value * unit:.4g}"
         tell(self._folder, "note", text=f"round {rounds:,}/{self._job.model.rounds:,}{found}", round=rounds)
 
 
@@ -236,6 +239,7 @@ def tree_settings(
 def finish(job: TrainingJob, data: DatasetDescription, folder: Path, grown: Grown) -> None:
     """Measures the trees up to the best round like every other model, and publishes them."""
     booster, settings = read_booster(grown.trees)[: grown.best_round], tree_settings(job, data)
+    booster = in_units(booster, float(target_unit(job, data)))
     metrics: dict[str, float] = {}
     trees = bytes(booster.save_raw("ubj"))
     for split in ("valid", "test") if job.test else ("valid",):

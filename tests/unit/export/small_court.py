@@ -68,6 +68,7 @@ def small_court(
     ]
     golden, test = rows_of(80, 1), rows_of(1000, 2)
     logits = network.reference(test["num"], test["cat"])[:, 0]
+    scores = network.reference(golden["num"], golden["cat"])
     noise = np.random.default_rng(3).normal(0, logits.std() / 2, len(logits))
     target = logits + noise if task == "regression" else logits + noise > np.median(logits)
     return VariantContext(
@@ -85,6 +86,7 @@ def small_court(
         ),
         rows=TestRows(num=test["num"], cat=test["cat"], target=target.astype(np.float32)),
         max_rows=max_rows,
+        scale=network.scale(scores) if task == "regression" else None,
     )
 
 

@@ -132,18 +132,16 @@ def test_features_of_another_form_are_refused(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("task", "outputs"), [("binary", 1), ("regression", 1), ("multiclass", 3)])
-def test_an_honest_graph_passes_and_its_answers_are_given_back(case: Case, task: Task, outputs: int) -> None:
+def test_an_honest_graph_passes(case: Case, task: Task, outputs: int) -> None:
     case = case if task == "binary" else make_case(task, outputs)
     golden = case.golden
     if task == "regression":  # a score that is not a number can prove nothing
         with pytest.raises(GateFailed, match="first in row 103: torch itself answers nan"):
             check_scores(case.model, case.network, case.schema, golden, 1e-4)
         golden.inputs["x"][3] = golden.num[3] = 1.0
-    found, largest = check_scores(case.model, case.network, case.schema, golden, 1e-4)
+    scales, largest = check_scores(case.model, case.network, case.schema, golden, 1e-4)
     assert largest < 1e-6
-    assert {name: values.shape for name, values in found.items()} == {
-        output.name: (ROWS, *output.dims) for output in case.schema.outputs
-    }
+    assert [*scales] == (["score"] if task == "regression" else [])
 
 
 def test_a_module_with_other_weights_is_distinguished(case: Case) -> None:

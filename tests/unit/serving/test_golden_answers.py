@@ -13,7 +13,7 @@ import pytest
 from serin.errors import BundleBroken, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
-from serin.serving.triton.golden_answers import difference_found
+from serin.serving.triton.golden_answers import Allowed, difference_found
 from serin.serving.triton.releases import Releases
 from serin.store.store import Store
 from tests.unit.serving import bundles
@@ -117,4 +117,4 @@ def test_a_label_may_be_another_only_where_its_class_ties_with_the_golden_one(
         inputs={}, outputs={"label": np.asarray([[2]]), "probabilities": probabilities}, row=np.asarray([7])
     )
     answer = {"label": np.asarray([[label]]), "probabilities": probabilities}
-    assert bool(difference_found(golden, answer, allowed)) == differs
+    assert bool(difference_found(golden, answer, Allowed(difference=allowed))) == differs

@@ -124,6 +124,18 @@ def test_the_metrics_are_those_of_the_trees_that_were_written(tmp_path: Path, ta
             assert metrics["test_rmse"] == pytest.approx(np.sqrt(np.mean((found[:, 0] - test.target) ** 2)))
 
 
+def test_a_target_of_any_size_gives_the_same_trees_in_its_own_unit(tmp_path: Path) -> None:
+    errors = []
+    for unit in (2.0**-30, 2.0**-12, 1.0, 2.0**40):
+        dataset = make_dataset(tmp_path / str(unit) / "dataset", task="regression", unit=unit)
+        folder = tmp_path / str(unit) / "run"
+        folder.mkdir()
+        trees.train(job_for(PLAIN, dataset), folder, never)
+        errors.append(launcher._checkpoint(folder).metrics["test_rmse"] / unit)
+    print(errors)
+    assert errors == pytest.approx([errors[0]] * 4, rel=1e-3)
+
+
 def test_it_stops_when_the_valid_rows_no_longer_gain_and_keeps_the_best_round(tmp_path: Path) -> None:
     dataset, folder = make_dataset(tmp_path / "dataset", rows={"train": 200, "valid": 200}), tmp_path / "run"
     folder.mkdir()
