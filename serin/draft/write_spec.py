@@ -125,8 +125,9 @@ def _features(guessed: Guessed) -> Iterator[str]:
     if guessed.model == "mlp":
         yield from _feature(numbers, "[fill_median, clip: {q: [0.001, 0.999]}, normalize]")
     else:
-        yield from _feature([each for each in numbers if not each.nulls], "[fill_median]")
-        yield from _feature([each for each in numbers if each.nulls], "[fill_median: {indicator: true}]")
+        filled, holed = ([one for one in numbers if one.nulls == nulls] for nulls in (False, True))
+        yield from _feature(filled, "[fill_median, normalize]")
+        yield from _feature(holed, "[fill_median: {indicator: true}, normalize]")
     yield from _feature(guessed.uses("categorical"), f"[categorify: {{min_count: {least}}}]")
     times = guessed.uses("time")
     yield from _feature([each for each in times if each.long], "[date_parts: [hour, weekday, month]]")
@@ -150,8 +151,7 @@ def _model(guessed: Guessed) -> Iterator[str]:
         yield f"# {why[0].upper()}{why[1:]}, so this is a network."
         yield "model: {kind: mlp}"
     else:
-        yield f"# Gradient-boosted {why}. For a network, write kind: mlp"
-        yield "# and end the steps of numbers with normalize."
+        yield f"# Gradient-boosted {why}. For a network, write kind: mlp."
         yield "model: {kind: xgboost}"
     if guessed.target.rare:
         rare = guessed.target.rare

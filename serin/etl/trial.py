@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from serin.columns.column import Column
 from serin.errors import ColumnUnusable
@@ -18,9 +19,11 @@ from serin.etl.sources.layout import LaidOut, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.problems import Problems
 from serin.etl.sources.tables import Piece, Table, read_piece, spread_pieces
+from serin.features.scaling import unscaled_warning
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 
+FloatArray = npt.NDArray[np.floating]
 MAX_ROWS = 200_000
 _JOIN_BYTES = 1 << 30
 
@@ -29,12 +32,14 @@ _JOIN_BYTES = 1 << 30
 class Trial:
     """`rows`: how many rows of the main table were read, of `total`. `unread`: joined tables that are too large to be
     read here, so that nothing is known about their keys. `training_s`: how long the training period is, where all rows
-    were read and have a time."""
+    were read and have a time. `unscaled`: a sentence about numbers that no step brings to the size that a network
+    needs."""
 
     rows: int
     total: int
     unread: tuple[str, ...] = ()
     training_s: float | None = None
+    unscaled: str | None = None
 
 
 def try_rows(
@@ -65,7 +70,29 @@ def try_rows(
         _judge(data, features, prepared, found)
     problems.include(found)
     training_s = _training_s(data, prepared) if whole else None
-    return Trial(rows=rows, total=main.rows, unread=unread, training_s=training_s)
+    return Trial(
+        rows=rows,
+        total=main.rows,
+        unread=unread,
+        training_s=training_s,
+        unscaled=unscaled_warning(_as_they_are(features, prepared)),
+    )
+
+
+def _as_they_are(features: Sequence[FeatureSpec], prepared: Sequence[Prepared]) -> dict[str, FloatArray]:
+    """The numbers whose steps leave them in the table's unit."""
+    names = [
+        column
+        for feature in features
+        for column in feature.columns
+        if all(step.keeps_unit for step in feature.steps)
+    ]
+    found = {name: [each.columns[name] for each in prepared if name in each.columns] for name in names}
+    return {
+        name: np.concatenate([column.values[~column.null].astype(np.float64) for column in columns])
+        for name, columns in found.items()
+        if columns
+    }
 
 
 def _training_s(data: DataSpec, prepared: Sequence[Prepared]) -> float | None:

@@ -20,6 +20,7 @@ class FillOperator(NumberOperator):
     """An operator that gives nulls a value."""
 
     fills = True
+    keeps_unit = True
     indicator: bool = False
     """Also add a column `<name>_missing`: 1 where the value was null, 0 elsewhere."""
 

@@ -103,6 +103,12 @@ class ModelSpec(Section):
     """For an ONNX file without a `data` section: an .npz file with request rows to validate the model with, and the
     expected answers where they are known."""
 
+    @property
+    def needs_scaled_numbers(self) -> bool:
+        """Whether it is a network that does not scale numbers itself: it learns little from large or tiny ones."""
+        scales = self.numeric_scaling == "robust" or self.numeric_embedding == "piecewise_linear"
+        return self.kind in ("mlp", "dcn", "ft_transformer", "tabm") and not scales
+
     @model_validator(mode="before")
     @classmethod
     def _a_source_is_a_kind(cls, given: Any) -> Any:

@@ -45,9 +45,10 @@ def make_dataset(
     seed: int = 3,
     poison: bool = False,
     unit: float = 1.0,
+    numbers: float = 1.0,
 ) -> Dataset:
     """Three numeric and two categorical columns. `poison` puts an infinity into one training row; the target is
-    multiplied by `unit`."""
+    multiplied by `unit`, the numeric columns by `numbers`."""
     counts = {"train": 4000, "valid": 800, "test": 800} if rows is None else rows
     random = np.random.default_rng(seed)
     effect = random.normal(size=SIZES[1])
@@ -59,7 +60,7 @@ def make_dataset(
         if poison and split == "train":
             num[count // 2, 0] = np.inf
         writer = ShardWriter(folder / split, ["a", "b", "c"], ["d", "e"])
-        writer.write(Rows(num=num, cat=cat, target=target, rows=np.arange(count)))
+        writer.write(Rows(num=num * np.float32(numbers), cat=cat, target=target, rows=np.arange(count)))
         writer.close()
     description = DatasetDescription(
         task=task,
@@ -73,7 +74,7 @@ def make_dataset(
         inputs=(),
         lookups=(),
         sources=(),
-        digest=hashlib.sha256(repr((task, counts, seed, poison, unit)).encode()).hexdigest(),
+        digest=hashlib.sha256(repr((task, counts, seed, poison, unit, numbers)).encode()).hexdigest(),
     )
     write_dataset(folder, description)
     return Dataset(path=str(folder), digest=description.digest, rows=counts)

@@ -23,6 +23,7 @@ class Clip(NumberOperator):
     """Limit values to fixed bounds (`min`, `max`) or to quantiles of the training split (`q`)."""
 
     name = "clip"
+    keeps_unit = True
     min: Finite | None = None
     """The lower bound. By default none."""
     max: Finite | None = None

@@ -32,6 +32,8 @@ class FeatureStep(Section):
     """Whether it needs no more than + - * /, comparisons and lookups, which give the same bits on every machine."""
     monotone: ClassVar[bool] = False
     """Whether it maps each number to one number, without reversing their order and without making nulls."""
+    keeps_unit: ClassVar[bool] = False
+    """Whether numbers have the same unit after it as before."""
     fills: ClassVar[bool] = False
     """Whether nothing is null after it."""
     on_gpu: ClassVar[bool] = True

@@ -36,7 +36,7 @@ class Share:
 ALL = Share()
 ONE = np.float32(1.0)
 _SMALL = 0.1
-_IN_THE_TARGETS_UNIT = ("gamma", "min_split_loss", "alpha", "reg_alpha", "max_delta_step")
+_IN_THE_TARGETS_UNIT = ("gamma", "alpha", "max_delta_step")
 
 
 def target_unit(job: TrainingJob, data: DatasetDescription) -> np.float32:

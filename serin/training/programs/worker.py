@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from serin.errors import LossNotFinite, Preempted, SerinError
+from serin.features.scaling import unscaled_warning
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights
@@ -39,6 +40,7 @@ from serin.training.engine.tuning.autotune import final_choices, first_choices, 
 from serin.training.engine.tuning.memory import StartAgain
 from serin.training.engine.tuning.roofline import WORTH_MEASURING_S, measure_peaks, weigh
 from serin.training.launch.job import ResolvedSettings, TrainingJob, gpus_for, read_job
+from serin.training.launch.progress import tell
 from serin.training.launch.pruned import start_of
 from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
@@ -46,6 +48,8 @@ from serin.training.parallel.losses import Loss, loss_of
 from serin.training.parallel.ranks import Ranks, open_world
 from serin.training.programs.attempt import FORMER_WORKER_ENDS_S
 from serin.training.results.result import write_result
+
+_LOOKED_AT_ROWS = 100_000  # for the size of numbers
 
 
 class StopFlag:
@@ -116,6 +120,8 @@ def train(job: TrainingJob, folder: Path, world: Ranks, stop_asked: Callable[[],
     torch.manual_seed(stream_seed(job.training.seed, "weights"))
     network = build_model(job.model, shape)
     fit_numbers(network, split)
+    if world.first and job.model.needs_scaled_numbers:
+        _warn_of_unscaled(description, split, folder)
     if description.task == "regression":
         _set_units(network, split)
     if start_of(folder).exists():  # a network that was pruned from a trained one
@@ -268,6 +274,14 @@ def _table(
     if not description.rows.get(split):
         return None
     return open_table(read_split(job.dataset, split), world.device, sizes=shape.sizes)
+
+
+def _warn_of_unscaled(data: DatasetDescription, split: SplitArrays, folder: Path) -> None:
+    """Notes numbers of the first train rows that the network can hardly learn from."""
+    rows = np.asarray(split.num[0][:_LOOKED_AT_ROWS])
+    text = unscaled_warning({name: rows[:, at] for at, name in enumerate(data.numeric)})
+    if text is not None:
+        tell(folder, "note", text=text)
 
 
 def _set_units(network: nn.Module, split: SplitArrays) -> None:

@@ -63,6 +63,15 @@ def test_replace_changes_the_named_keys_alone(frame: pd.DataFrame) -> None:
         drafted.replace(trainnig={"epochs": 1})
 
 
+def test_a_draft_scales_its_numbers_also_for_a_network_that_is_chosen_later(frame: pd.DataFrame) -> None:
+    drafted = serin.Pipeline.draft(frame, target="hours > 30").replace(model={"kind": "mlp"})
+    assert "not scaled" not in str(drafted.check())
+    unscaled = drafted.replace(features=[{"columns": ["distance"], "steps": ["fill_median"]}])
+    assert "warning: not scaled for a network: distance (" in str(unscaled.check())
+    assert "not scaled" not in str(unscaled.replace(model={"numeric_scaling": "robust"}).check())
+    assert "not scaled" not in str(unscaled.replace(model={"kind": "xgboost"}).check())
+
+
 def test_a_dataset_comes_back_as_a_frame_with_the_values_that_codes_mean(frame: pd.DataFrame) -> None:
     frame.loc[3, "carrier"] = None
     features = [

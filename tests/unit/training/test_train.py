@@ -65,6 +65,13 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert set(checkpoint.metrics) == {f"{split}_{name}" for split in ("valid", "test") for name in names}
 
 
+def test_numbers_that_a_network_can_hardly_learn_from_are_noted(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 200}, numbers=1e5)
+    train_here(MODEL, TrainingSpec(epochs=1), dataset, tmp_path / "run")
+    notes = [record["text"] for record in records(tmp_path / "run", "note")]
+    assert any(text.startswith("not scaled for a network: a (") for text in notes)
+
+
 def test_the_best_epoch_is_the_result(tmp_path: Path) -> None:
     """A learning rate that overfits a tiny table: later epochs get worse on the valid rows."""
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 200, "valid": 800, "test": 0})
