@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from serin.columns.column import Column
 from serin.draft.guess_target import GuessedTarget
@@ -17,7 +19,13 @@ from serin.etl.relational.relation import Unknown
 
 _FEW = 12  # different integers that are taken for categories
 _UNIQUE_IS_AN_ID = 1000  # rows; among fewer, unique integers may be a measurement
-_TWO_YEARS_US = 2 * 365 * 86_400_000_000
+_DAY_US = 86_400_000_000
+_YEAR_US = 365.25 * _DAY_US
+_TWO_YEARS_US = 2 * 365 * _DAY_US
+_BIRTHS_SPAN_YEARS = 30
+_BIRTH_NAME = re.compile(
+    r"(?i:birth|geburt|naissance|nacimiento|nascita|geboorte)|(^|[_\s.-])(?i:dob|d_o_b|born|geb|gebdat)($|[_\s.-])|DOB|Dob$"
+)
 _STRONG = 0.9  # of 1: not refused, but worth a look
 _ID_NAME = re.compile(r"(?i:(^|[_\s.-])(id|key|uuid|guid|nr|no|number|code)|key)$|[a-z](Id|ID|Key)$")
 
@@ -36,10 +44,10 @@ class Guess:
     notice: bool = False
 
 
-def guess_columns(sample: TableSample, target: GuessedTarget, time: str | None) -> list[Guess]:
+def guess_columns(sample: TableSample, target: GuessedTarget, by_time: str | None) -> list[Guess]:
     """A guess for each column that the target does not read, in the order of the table."""
     guesses = [
-        _guess(name, column, sample, target, is_time=name == time)
+        _guess(name, column, sample, target, is_time=name == by_time)
         for name, column in sample.columns.items()
         if name not in target.columns
     ]
@@ -130,13 +138,30 @@ def _leak(column: Column, sample: TableSample, target: GuessedTarget) -> tuple[s
 
 
 def time_column(sample: TableSample, target: Sequence[str]) -> str | None:
-    """The first time that is not always the same; rather one that the target does not read."""
+    """The first time that is not always the same and not a date of birth; rather one that the target does not read, and
+    rather one without times in the future."""
+    now = int(time.time() * 1e6)
     times = [
         name
         for name, column in sample.columns.items()
-        if column.kind == "timestamp" and len(np.unique(column.values[~column.null])) > 1
+        if column.kind == "timestamp"
+        and len(np.unique(column.values[~column.null])) > 1
+        and not _is_birth(name, column.values[~column.null], now)
     ]
-    return next((name for name in times if name not in target), times[0] if times else None)
+    past = [name for name in times if sample.columns[name].values.max() <= now]
+    return next((name for name in [*past, *times] if name not in target), times[0] if times else None)
+
+
+def _is_birth(name: str, moments: npt.NDArray[np.int64], now: int) -> bool:
+    """Whether a time is a date of birth, by its name; or by its values: days over decades, in no order, as the births
+    of adults are."""
+    if _BIRTH_NAME.search(name):
+        return True
+    years = (now - moments) / _YEAR_US
+    if (moments % _DAY_US).any() or np.ptp(years) < _BIRTHS_SPAN_YEARS or not 10 < np.median(years) < 90:
+        return False
+    rising = float(np.mean(np.diff(moments) > 0))
+    return 0.25 < rising < 0.75
 
 
 def _shown(value: float | int) -> str:

@@ -189,7 +189,7 @@ def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bo
         )
     example = (certain or cells)[0]
     said = [f"numbers have a decimal comma in {names}, such as {example}"]
-    options = {"decimal": ","}
+    options: dict[str, Any] = {"decimal": ","}
     pointed = [column for column in seen if column.is_numbers and column.pointed]
     groups = [column for column in pointed if all(map(_POINTS.fullmatch, column.pointed))]
     points = [cell for column in groups for cell in column.pointed] + [cell for cell in cells if "." in cell]
@@ -198,7 +198,8 @@ def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bo
         said.append(f"points separate thousands, such as {points[0]}")
     unclear = [column.name for column in pointed if column not in groups]
     if unclear:
-        said.append(f"check {_listed(unclear)}: with a decimal comma, numbers with a point are text")
+        options["decimal"] = {column.name: "," for column in numbers}
+        said.append(f"numbers have a decimal point in {_listed(unclear)}")
     return SniffedCells(options=options, seen=tuple(said))
 
 

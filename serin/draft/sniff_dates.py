@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +10,22 @@ from datetime import datetime
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}:?\d{2})?)?")
 _TIMES = (("", ""), (r" \d{1,2}:\d{2}", " %H:%M"), (r" \d{1,2}:\d{2}:\d{2}", " %H:%M:%S"),
-          (r"T\d{2}:\d{2}", "T%H:%M"), (r"T\d{2}:\d{2}:\d{2}", "T%H:%M:%S"))  # fmt: skip
-_MONTH = "[A-Za-z]{3}"
+          (r"T\d{2}:\d{2}", "T%H:%M"), (r"T\d{2}:\d{2}:\d{2}", "T%H:%M:%S"),
+          *((rf" \d{{1,2}}:\d{{2}}{seconds}{word}", f" {clock}{more}{form}")
+            for seconds, more in (("", ""), (r":\d{2}", ":%S"))
+            for word, clock, form in ((" [AaPp][Mm]", "%I:%M", " %p"), ("[AaPp][Mm]", "%I:%M", "%p"),
+                                      (" Uhr", "%H:%M", " Uhr"))))  # fmt: skip
+_MONTHS = (
+    (rf"(?:{'|'.join(calendar.month_abbr[1:])})", "%b"),
+    (rf"(?:{'|'.join(calendar.month_name[1:])})", "%B"),
+)
 _DAYS = (
     *((rf"\d{{1,2}}{re.escape(sign)}\d{{1,2}}{re.escape(sign)}\d{{4}}", f"%d{sign}%m{sign}%Y") for sign in "./-"),
     *((rf"\d{{1,2}}{re.escape(sign)}\d{{1,2}}{re.escape(sign)}\d{{2}}", f"%d{sign}%m{sign}%y") for sign in "./-"),
     *((rf"\d{{4}}{re.escape(sign)}\d{{1,2}}{re.escape(sign)}\d{{1,2}}", f"%Y{sign}%m{sign}%d") for sign in "./"),
-    *((rf"\d{{1,2}}{sign}{_MONTH}{sign}\d{{4}}", f"%d{sign}%b{sign}%Y") for sign in " -"),
-    (rf"{_MONTH} \d{{1,2}}, \d{{4}}", "%b %d, %Y"),
+    *((rf"\d{{1,2}}{sign}(?i:{month}){sign}{digits}", f"%d{sign}{name}{sign}{year}") for month, name in _MONTHS
+      for digits, year in ((r"\d{4}", "%Y"), (r"\d{2}", "%y")) for sign in " -"),
+    *((rf"(?i:{month}) \d{{1,2}}, \d{{4}}", f"{name} %d, %Y") for month, name in _MONTHS),
 )  # fmt: skip
 _SHAPES = [(re.compile(day + time), form + part) for day, form in _DAYS for time, part in _TIMES]
 _DATE = re.compile("|".join(f"(?:{shape.pattern})" for shape, _ in _SHAPES))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from serin.columns.column import Column
 from serin.errors import ColumnUnusable
+from serin.etl.dataset.time_ranks import future_warning
 from serin.etl.engines.memory_budget import partner_bytes
 from serin.etl.relational.checks import failures_of
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, load_join, relate_columns
@@ -33,13 +34,14 @@ class Trial:
     """`rows`: how many rows of the main table were read, of `total`. `unread`: joined tables that are too large to be
     read here, so that nothing is known about their keys. `training_s`: how long the training period is, where all rows
     were read and have a time. `unscaled`: a sentence about numbers that no step brings to the size that a network
-    needs."""
+    needs. `future`: a sentence about times that have not come yet."""
 
     rows: int
     total: int
     unread: tuple[str, ...] = ()
     training_s: float | None = None
     unscaled: str | None = None
+    future: str | None = None
 
 
 def try_rows(
@@ -76,7 +78,14 @@ def try_rows(
         unread=unread,
         training_s=training_s,
         unscaled=unscaled_warning(_as_they_are(features, prepared)),
+        future=future_warning(
+            max((int(each.time.max()) for each in prepared if _has_times(each)), default=0)
+        ),
     )
+
+
+def _has_times(prepared: Prepared) -> bool:
+    return prepared.time is not None and len(prepared.time) > 0
 
 
 def _as_they_are(features: Sequence[FeatureSpec], prepared: Sequence[Prepared]) -> dict[str, FloatArray]:

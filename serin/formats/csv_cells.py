@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +17,7 @@ from serin.formats.nulls import is_null_string
 _TIME = pa.timestamp("us")
 _SPACES = r"[\x{00a0}\x{202f}]"  # the spaces that French texts put between digits
 _WORDS = r"^[+-]?(?i:inf|infinity|nan)$"
+_CENTURY = np.timedelta64(1200, "M")
 _FIRST_YEAR = 1000  # %Y reads "24" as the year 24
 
 
@@ -31,8 +34,8 @@ class CellRules:
     def of(cls, form: CsvFormat, column: str) -> CellRules:
         return cls(
             null_values=form.nulls_of(column),
-            decimal=form.decimal,
-            thousands=form.thousands,
+            decimal=form.decimal_of(column),
+            thousands="" if form.thousands == form.decimal_of(column) else form.thousands,
             date_formats=form.dates_of(column),
         )
 
@@ -83,6 +86,8 @@ class CellRules:
         found = pa.nulls(len(texts), _TIME)
         for form in self.date_formats:
             read = pc.strptime(texts, format=form, unit="us", error_is_null=True)
+            if "%y" in form:
+                read = _not_in_the_future(read)
             if "%Y" in form:
                 read = pc.if_else(pc.less(pc.year(read), _FIRST_YEAR), pa.scalar(None, _TIME), read)
             found = pc.coalesce(found, read)
@@ -90,6 +95,17 @@ class CellRules:
         if not pc.any(left, min_count=0).as_py():
             return found
         return pc.replace_with_mask(found, left, pc.cast(texts.filter(left), _TIME))
+
+
+def _not_in_the_future(times: pa.Array) -> pa.Array:
+    """Moves times after now back by a century: strptime takes the two-digit years 00 to 68 for 2000 to 2068."""
+    later = pc.greater(times, pa.scalar(datetime.now(UTC).replace(tzinfo=None), _TIME))
+    if not pc.any(later, min_count=0).as_py():
+        return times
+    found = times.filter(later).to_numpy(zero_copy_only=False).astype("datetime64[us]")
+    month = found.astype("datetime64[M]")
+    before = (month - _CENTURY).astype("datetime64[us]") + (found - month)
+    return pc.replace_with_mask(times, pc.fill_null(later, False), pa.array(before, _TIME))
 
 
 def _booleans(values: pa.Array) -> pa.Array:

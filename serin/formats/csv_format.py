@@ -15,13 +15,14 @@ Texts = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvFormat:
-    """The options of FileTable in a form that can be hashed. `null_values` and `date_formats` are for all columns, the
-    fields `of_column_...` for those they name."""
+    """The options of FileTable in a form that can be hashed. `decimal`, `null_values` and `date_formats` are for all
+    columns, the fields `of_column_...` for those they name."""
 
     delimiter: str | None = None
     quote: str = '"'
     encoding: str = "utf-8"
     decimal: str = "."
+    of_column_decimals: tuple[tuple[str, str], ...] = ()
     thousands: str = ""
     null_values: tuple[str, ...] = ()
     of_column_nulls: Texts = ()
@@ -42,9 +43,15 @@ class CsvFormat:
     @property
     def named_columns(self) -> dict[str, str]:
         """The columns that options name -> the option."""
-        return {name: "null_values" for name, _ in self.of_column_nulls} | {
-            name: "date_formats" for name, _ in self.of_column_dates
+        named = {
+            "null_values": self.of_column_nulls,
+            "date_formats": self.of_column_dates,
+            "decimal": self.of_column_decimals,
         }
+        return {name: option for option, columns in named.items() for name, _ in columns}
+
+    def decimal_of(self, column: str) -> str:
+        return dict(self.of_column_decimals).get(column, self.decimal)
 
     def nulls_of(self, column: str) -> tuple[str, ...]:
         return dict(self.of_column_nulls).get(column, self.null_values)
@@ -66,12 +73,13 @@ def csv_format(table: str | LongForm) -> CsvFormat | None:
     """The format that the table's entry names; None when it names no option."""
     if not isinstance(table, FileTable):
         return None
-    nulls, dates = table.null_values, table.date_formats
+    nulls, dates, decimal = table.null_values, table.date_formats, table.decimal
     form = CsvFormat(
         delimiter=table.delimiter,
         quote=table.quote,
         encoding=table.encoding,
-        decimal=table.decimal,
+        decimal="." if isinstance(decimal, dict) else decimal,
+        of_column_decimals=tuple(decimal.items()) if isinstance(decimal, dict) else (),
         thousands=table.thousands or "",
         null_values=() if isinstance(nulls, dict) else nulls,
         of_column_nulls=tuple(nulls.items()) if isinstance(nulls, dict) else (),

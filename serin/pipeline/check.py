@@ -58,6 +58,8 @@ class CheckedSpec:
             yield f"looked up inside the model, by {', '.join(key)}: {', '.join(columns)} (from {table})"
         if self.trial is not None:
             yield from _read_lines(self.trial)
+            if self.trial.future is not None:
+                yield f"warning: {self.trial.future}"
             if self.trial.unscaled and spec.model.needs_scaled_numbers:
                 yield f"warning: {self.trial.unscaled}"
         if self.unlike_live:

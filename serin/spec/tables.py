@@ -48,8 +48,8 @@ class FileTable(Section):
     """The character around fields that hold delimiters or line ends. Empty: no field is quoted."""
     encoding: str = "utf-8"
     """How text is stored as bytes, such as `latin-1`, `cp1252` or `utf-16`. A byte order mark is skipped."""
-    decimal: Literal[".", ","] = "."
-    """The decimal mark of numbers."""
+    decimal: Literal[".", ","] | dict[str, Literal[".", ","]] = "."
+    """The decimal mark of numbers, for all columns; or column name -> mark, and a point in the others."""
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
     """The mark between groups of three digits. By default digits are not grouped."""
     null_values: Texts = ()

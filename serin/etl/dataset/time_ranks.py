@@ -6,6 +6,8 @@ piece or two per rank to read; else all are counted, in ranges that get narrower
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -19,6 +21,9 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.relation import Prepared
 
 Int64 = npt.NDArray[np.int64]
+logger = logging.getLogger(__name__)
+
+_ANY_ZONE_S = 86_400.0  # times may be local
 _BINS = 2**16
 FEW_ROWS = 2**21  # that are collected here; more are counted first
 
@@ -53,9 +58,23 @@ class Range(NamedTuple):
         return bool(extent.rows) and extent.high >= self.start and extent.low < self.end
 
 
+def future_warning(latest_us: int) -> str | None:
+    """Returns a sentence when a time, in microseconds since 1970 UTC, is more than a day from now."""
+    if latest_us / 1e6 <= time.time() + _ANY_ZONE_S:
+        return None
+    shown = np.datetime64(latest_us, "us").astype("datetime64[s]")
+    return (
+        f"data.time lies in the future: the latest row is of {shown}, and the latest rows are the test rows; "
+        "is it the time of the rows, and are its formats right (data.tables.NAME.date_formats)?"
+    )
+
+
 def find_ranks(ranks: Sequence[int], engine: Engine, held: Held) -> list[tuple[int, int]]:
     """Returns for each rank (0 is the first) the time and the id of its row."""
     extents: list[Extent] = engine.collect(time_extent, held)
+    warning = future_warning(max((each.high for each in extents if each.rows), default=0))
+    if warning is not None:
+        logger.warning(warning)
     ranges = [_first_range(rank, extents) for rank in ranks]
     asked = _Asked.of(ranges, held, extents)
     rows = asked.rows

@@ -119,8 +119,8 @@ def _tree_network(folder: Path, data: DatasetDescription) -> Network:
     def reference(num: Array, cat: Array) -> Array:
         return margins(booster, num, cat, shape.sizes)
 
-    trees = parse_trees(booster)
-    graph, (terms, base) = trees2onnx(trees, shape, data.task), summed(trees)
+    document = parse_trees(booster)
+    graph, (terms, base) = trees2onnx(document, shape, data.task), summed(document)
     return Network(graph=graph, reference=reference, made_by="XGBoost", terms=terms, base=base)
 
 

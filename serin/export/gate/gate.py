@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from statistics import fmean
 
 import numpy as np
 import onnx
@@ -189,7 +190,7 @@ def check_metric(
     target = np.concatenate(targets)
     trained_metrics = measure(target, answers(np.concatenate(theirs), task), task)
     onnx_metrics = measure(target, answers(np.concatenate(ours), task), task)
-    unit, rounding = (1.0, 0.0) if scale is None else (np.mean(scale.unit), np.mean(scale.rounding))
+    unit, rounding = (1.0, 0.0) if scale is None else (fmean(scale.unit), fmean(scale.rounding))
     for name, wanted in trained_metrics.items():
         size, trained = max(unit, abs(wanted)), reported.get(f"test_{name}", wanted)
         allowed = tolerance * size + rounding

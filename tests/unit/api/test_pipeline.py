@@ -12,6 +12,7 @@ import pytest
 import serin
 from serin.errors import NotTrained, TableUnusable
 from tests.fakes.small_pipeline import small_spec
+from tests.logs import heard
 
 
 @pytest.fixture
@@ -70,6 +71,18 @@ def test_a_draft_scales_its_numbers_also_for_a_network_that_is_chosen_later(fram
     assert "warning: not scaled for a network: distance (" in str(unscaled.check())
     assert "not scaled" not in str(unscaled.replace(model={"numeric_scaling": "robust"}).check())
     assert "not scaled" not in str(unscaled.replace(model={"kind": "xgboost"}).check())
+
+
+def test_times_in_the_future_are_warned_of_by_the_check_and_the_build(frame: pd.DataFrame) -> None:
+    assert "future" not in str(serin.Pipeline.draft(frame.head(300), target="hours > 30").check())
+    frame["sent"] += pd.Timedelta(days=36500)
+    pipeline = serin.Pipeline.draft(frame, target="hours > 30")
+    said: list[str] = []
+    with heard(said.append):
+        pipeline.build_dataset()
+    warnings = [line for line in (*said, *str(pipeline.check()).splitlines()) if "in the future" in line]
+    assert len(warnings) == 2
+    assert all("data.time lies in the future: the latest row is of 21" in line for line in warnings)
 
 
 def test_a_dataset_comes_back_as_a_frame_with_the_values_that_codes_mean(frame: pd.DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,25 @@ def test_a_column_may_hold_dates_in_several_formats(tmp_path: Path) -> None:
     found = read(tmp_path, text, date_formats={"when": ["%d.%m.%Y", "%m/%d/%Y", "%d.%m.%y"]})
     wanted = ["2024-12-31", "2024-12-30", "2023-01-02", None, "1998-12-24"]
     assert found["when"] == [None if day is None else pd.Timestamp(day) for day in wanted]
+
+
+def test_a_year_of_two_digits_is_never_in_the_future(tmp_path: Path) -> None:
+    this_year = datetime.now(UTC).year
+    days = [f"01/01/{year % 100:02}" for year in range(this_year - 99, this_year + 1)]
+    found = read(tmp_path, "\n".join(["born,id", *(f"{day},a" for day in days)]), date_formats=["%m/%d/%y"])
+    assert [moment.year for moment in found["born"]] == list(range(this_year - 99, this_year + 1))
+    leap = read(tmp_path, "born,id\n02/29/68 23:59,a\n", date_formats=["%m/%d/%y %H:%M"])
+    assert leap["born"] == [pd.Timestamp("1968-02-29 23:59")]
+
+
+def test_single_columns_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    text = "a;b;c\n1,5;1.5;1.234\n2;2;12\n"
+    found = read(tmp_path, text, delimiter=";", decimal={"a": ","})
+    assert found == {"a": [1.5, 2.0], "b": [1.5, 2.0], "c": [1.234, 12.0]}
+    with pytest.raises(SourceUnreadable, match="no column 'z', which decimal names"):
+        read(tmp_path, text, delimiter=";", decimal={"z": ","})
+    grouped = read(tmp_path, "a;b\n1.234,5;1.5\n2;2\n", delimiter=";", decimal={"a": ","}, thousands=".")
+    assert grouped == {"a": [1234.5, 2.0], "b": [1.5, 2.0]}
 
 
 def test_null_texts_of_one_column_are_texts_in_another(tmp_path: Path) -> None:

@@ -67,6 +67,30 @@ def test_the_task_follows_from_what_the_target_holds(
     assert (spec.data.target.expression, spec.data.target.task) == (expression, task)
 
 
+ADULTS = np.datetime64("1950-01-01", "us") + RNG.integers(0, 50 * 365, ROWS) * np.timedelta64(
+    86_400_000_000, "us"
+)
+LOGGED = np.datetime64("2024-01-01", "us") + np.arange(ROWS) * np.timedelta64(3_600_000_000, "us")
+
+
+@pytest.mark.parametrize("name", ["date_of_birth", "DOB", "Geburtsdatum", "born", "patient.dob", "joined"])
+def test_a_date_of_birth_is_not_the_time_of_the_rows(tmp_path: Path, name: str) -> None:
+    born = pa.table({name: ADULTS, "x": RNG.normal(size=ROWS), "churn": RNG.choice(["yes", "no"], ROWS)})
+    _, spec = guessed(tmp_path, born, "churn")
+    assert spec.data.time is None
+    _, spec = guessed(tmp_path, born.append_column("sent", pa.array(LOGGED)), "churn")
+    assert spec.data.time == "sent"
+
+
+def test_old_records_in_order_and_a_time_after_one_in_the_future_are_the_time(tmp_path: Path) -> None:
+    columns = {"x": RNG.normal(size=ROWS), "churn": RNG.choice(["yes", "no"], ROWS)}
+    _, spec = guessed(tmp_path, pa.table({"day": np.sort(ADULTS), **columns}), "churn")
+    assert spec.data.time == "day"
+    due = np.datetime64("2400-01-01", "us") + np.arange(ROWS) * np.timedelta64(3_600_000_000, "us")
+    _, spec = guessed(tmp_path, pa.table({"due": due, "sent": LOGGED, **columns}), "churn")
+    assert spec.data.time == "sent"
+
+
 def test_columns_that_know_the_answer_are_left_out_with_the_reason(tmp_path: Path) -> None:
     delay = RNG.normal(0, 30, ROWS)
     missing = RNG.random(ROWS) < 0.1

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused, WorkerFailed
+from serin.formats.dataset import read_dataset
+from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.training import TrainingSpec
 from serin.training.launch import launcher
@@ -67,9 +69,10 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_numbers_that_a_network_can_hardly_learn_from_are_noted(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 200}, numbers=1e5)
-    train_here(MODEL, TrainingSpec(epochs=1), dataset, tmp_path / "run")
-    notes = [record["text"] for record in records(tmp_path / "run", "note")]
-    assert any(text.startswith("not scaled for a network: a (") for text in notes)
+    split = read_split(dataset.path, "train")
+    worker._warn_of_unscaled(read_dataset(dataset.path), split, made(tmp_path / "run"))
+    (note,) = records(tmp_path / "run", "note")
+    assert note["text"].startswith("not scaled for a network: a (")
 
 
 def test_the_best_epoch_is_the_result(tmp_path: Path) -> None:
