@@ -78,14 +78,12 @@ def try_rows(
         unread=unread,
         training_s=training_s,
         unscaled=unscaled_warning(_as_they_are(features, prepared)),
-        future=future_warning(
-            max((int(each.time.max()) for each in prepared if _has_times(each)), default=0)
-        ),
+        future=future_warning(max((int(times.max()) for times in _times(prepared)), default=0)),
     )
 
 
-def _has_times(prepared: Prepared) -> bool:
-    return prepared.time is not None and len(prepared.time) > 0
+def _times(prepared: Sequence[Prepared]) -> list[npt.NDArray[np.int64]]:
+    return [each.time for each in prepared if each.time is not None and len(each.time)]
 
 
 def _as_they_are(features: Sequence[FeatureSpec], prepared: Sequence[Prepared]) -> dict[str, FloatArray]:
