@@ -64,7 +64,7 @@ def future_warning(latest_us: int) -> str | None:
         return None
     shown = np.datetime64(latest_us, "us").astype("datetime64[s]")
     return (
-        f"data.time lies in the future: the latest row is of {shown}, and the latest rows are the test rows; "
+        f"data.time has times in the future: the latest row is of {shown}, and the latest rows are the test rows; "
         "is it the time of the rows, and are its formats right (data.tables.NAME.date_formats)?"
     )
 

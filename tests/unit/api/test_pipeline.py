@@ -82,7 +82,7 @@ def test_times_in_the_future_are_warned_of_by_the_check_and_the_build(frame: pd.
         pipeline.build_dataset()
     warnings = [line for line in (*said, *str(pipeline.check()).splitlines()) if "in the future" in line]
     assert len(warnings) == 2
-    assert all("data.time lies in the future: the latest row is of 21" in line for line in warnings)
+    assert all("data.time has times in the future: the latest row is of 21" in line for line in warnings)
 
 
 def test_a_dataset_comes_back_as_a_frame_with_the_values_that_codes_mean(frame: pd.DataFrame) -> None:
