@@ -31,6 +31,7 @@ PARTS = {
     "serin-shared",
 }
 HOME = Path("/var/lib/serin")  # of stages, on the shared volume
+pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 PASSWORD = secrets.token_urlsafe(12)
 
 

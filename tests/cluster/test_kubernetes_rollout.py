@@ -37,6 +37,7 @@ PLAN = Plan(
     deadline_s=600.0, slo_ms=None, load_s=300.0,
 )  # fmt: skip
 PARTS = {"controller", "gateway", "serin-release-template"}
+pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 RELEASES = "serin-releases"
 
 

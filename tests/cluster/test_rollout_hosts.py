@@ -26,6 +26,7 @@ from tests.cluster.part import need
 from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, Member, cluster
 from tests.signals import hit
 
+pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 SPEC = "serving: {p99_ms: 500, request_timeout: 10s, backend: onnx_python}\n"
 AT_ONCE = Plan(steps=(100.0,), min_requests=0, bake_s=0.0, load_s=180.0)
 # The machine is busy: what is shown here are hosts and links, and not how small a difference is seen.
