@@ -17,6 +17,8 @@ import yaml
 
 from serin.machine.ports import free_ports
 from serin.machine.process import Process
+from serin.stack.host.metrics_address import token_file
+from serin.stack.watch.metrics.server import MetricsServer
 from tests.e2e.serving_host import ChildHost, wait_for
 
 FILES = Path(__file__).parents[2] / "deployments" / "prometheus"
@@ -54,11 +56,13 @@ class Monitored:
 
 
 @contextmanager
-def monitoring(folder: Path, metrics: str, receiver: str) -> Iterator[Monitored]:
-    """`metrics`: host:port of the stack's metrics; `receiver`: the URL that Alertmanager posts to."""
+def monitoring(folder: Path, metrics: MetricsServer, receiver: str) -> Iterator[Monitored]:
+    """`metrics`: the stack's; `receiver`: the URL that Alertmanager posts to."""
     host = ChildHost()
     port, alerts_port = free_ports(2)
-    write_configurations(folder, metrics, receiver, f"127.0.0.1:{alerts_port}")
+    address = f"127.0.0.1:{metrics.server_address[1]}"
+    write_configurations(folder, address, receiver, f"127.0.0.1:{alerts_port}")
+    shutil.copy(token_file(metrics.home), folder)
     try:
         host.start(_process("alertmanager", folder, str(ALERTMANAGER), "--config.file=alertmanager.yml",
                             "--storage.path=alerts", "--cluster.listen-address=",

@@ -49,9 +49,8 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         stack.until(Phase.PROMOTED, version=1, within_s=60)
         metrics = MetricsServer(stack.home, ("127.0.0.1", 0), stack.gateway)
         threading.Thread(target=metrics.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{metrics.server_address[1]}"
         try:
-            with asking(stack.port), monitoring(folder, address, received.url) as found:
+            with asking(stack.port), monitoring(folder, metrics, received.url) as found:
                 yield found
         finally:
             metrics.close()
@@ -121,7 +120,7 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
     try:
         with (
             webhook() as received,
-            monitoring(tmp_path, f"127.0.0.1:{metrics.server_address[1]}", received.url) as found,
+            monitoring(tmp_path, metrics, received.url) as found,
         ):
             (message,) = received.wait_for(1, 60.0)
             rounds = scrapes(found)

@@ -1,17 +1,20 @@
 """A Dask cluster with one worker per GPU, or several, in a separate process: the ETL continues if it fails.
 
 python -m serin.etl.engines.cuda_cluster WORKERS FOLDER     runs until its standard input ends
+
+The first line of the standard input has the certificates of the only client that is accepted: they are on no disk.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -32,8 +35,17 @@ _THREADS = 2  # per worker: one prepares what the GPU does next while the other 
 
 
 @contextmanager
-def gpu_cluster(workers: int, folder: Path, start_s: float = START_S) -> Iterator[str]:
-    """The scheduler's address. ClusterNotUp when there is none after `start_s`; nothing is left behind then."""
+def gpu_cluster(
+    workers: int,
+    folder: Path,
+    start_s: float = START_S,
+    *,
+    certificates: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """The scheduler's address. ClusterNotUp when there is none after `start_s`; nothing is left behind then.
+
+    `certificates`: settings of Dask's `Security`, as text; the cluster accepts only clients that have them. None: it
+    accepts every user of this machine, who may then run code on its workers."""
     folder.mkdir(parents=True, exist_ok=True)
     environment.prefer(*QUICK_COMPILER)
     path = os.pathsep.join(each for each in sys.path if each)  # workers find what this process finds
@@ -46,7 +58,11 @@ def gpu_cluster(workers: int, folder: Path, start_s: float = START_S) -> Iterato
             env=environment.child_environment(PYTHONPATH=path, PYTHONUNBUFFERED="1"),
             start_new_session=True,
         )
+    assert process.stdin is not None
     try:
+        with suppress(BrokenPipeError):  # it ended already, which is reported with its reason
+            process.stdin.write(json.dumps(certificates).encode() + b"\n")
+            process.stdin.flush()
         yield _address(process, folder, start_s)
     finally:
         _end(process)
@@ -85,7 +101,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main(workers: int, folder: Path) -> None:
     import dask
     from dask_cuda import LocalCUDACluster
+    from distributed.security import Security
 
+    certificates: dict[str, str] | None = json.loads(sys.stdin.buffer.readline() or b"null")
+    closed: Any = Security  # it has no types
     with (
         dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": str(folder)}),
         sharing(LocalCUDACluster)(
@@ -98,6 +117,7 @@ def main(workers: int, folder: Path) -> None:
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
             silence_logs=logging.ERROR,
+            security=None if certificates is None else closed(require_encryption=True, **certificates),
         ) as cluster,
     ):
         written = folder / f"{_ADDRESS}.new"

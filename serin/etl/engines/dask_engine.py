@@ -29,8 +29,13 @@ from serin.machine.hardware import core_count
 
 _LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
+_Security: Any = distributed.Security
 _as_completed: Any = distributed.as_completed
 _log = logging.getLogger(__name__)
+_CERTIFICATES = (
+    "tls_ca_file",
+    *(f"tls_{role}_{part}" for role in ("client", "scheduler", "worker") for part in ("cert", "key")),
+)
 CONNECT_S = 10.0
 _SHARED_FOLDER = "set SERIN_SCRATCH (or SERIN_STORE) to a folder that all hosts mount at the same path"
 _FAN_IN = 4  # partial results merged at once: they are all in one worker then
@@ -82,10 +87,13 @@ def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: boo
 
 @contextmanager
 def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
-    """A client of one process per GPU of this machine, each with its own memory pool for cupy and cuDF."""
+    """A client of one process per GPU of this machine, each with its own memory pool for cupy and cuDF. It accepts only
+    this client, as `local_cluster` does."""
+    security = _Security.temporary()
+    certificates = {name: getattr(security, name) for name in _CERTIFICATES}
     with (
-        gpu_cluster(workers, scratch / "gpu-cluster") as address,
-        _Client(address, set_as_default=False, timeout=CONNECT_S) as client,
+        gpu_cluster(workers, scratch / "gpu-cluster", certificates=certificates) as address,
+        _Client(address, security=security, set_as_default=False, timeout=CONNECT_S) as client,
     ):
         try:
             client.wait_for_workers(workers, timeout=CONNECT_S)

@@ -24,8 +24,11 @@ STORE: Final = "store"
 DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/prefect.db")
 JOURNALS: Final = "rollouts"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
-_FILES: Final = ("keys.json", ".keys-required", "prefect-login")
-_FOLDERS: Final = ("external", "alerts", "console", "costs", "watch", "labels", "prefect/storage", TRUST)
+_FILES: Final = ("keys.json", ".keys-required", "metrics-token", "prefect-login")
+_FOLDERS: Final = (
+    *("external", "alerts", "console", "costs", "watch", "labels", "prefect/storage", TRUST),
+    "issuers",  # public keys of OpenID providers: tokens are taken also while a provider does not answer
+)
 _CAPTURES: Final = "captures"
 LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
     *("agent", "cache", "gateway", "gpus", "locks", "logs", "native", "releases", "spool", "stack"),

@@ -27,7 +27,7 @@ def secret_file(home: Path, role: Role) -> Path:
 
 def role_secret(home: Path, role: Role) -> str:
     """Returns the secret of a role and creates it if needed; two concurrent calls get the same."""
-    return _read_or_create(secret_file(home, role))
+    return own_secret(secret_file(home, role))
 
 
 def rotate_secret(home: Path, role: Role) -> str:
@@ -39,7 +39,7 @@ def rotate_secret(home: Path, role: Role) -> str:
 
 def signing_key(home: Path, role: Role) -> bytes:
     """Returns the key that signs the sessions of a role: it changes with the role's secret."""
-    key = _read_or_create(_folder(home) / _SIGNING)
+    key = own_secret(_folder(home) / _SIGNING)
     return hmac.digest(key.encode(), f"{role}:{role_secret(home, role)}".encode(), hashlib.sha256)
 
 
@@ -56,7 +56,8 @@ def _folder(home: Path) -> Path:
     return home / "console"
 
 
-def _read_or_create(path: Path) -> str:
+def own_secret(path: Path) -> str:
+    """Returns the secret in a file that only its owner can read, and creates it if needed."""
     for _ in range(2):
         try:
             mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()

@@ -49,5 +49,10 @@ def remove_address(home: Path) -> None:
     _file(home).unlink(missing_ok=True)
 
 
+def token_file(home: Path) -> Path:
+    """The secret that a scraper sends: any user of the machine can reach the port."""
+    return home / "metrics-token"
+
+
 def _file(home: Path) -> Path:
     return home / "watch" / "metrics.json"

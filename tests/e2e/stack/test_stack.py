@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from serin.machine.ports import is_free
+from serin.stack.backup.contents import is_known
 from serin.stack.host.state import Stack as Running
 from serin.stack.host.state import read_stack, running_stack
 from serin.stack.prefect import rest_api
@@ -161,7 +162,10 @@ def test_a_second_stack_leaves_the_first_alone_and_dies_with_its_supervisor(
 
 def _keeps_strangers_out(stack: Stack, up: Running) -> None:
     """Neither without the login, nor as a page in the browser of somebody who is logged in."""
-    assert (stack.home / "prefect-login").stat().st_mode & 0o777 == 0o600
+    for name in ("prefect-login", "metrics-token"):
+        assert (stack.home / name).stat().st_mode & 0o777 == 0o600
+    undecided = {entry.name for entry in stack.home.iterdir() if not is_known(entry.name)}
+    assert undecided <= {"store"}, "say in stack/backup/contents.py whether a backup holds it"
     runs, body = f"{up.prefect_api_url}/flow_runs/filter", b"{}"
     credentials = base64.b64encode(stack.login.encode()).decode()
     token = urllib.request.Request(

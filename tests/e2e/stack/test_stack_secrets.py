@@ -24,6 +24,7 @@ _LARGEST = 100_000_000
 LOOKS_SECRET = re.compile(rb"(?i)(token|passw|secret|auth|api.?key|credential)[^\0/]{0,20}[=:\0][^\0/]{8,}")
 MAY_HOLD = {
     "prefect-login",
+    "metrics-token",
     "keys.json",
     "gateway/keys/keys.json",
     "stack/conf.d/*.json",

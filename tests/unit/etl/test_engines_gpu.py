@@ -3,10 +3,12 @@
 from contextlib import nullcontext
 from pathlib import Path
 
+import distributed
 import pytest
 
 from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import gpu_cluster
+from serin.etl.engines.dask_engine import cuda_cluster
 from serin.etl.engines.device import Gpus, host_columns
 from serin.etl.engines.engine import choose_engine
 from serin.spec.etl import EtlSpec
@@ -142,6 +144,37 @@ def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: 
         gpu_cluster(1, tmp_path / "cluster", start_s=0),
     ):
         pass
+
+
+FAKE_DASK_CUDA = """
+from distributed import LocalCluster
+
+class LocalCUDACluster(LocalCluster):
+    cuda_visible_devices = [0]
+
+    def __init__(self, rmm_async, rmm_allocator_external_lib_list, **options):
+        super().__init__(**options)
+"""
+
+
+def test_a_cluster_of_gpus_accepts_only_its_own_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's own cluster in the place of dask-cuda's, which is made from it."""
+    (tmp_path / "dask_cuda.py").write_text(FAKE_DASK_CUDA)
+    monkeypatch.syspath_prepend(tmp_path)
+    with cuda_cluster(1, tmp_path) as client:
+        address = client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        for stranger in (
+            {"address": address.replace("tls://", "tcp://")},
+            {"address": address, "security": distributed.Security.temporary()},
+        ):
+            with pytest.raises((OSError, TimeoutError)):
+                distributed.Client(**stranger, timeout=1, set_as_default=False)
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"PRIVATE KEY" in content for content in kept)
 
 
 @pytest.mark.parametrize("engine", ["auto", "cuda"])

@@ -44,6 +44,11 @@ SHIFTING = Rollout(
     evidence_from=1.0,
 )
 
+KEPT = (
+    *("keys.json", "prefect-login", "metrics-token", "alerts/receivers.json", "watch/drift/delays.json"),
+    *("issuers/sso.json", "console/operator-secret", "labels/delays/1.parquet", "costs/delays.json"),
+)
+
 
 @pytest.fixture
 def stack(tmp_path: Path) -> tuple[Path, Store]:
@@ -55,7 +60,7 @@ def stack(tmp_path: Path) -> tuple[Path, Store]:
         bundles.publish(store, bias=bias)
     store.set_alias(bundles.MODEL, "live", 1)
     decide(home, SHIFTING)
-    for name in ("keys.json", "prefect-login", "alerts/receivers.json", "watch/drift/delays.json"):
+    for name in KEPT:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(f"the content of {name}")
     for name in ("logs/prefect.log", "gateway/tls/key.pem", "locks/x", "cache/x", "runs/train-1/weights"):
@@ -84,7 +89,7 @@ def test_a_restored_home_serves_the_same_versions_and_holds_the_rollout_that_was
     new_home, new_store = target(tmp_path)
     restore_backup(new_home, new_store, made.path)
     assert new_home.stat().st_mode & 0o777 == 0o700
-    for name in ("keys.json", "prefect-login", "alerts/receivers.json", "watch/drift/delays.json"):
+    for name in KEPT:
         assert (new_home / name).read_text() == f"the content of {name}"
         assert (new_home / name).stat().st_mode & 0o077 == 0
     for name in ("logs", "gateway", "locks", "cache", "runs"):
@@ -281,7 +286,18 @@ def test_a_stack_that_asked_for_signatures_asks_for_them_again(
 
 
 def test_it_was_decided_of_everything_in_a_home_whether_it_is_backed_up() -> None:
-    sources = (Path(serin.__file__).parent).rglob("*.py")
+    sources = list(Path(serin.__file__).parent.rglob("*.py"))
     found = {name for file in sources for name in re.findall(r'home(?:\(\))? / "([^"{]+)"', file.read_text())}
     assert len(found) > 20
+    beside = {name for file in sources for name in re.findall(r'with_name\("([^"{]+)"\)', file.read_text())}
+    elsewhere = {
+        ".receivers.lock",
+        ".start",
+        "sha256_lanes.cpp",
+        "peers.json",
+        "prefect.db.new",
+        "template.db",
+    }
+    found |= beside - elsewhere - {"refusals.jsonl", "engines"}  # beside files in folders of the home
+    assert {"issuers", ".keys-required"} <= found
     assert {name for name in found if not is_known(name)} == {"store"}

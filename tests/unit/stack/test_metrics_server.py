@@ -16,7 +16,7 @@ from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
-from serin.stack.host.metrics_address import candidates, metrics_url, read_address, write_address
+from serin.stack.host.metrics_address import candidates, metrics_url, read_address, token_file, write_address
 from serin.stack.watch.history_duty import HistoryDuty
 from serin.stack.watch.metrics.families import StackCollector, build
 from serin.stack.watch.metrics.server import MetricsServer
@@ -47,12 +47,18 @@ def server(home: Path) -> Iterator[MetricsServer]:
     found.close()
 
 
-def get(server: MetricsServer, path: str, accept: str = "application/openmetrics-text") -> tuple[int, str]:
+def get(
+    server: MetricsServer,
+    path: str,
+    accept: str = "application/openmetrics-text",
+    authorization: str | None = None,
+) -> tuple[int, str]:
     url = f"http://127.0.0.1:{server.server_address[1]}{path}"
+    if authorization is None:
+        authorization = f"Bearer {token_file(server.home).read_text().strip()}"
+    headers = {"Accept": accept, "Authorization": authorization}
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers={"Accept": accept}), timeout=20
-        ) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -68,6 +74,20 @@ def samples(server: MetricsServer) -> Samples:
     ]
     assert len(dict(found)) == len(found), "a series may appear once"
     return dict(found)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/gateway", "/targets"])
+def test_nothing_is_answered_without_the_token(path: str, server: MetricsServer, home: Path) -> None:
+    assert token_file(home).stat().st_mode & 0o777 == 0o600
+    token = token_file(home).read_text().strip()
+    for wrong in ("", token, "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Basic {token}", "Bearer \u00e9"):
+        status, text = get(server, path, authorization=wrong)
+        assert status == 401, wrong
+        assert "metrics-token" in text
+        assert token not in text
+    token_file(home).unlink()
+    assert get(server, path, authorization=f"Bearer {token}")[0] == 401, "there is another one now"
+    assert get(server, path)[0] != 401
 
 
 def test_a_live_version_and_its_share_of_the_traffic_are_shown(server: MetricsServer, home: Path) -> None:

@@ -3,10 +3,13 @@
 /metrics   the stack's metrics, as OpenMetrics or Prometheus text
 /gateway   Envoy's statistics, with native histograms for a scraper that accepts protobuf
 /targets   the metrics addresses of the running releases, for Prometheus' HTTP service discovery
+
+A scraper sends the token of the home: any user of the machine can reach the port.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import threading
@@ -21,7 +24,8 @@ from serin.errors import SerinError, SpecError
 from serin.rollout.run.status import status
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
-from serin.stack.host.metrics_address import candidates, remove_address, write_address
+from serin.stack.console.secrets import own_secret
+from serin.stack.host.metrics_address import candidates, remove_address, token_file, write_address
 from serin.stack.watch.metrics.families import (
     StackCollector,
     alerts,
@@ -37,6 +41,7 @@ from serin.stack.wiring import build_gateway
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
+_NEEDS_TOKEN = b"send the token in metrics-token of the stack's home: Authorization: Bearer TOKEN\n"
 _SECTIONS = (build, releases, rollouts, objectives, quality, drift, captures, alerts, leases)
 
 
@@ -64,11 +69,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain; charset=utf-8", b"there are /metrics, /gateway and /targets\n")
             return
         try:
+            if not self._is_allowed():
+                self._send(401, "text/plain; charset=utf-8", _NEEDS_TOKEN)
+                return
             content_type, body = answer()
         except (OSError, ValueError, SerinError) as error:
             self._send(503, "text/plain; charset=utf-8", f"{error}\n".encode())
             return
         self._send(200, content_type, body)
+
+    def _is_allowed(self) -> bool:
+        wanted = f"Bearer {own_secret(token_file(self.server.home))}"
+        return hmac.compare_digest(self.headers.get("Authorization", "").encode(), wanted.encode())
 
     def _ours(self) -> tuple[str, bytes]:
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
@@ -82,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, content_type: str, body: bytes) -> None:
         self.send_response(code)
+        if code == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -100,6 +114,7 @@ class MetricsServer(ThreadingHTTPServer):
         self.home, self.gateway = home, gateway or build_gateway(home)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(StackCollector(home, _SECTIONS))
+        own_secret(token_file(home))  # there before anybody asks
         super().__init__(address, _Handler)
 
     @classmethod
