@@ -109,3 +109,20 @@ def test_lines_of_prose_are_short(page: str) -> None:
     )
     lines = [line for line in text.splitlines() if not line.startswith("|") and "](http" not in line]
     assert [line for line in lines if len(line) > MAX_PROSE_LINE] == []
+
+
+_FILE = re.compile(
+    r"(?<![\w/.<-])((?:examples|deployments|docker|tests|benchmarks|flows|tasks|triton_models|serin)/[\w./-]*"
+    r"\.(?:py|yaml|md|json|env|conf|service|cc|Dockerfile|ipynb))\b"
+)
+_OF_THE_READER = {  # files that a page tells its reader to make, and those of an installed wheel
+    "deployments/systemd/secrets.env",
+    "serin/features/ops/max_abs.py",
+    "serin/app/deployments/prefect.yaml",
+}
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_a_page_names_only_files_that_exist(page: str) -> None:
+    named = {*_FILE.findall((ROOT / page).read_text(encoding="utf-8"))} - _OF_THE_READER
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -78,7 +78,7 @@ def main() -> None:
         try:
             api = stack_api(running_stack(home))
             _plans_and_reacts(api)
-            assert "retrain/scheduled" in serin(home, "deploy").split()
+            assert "retrain/scheduled" in serin(home, "deploy")
             _plans_and_reacts(api)
         finally:
             serin(home, "down")

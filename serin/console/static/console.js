@@ -125,6 +125,8 @@
 
   /* A morph must not empty what a script has drawn. */
   Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("plot") && plots.has(old));
+  /* Nor close what the reader has unfolded. */
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.tagName === "DETAILS");
 
   localTimes(document);
   drawAll();

@@ -16,17 +16,28 @@ from serin.formats.bundle import read_manifest
 from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.drift.read import read_drift
 from serin.monitoring.history.read import read_history
+from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.combined_fleet import CombinedVersions
+from serin.stack.host.state import read_stack
 from serin.stack.status import read_status
+from serin.stack.wiring import key_file
 from serin.store.store import Store
 
 _MOST_VERSIONS = 40
+_EXAMPLES: dict[str, object] = {
+    "string": "text",
+    "float": 0.5,
+    "int": 1,
+    "timestamp": 1_767_225_600_000_000,
+    "bool": 1,
+}
 _MOST_COLUMNS = 12
 _MOST_RETRAININGS = 20
 
@@ -37,6 +48,10 @@ class ModelRow:
 
     name: str
     live: int | None
+    made: float | None  # when the live version was published
+    metric: tuple[str, float] | None  # the first of the live version, on its test rows
+    drift: str  # what the watch says
+    quality: str
     versions: int
     state: ModelStatus | None
     alerts: int
@@ -65,10 +80,16 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     rows = []
     for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):
         rate, p99_ms, error_share = _recent(home, name, now)
+        live = states[name].live if name in states else None
+        shown = _version(store, name, live, {}) if live in store.versions(name) else None
         rows.append(
             ModelRow(
                 name=name,
-                live=states[name].live if name in states else None,
+                live=live,
+                made=shown.made if shown else None,
+                metric=next(iter(sorted(shown.metrics.items())), None) if shown else None,
+                drift=_drift_state(home, name),
+                quality=_quality_state(home, name, live),
                 versions=len(known.versions(name)),
                 state=states.get(name),
                 alerts=sum(1 for record in alerts if record.alert.model == name),
@@ -78,6 +99,24 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
             )
         )
     return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": _rolling(rows)}
+
+
+def _drift_state(home: Path, model: str) -> str:
+    found = read_drift(home, model)
+    if found is None:
+        return "not watched"
+    return f"{len(found.alarms)} of {len(found.columns)} columns drifted" if found.alarms else "no alarm"
+
+
+def _quality_state(home: Path, model: str, live: int | None) -> str:
+    found = read_quality(home, model)
+    release = next((each for each in (found.releases if found else ()) if each.version == live), None)
+    if release is None:
+        return "not measured"
+    if release.objective is not None and release.objective.alarm:
+        return "worse than its objective"
+    name, measured = next(iter(release.metrics.items()), ("", None))
+    return f"{name} {measured.value:.4g}" if measured else "no labels yet"
 
 
 def _recent(home: Path, model: str, now: float) -> tuple[float, float | None, float | None]:
@@ -115,6 +154,7 @@ def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
         "metrics": sorted({name for row in rows for name in row.metrics}),
         "external": not numbers,
         "details": _details(store, model, shown) if shown else None,
+        "request": _request(home, store, model, shown) if shown else "",
         **_retrainings(home, model),
     }
 
@@ -179,6 +219,33 @@ def _details(store: Store, model: str, version: int) -> dict[str, Any] | None:
         "importance": drawing,
         "champion": champion.get("reason", ""),
     }
+
+
+def _request(home: Path, store: Store, model: str, version: int) -> str:
+    """Returns a request to copy into a shell: two rows, the second of which has only missing values."""
+    try:
+        inputs = read_schema(Path(store.bundle(model, version).path)).inputs
+    except (SerinError, OSError):
+        return ""
+    sent = []
+    for column in inputs:
+        example = _EXAMPLES.get(column.kind)
+        if column.dims != (1,) or example is None:
+            return ""  # an image, or other inputs that nobody types
+        data = [example, None]
+        sent.append({"name": column.name, "datatype": column.dtype, "shape": [len(data), 1], "data": data})
+    body = ",\n  ".join(json.dumps(each) for each in sent).replace("'", "'\\''")
+    stack = read_stack(home)
+    url = stack.gateway_url if stack else "http://127.0.0.1:8080"
+    key = ' -H "authorization: Bearer $KEY"' if _requires_keys(home) else ""
+    return f"curl -s {url}/v2/models/{model}/infer{key} -d '{{\"inputs\": [\n  {body}\n]}}'"
+
+
+def _requires_keys(home: Path) -> bool:
+    try:
+        return key_file(home).read().required
+    except SerinError:
+        return True
 
 
 def _json(path: Path) -> dict[str, Any]:

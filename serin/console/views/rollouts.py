@@ -23,6 +23,7 @@ from serin.reports.rollout_charts import (
 from serin.reports.svg import Drawing, Scale
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
@@ -37,14 +38,12 @@ _MOST_POINTS = 240  # of a chart over time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRow:
-    """The evidence of one guard. `share`: how far it is, on a logarithmic scale; `chance`: the share of rollouts of a
-    good version that ever look like this."""
+    """The evidence of one guard. `share`: how far it is, on a logarithmic scale."""
 
     name: str
     e_value: float
     threshold: float
     share: float
-    chance: float
     proof: bool = False
 
     @property
@@ -83,13 +82,16 @@ def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
         return shown
     now, evidence, reason = _latest(home, decisions)
     story = _up_to_now(tell(thinned(decisions)), now, evidence)
+    seen = point(now, evidence, time.time()) if evidence.blocks else None
     return {
         **shown,
         "story": story,
         "reason": reason,
         "now": now,
         "bar": traffic_bar(state),
-        "guards": _guards(now.plan, point(now, evidence, time.time())) if evidence.blocks else [],
+        "guards": _guards(now.plan, seen) if seen else [],
+        "words": _words(now, evidence, seen, reason) if seen else [],
+        "acts": [each for each in decisions if each.command not in (None, each.rollout)],
         "arms": _arms(now, evidence) if evidence.blocks else [],
         "evidence": _embedded(evidence_drawing(story), "Evidence against the candidate over time"),
         "proof": _embedded(proof_drawing(story), "Evidence that the candidate is not slower, over time"),
@@ -154,7 +156,6 @@ def _guards(plan: Plan, seen: EvidencePoint) -> list[GuardRow]:
             e_value=e_value,
             threshold=plan.rollback_at,
             share=_share(e_value, plan.rollback_at),
-            chance=plan.rollback_risk(e_value),
         )
         for name, e_value in [("all together", seen.total), *seen.e_values.items()]
     ]
@@ -164,11 +165,20 @@ def _guards(plan: Plan, seen: EvidencePoint) -> list[GuardRow]:
             e_value=e_value,
             threshold=plan.promote_at,
             share=_share(e_value, plan.promote_at),
-            chance=plan.promotion_risk(e_value),
             proof=True,
         )
         for name, e_value in seen.proofs.items()
     ]
+
+
+def _words(now: Rollout, evidence: Evidence, seen: EvidencePoint, reason: str) -> list[str]:
+    """Returns what the evidence says: against the candidate, and, while the rollout runs, what is missing for it,
+    unless `reason` says it at the top of the page."""
+    strongest = max(seen.e_values, key=lambda name: seen.e_values[name], default="")
+    found = [doubt(now.plan, strongest, seen.total)]
+    if not now.phase.final and (missing := not_proven(now.plan, evidence)) not in ("", reason):
+        found.append(missing)
+    return [f"{text[:1].upper()}{text[1:]}." for text in found]
 
 
 def _share(e_value: float, enough: float) -> float:

@@ -7,8 +7,13 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from serin.errors import NotFound, NotUp, ProcessFailed
 from serin.machine import environment
@@ -31,6 +36,7 @@ _LOOPBACK = (
 )
 _FILE = Path("deployments/prefect.yaml")
 _PROCESS = "process"  # Prefect's own type, of the pools of older stacks
+_SCHEDULED_S, _LOOK_S = 15.0, 0.5
 _SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
 
@@ -75,7 +81,8 @@ def worker_for(stack: Stack, pool: str) -> Process | None:
 
 
 def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ()) -> list[str]:
-    """Applies a file of deployments, schedules and automations to a server. Repeating it changes nothing.
+    """Applies a file of deployments, schedules and automations to a server and returns them, each with its next run.
+    Repeating it changes nothing.
 
     The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up. `file`: your
     own; None: deployments/prefect.yaml. `slurm`: work pools whose runs become Slurm jobs.
@@ -83,15 +90,16 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
     stack, url = read_stack(home), environment.prefect_api_url()
     if stack is not None and stack.is_alive:
         url, own = stack.prefect_api_url, stack.owns_prefect
-        settings = prefect_environment(home, url, own=own)
-        _use_slurm(stack_api(stack), slurm)
+        settings, api = prefect_environment(home, url, own=own), stack_api(stack)
+        _use_slurm(api, slurm)
         for worker in filter(None, [worker_for(stack, pool) for pool in slurm]):
             Supervisor(home).start(worker)
         if slurm and own:
             logger.warning(_LOOPBACK, url)
         if file is None:
-            (make_pools if own else make_missing_pools)(stack_api(stack))
-            return apply_deployments(stack, settings, again=True)
+            (make_pools if own else make_missing_pools)(api)
+            apply_deployments(stack, settings, again=True)
+            return _applied(api, application_folder() / _FILE)
     elif url is None:
         raise NotUp(home=home)
     else:
@@ -102,7 +110,32 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
     log = home / "logs" / "deploy.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     apply_file(settings, log, file=None if file is None else file.absolute())
-    return [f"applied to {url}"]
+    return _applied(api, file or application_folder() / _FILE)
+
+
+def _applied(api: rest_api.Api, file: Path) -> list[str]:
+    """Returns the deployments of a file as flow/name, each with its next run."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))  # Prefect has read it
+    names = [str(entry.get("name")) for entry in content.get("deployments") or ()]
+    found = rest_api.deployments_named(api, names)
+    flows = rest_api.flow_names(api)
+    return sorted(
+        f"{flows.get(entry['flow_id'], '?')}/{entry['name']}: {_next_run(api, entry)}" for entry in found
+    )
+
+
+def _next_run(api: rest_api.Api, deployment: Mapping[str, Any]) -> str:
+    """Waits for the server's scheduler, which plans the runs of a new schedule within seconds."""
+    if not any(schedule.get("active") for schedule in deployment.get("schedules") or ()):
+        return "without a schedule; it runs when it is started"
+    if deployment.get("paused"):
+        return "paused"
+    deadline = time.monotonic() + _SCHEDULED_S
+    while (t := rest_api.next_run(api, deployment["id"])) is None:
+        if time.monotonic() > deadline:
+            return "scheduled; its next run is not planned yet"
+        time.sleep(_LOOK_S)
+    return f"next run {datetime.fromisoformat(t).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _use_slurm(api: rest_api.Api, pools: Collection[str]) -> None:

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -165,6 +165,29 @@ def deployments(api: Api | str) -> list[str]:
     found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", {"limit": 200})
     names = flow_names(api)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
+
+
+def deployments_named(api: Api | str, names: Collection[str]) -> list[dict[str, Any]]:
+    """Returns the deployments with these names."""
+    body = {"deployments": {"name": {"any_": list(names)}}, "limit": _PAGE}
+    found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", body)
+    return found
+
+
+def next_run(api: Api | str, deployment: str) -> str | None:
+    """Returns when a deployment runs next, as far as the server has planned; None: nothing is planned."""
+    wanted = {
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+        "expected_start_time": {"after_": datetime.now(UTC).isoformat()},
+    }
+    body = {
+        "deployments": {"id": {"any_": [deployment]}},
+        "flow_runs": wanted,
+        "sort": "EXPECTED_START_TIME_ASC",
+        "limit": 1,
+    }
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    return found[0]["expected_start_time"] if found else None
 
 
 def flow_names(api: Api | str) -> dict[str, str]:

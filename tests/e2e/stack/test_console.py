@@ -42,6 +42,17 @@ AXE = importlib.resources.files("axe_core_python").joinpath("axe.min.js")
 VIOLATIONS = "axe.run().then(r => r.violations.map(v => `${v.id}: ${v.nodes[0].html}`))"
 
 
+UNFOLDED = """(() => {
+  const shown = document.createElement("details");
+  shown.open = true;
+  document.body.append(shown);
+  Idiomorph.morph(shown, "<details><p>new</p></details>", {morphStyle: "outerHTML"});
+  const still = shown.open && shown.textContent === "new";
+  shown.remove();
+  return still;
+})()"""
+
+
 def start(home: Path, server: KServe, plan: Plan) -> int:
     version = External(home).register(MODEL, Endpoint(http=server.address, grpc=server.address)).version
     answer = ask(
@@ -76,6 +87,7 @@ def look(page: Page, url: str, folder: Path) -> None:
         page.call("Runtime.evaluate", expression=AXE.read_text(encoding="utf-8"))
         assert page.run(VIOLATIONS) == [], path
         times += page.run("[...document.querySelectorAll('#view time')].map(each => each.textContent)")
+    assert page.run(UNFOLDED), "an update folds what the reader has unfolded"
     assert times
     assert [each for each in times if not each.endswith("GMT+5:30")] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,9 @@ def test_an_operator_promotes_and_rolls_back(rolling: Path) -> None:
     operator = visitor(rolling).login("operator")
     assert act(operator, "promote", why="the evidence is enough") == 303
     _until(rolling, lambda state: state.live == 2 and not state.rollout.running)
+    shown = operator.get(f"/models/{MODEL}/rollout").text
+    (note,) = re.findall(r'<p class="note" id="act-\d+">.*?: (.*?)</p>', shown)
+    assert note == "promote by console operator: the evidence is enough"
     assert act(operator, "rollback", version="1", why="a complaint") == 303
     _until(rolling, lambda state: state.live == 1 and not state.rollout.running)
 

@@ -20,16 +20,23 @@ from tests.unit.console.conftest import visitor
 from tests.unit.serving.bundles import MODEL
 
 SHOWN = {
-    "/": [MODEL, "version 1", "shifting", "50%", "Open alerts"],
+    "/": [
+        MODEL, "version 1", "shifting", "50%", "Open alerts", "test_auc 0.7", "s ago", "1 of 2 columns drifted",
+        f'/models/{MODEL}/quality"', "auc 0.",
+    ],
     "/rollouts": [f"{MODEL} version 2", "shifting", "50% of traffic"],
     f"/models/{MODEL}": [
         "test_auc", "0.7000", "carrier", "live", "Spec", "drift: carrier drifted &lt;fast&gt;",
-        f"promoted</span> {MODEL}-v2", "not begun</span> the last one began less than",
+        f"promoted</span> {MODEL}-v2", "A request to copy",
+        f"curl -s http://127.0.0.1:8080/v2/models/{MODEL}/infer -d &#39;{{&#34;inputs&#34;: [",
+        "{&#34;name&#34;: &#34;carrier&#34;, &#34;datatype&#34;: &#34;BYTES&#34;", "[&#34;text&#34;, null]",
+        "not begun</span> the last one began less than",
     ],
     f"/models/{MODEL}/rollout": [
         "All 200 served scores are what the candidate&#39;s own bundle computes.",
         "carrier=1",
-        f"{MODEL}-v2 against {MODEL}-v1", "all together", "promise latency", "rolls back", "is enough", "p99",
+        f"{MODEL}-v2 against {MODEL}-v1", "The numbers of each guard",
+        "all together", "promise latency", "othing speaks against it", "rolls back", "is enough", "p99",
         "rollback at 200", "start by ann", "its golden rows are answered",
     ],
     "/alerts": ["the disk is nearly full", "3% is left since yesterday &lt;b&gt;", "ticket", "carrier drifted"],
@@ -93,6 +100,19 @@ def test_a_view_of_an_empty_home_says_what_to_do(home: Path, path: str) -> None:
     page = visitor(home).login("viewer").get(path)
     assert page.status_code == 200
     assert 'class="empty"' in page.text
+
+
+def test_the_list_of_models_is_at_models_too(full: Path) -> None:
+    answer = visitor(full).login("viewer").get("/models")
+    assert (answer.status_code, answer.headers["location"]) == (308, "/")
+
+
+def test_no_page_shows_a_chance_that_says_nothing(full: Path) -> None:
+    page = visitor(full).login("viewer").get(f"/models/{MODEL}/rollout").text
+    shown, _, folded = page.partition('<details id="guards">')
+    assert "100% of rollouts" not in page
+    assert "rolls back</span>" in folded
+    assert "rolls back</span>" not in shown
 
 
 def test_an_unknown_model_and_an_unknown_run_are_named(full: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from serin.cli import app
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectLoginRefused
-from serin.stack.prefect import follow
+from serin.stack.prefect import deploy, follow
 from serin.stack.prefect.flow_run import run_pipeline
 from tests.fakes.prefect import Server, prefect_at_work
 from tests.logs import heard
@@ -129,6 +129,40 @@ def test_runs_and_status_look_at_the_server_and_into_the_store(elsewhere: Server
     status = json.loads(serin("status", "--json"))
     assert (status["up"], status["well"], status["prefect"]["workers"]) == (False, True, {"cpu": 1, "gpu": 0})
     assert "SERIN_STORE names no shared store" in serin("models", "list")
+
+
+def test_deploy_shows_each_deployment_of_the_file_with_its_next_run(
+    elsewhere: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "apply_file", lambda *_, **__: None)
+    monkeypatch.setattr(deploy, "_SCHEDULED_S", 0.0)
+    on = [{"active": True}]
+    elsewhere.answers |= {
+        "GET /work_pools/gpu": (200, {"type": "serin"}),
+        "POST /deployments/filter": (
+            200,
+            [
+                {"id": "1", "flow_id": "f", "name": "nightly", "schedules": on},
+                {"id": "2", "flow_id": "f", "name": "by-hand", "schedules": []},
+                {"id": "3", "flow_id": "f", "name": "held", "schedules": on, "paused": True},
+            ],
+        ),
+        "POST /flow_runs/filter": (200, [{"expected_start_time": "2026-11-18T03:00:00+01:00"}]),
+    }
+    file = tmp_path / "prefect.yaml"
+    file.write_text("deployments: [{name: nightly}, {name: by-hand}, {name: held}]")
+    assert serin("deploy", str(file)).splitlines() == [
+        "pipeline/by-hand: without a schedule; it runs when it is started",
+        "pipeline/held: paused",
+        "pipeline/nightly: next run 2026-11-18 02:00:00 UTC",
+    ]
+    asked = [body for call, body in elsewhere.asked if call == "POST /deployments/filter"]
+    assert asked[-1]["deployments"]["name"]["any_"] == ["nightly", "by-hand", "held"]
+    serin("deploy")
+    asked = [body for call, body in elsewhere.asked if call == "POST /deployments/filter"]
+    assert {"inline", "placed", "scheduled"} <= {*asked[-1]["deployments"]["name"]["any_"]}
+    elsewhere.answers["POST /flow_runs/filter"] = (200, [])
+    assert "pipeline/nightly: scheduled; its next run is not planned yet" in serin("deploy", str(file))
 
 
 def test_a_server_on_this_machine_that_is_gone_was_a_stack_s(
