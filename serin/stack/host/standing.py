@@ -66,7 +66,7 @@ def begin_beats(home: Path, *, waits_s: float = 0.0, asks_store: bool = False) -
 
 def run_server(config: Any, **options: Any) -> None:
     """Runs uvicorn with a main loop that proves that it works."""
-    import uvicorn  # here: most processes are no servers
+    import uvicorn  # here: few processes are servers
 
     class Server(uvicorn.Server):
         async def on_tick(self, counter: int) -> bool:
