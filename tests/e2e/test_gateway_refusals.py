@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.fixed_routes import NO_ROUTES
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.installation import find_triton
+from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_gateway import Http2
 from tests.e2e.fuzz_requests import GrpcCall, framed, good_frame
 from tests.e2e.reset_clients import Resetter, give_up_calls, memory, padded_frame
@@ -33,6 +35,7 @@ from tests.e2e.serving_stack import NO_SUCH, Stack, built_filter, good_inputs, r
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
+CARES = "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 ONLY_MODELS = "this gateway answers inference, readiness and metadata of models, and nothing else"
 
 
@@ -261,6 +264,36 @@ def _restarted_is_ready_and_started_is_not(bare: Stack) -> None:
         bare.host.start(bare.gateway.process())
         wait_for("Envoy", bare.gateway.ready, bare.host, PROCESS_NAME)
         assert bare.ask("GET", "/v2/health/ready")[0] == (503 if fresh else 200)
+
+
+def test_a_gateway_does_not_wait_for_the_names_of_other_hosts(tmp_path: Path) -> None:
+    """A name server that is silent must not keep a restarted gateway from its models on this machine."""
+    host, names = ChildHost(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    names.bind(("127.0.0.1", 0))
+    server = {"socket_address": {"address": "127.0.0.1", "port_value": names.getsockname()[1]}}
+    resolver = {
+        "name": "envoy.network.dns_resolver.cares",
+        "typed_config": {"@type": CARES, "resolvers": [server]},
+    }
+    expert = tmp_path / "envoy.json"
+    expert.write_text(json.dumps({"bootstrap": {"typed_dns_resolver_config": resolver}}))
+    folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+    try:
+        gateway, port = start_gateway(folder, host, expert=expert)
+        bare = Stack(folder, None, host, None, gateway, port, None, None)  # type: ignore[arg-type]
+        away = Endpoint(http="elsewhere.example:80", grpc="elsewhere.example:81", elsewhere=True)
+        release = Release(model=MODEL, version=1)
+        gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=release)], {release.name: away})
+        host.stop(PROCESS_NAME)
+        host.start(gateway.process())
+        wait_for("Envoy", gateway.ready, host, PROCESS_NAME, within_s=30)
+        assert bare.ask("GET", "/v2/health/live")[0] == 200
+        names.setblocking(False)
+        assert names.recv(1000), "it was asked"
+    finally:
+        host.stop_all()
+        names.close()
+        shutil.rmtree(folder)
 
 
 # malformed requests
