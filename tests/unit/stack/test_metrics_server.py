@@ -128,7 +128,9 @@ def test_budgets_and_burn_rates_are_shown_for_each_window(server: MetricsServer,
     now = time.time()
     before = [GOOD._replace(t=now - 600)]  # it has been counted for longer than five minutes
     wave = [GOOD._replace(t=now - 60, code=500 if number < 5 else 200) for number in range(100)]
-    append(request_log(home), [*before, *wave])
+    gone = {"code": 0, "us": None, "flags": "DC", "ms": 1.0, "received_ms": 1.0}
+    left = [GOOD._replace(t=now - 60, **gone) for _ in range(300)]
+    append(request_log(home), [*before, *wave, *left])
     promises = Promises(home, Store(str(home / "store")))
     for duty in (HistoryDuty(home, promises), ObjectivesDuty(home, AlertBook(home), promises)):
         duty.tick(now)
@@ -140,6 +142,7 @@ def test_budgets_and_burn_rates_are_shown_for_each_window(server: MetricsServer,
     assert rates["5m"] == pytest.approx(50)  # 5% of the requests against 0.1%
     budget = ("serin_objective_budget_remaining_ratio", (("model", "flights"), ("objective", "availability")))
     assert found[budget] < 1
+    assert found["serin_requests_gone_ratio", (("model", "flights"), ("window", "5m"))] == 0.75
 
 
 def test_a_section_that_cannot_be_read_takes_no_other_with_it(home: Path) -> None:

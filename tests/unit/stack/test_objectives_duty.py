@@ -365,10 +365,11 @@ def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_late
 def test_the_command_shows_budgets_burn_rates_and_rollbacks(
     strict: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strict.minutes_until_alert(2, 20, bad=30)
+    strict.minutes_until_alert(2, 20, bad=30, gone=60)
     monkeypatch.setattr("time.time", lambda: strict.now)
     assert serin(monkeypatch, "slo") == 0
     shown = capsys.readouterr().out
+    assert "flights: clients that left before an answer, which counts for no objective: " in shown
     assert "BURNS TOO FAST" in shown
     assert "automatic rollback from version 2 to 1 (not done: no answer yet)" in shown
     assert serin(monkeypatch, "slo", "flights", "--json") == 0
