@@ -124,14 +124,20 @@ class Reconciler:
         """Returns "dead" also for a restarted candidate: one that dies under traffic has failed, even if its host
         restarts it."""
         state = self._state(now.candidate)
-        if state != "ready" or now.phase not in (Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING):
+        if state not in ("ready", "starting") or now.phase not in (
+            Phase.SHADOWING,
+            Phase.SHIFTING,
+            Phase.BAKING,
+        ):
             return state
         try:
             instance = self._fleet.instance(now.candidate)
         except FOREIGN:
             return state
         which = (now.id, now.restarted)
-        return "dead" if instance and memory.instances.setdefault(which, instance) != instance else state
+        if state == "ready" and instance:
+            memory.instances.setdefault(which, instance)
+        return "dead" if instance and memory.instances.get(which, instance) != instance else state
 
     def _restartable(self, now: Rollout) -> bool:
         """Returns whether the candidate can be restarted: a server that runs elsewhere cannot."""

@@ -18,16 +18,18 @@ _SILENT_S, _TIMES_AS_LONG, _LONGEST_ROW_S = 2.0, 4.0, 30.0
 
 
 class RowTimes:
-    """How long one row of each release took when it was last ready."""
+    """How long one row of each release took when it was last ready, and which process answered it."""
 
     def __init__(self) -> None:
         self._row_s: dict[str, float] = {}
+        self._instances: dict[str, int | None] = {}
 
-    def note(self, release: Release, row_s: float) -> None:
-        self._row_s[release.name] = row_s
+    def note(self, release: Release, row_s: float, instance: int | None = None) -> None:
+        self._row_s[release.name], self._instances[release.name] = row_s, instance
 
-    def known(self, release: Release) -> bool:
-        return release.name in self._row_s
+    def known(self, release: Release, instance: int | None = None) -> bool:
+        """Returns whether this process has answered: a new one is still loading."""
+        return release.name in self._row_s and self._instances[release.name] == instance
 
     def forget(self, release: Release) -> None:
         self._row_s.pop(release.name, None)

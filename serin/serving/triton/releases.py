@@ -134,13 +134,13 @@ class Releases:
             return "absent"
         if process == "failed":
             return "dead"
-        began = time.monotonic()
+        began, instance = time.monotonic(), self._host.pid(release.name)
         patience_s = self._row_times.patience_s(release, record.served.request_s)
         if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
-            self._row_times.note(release, time.monotonic() - began)
+            self._row_times.note(release, time.monotonic() - began, instance)
             close_shared_memory(record.place)  # also of a part that was restarted
             return "ready"
-        return "dead" if self._row_times.known(release) else "starting"
+        return "dead" if self._row_times.known(release, instance) else "starting"
 
     def instance(self, release: Release) -> int | None:
         """Returns the process that runs it; another one after its host has restarted it."""

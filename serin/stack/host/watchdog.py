@@ -123,16 +123,17 @@ class Watchdog:
             if description.get("asks"):
                 self._questions[pid] = Question(description["asks"])
             if leaves := description.get("leaves"):
-                self._families[pid] = Family(leaves.get("children", ""))
+                self._families[pid] = Family(pid, leaves.get("children", ""))
 
-    def _problem(self, pid: int, t: float, groups: Mapping[int, Mapping[int, str]]) -> str:
+    def _problem(self, pid: int, t: float, groups: Mapping[int, Mapping[int, Member]]) -> str:
         """Looks once; returns why the process counts as frozen. Raises OSError when it is gone."""
         family, now = self._families.get(pid), self._seen(pid, t)
         if family is not None:
             members = groups.get(pid, {})
             if lost := family.lost(members):
                 return f"its child process {min(lost)} has ended"
-            now = replace(now, state="T") if "T" in members.values() else now
+            stopped = any(each.state == "T" for each in members.values())
+            now = replace(now, state="T") if stopped else now
         self._lives[pid] = after_look(self._lives.get(pid), now)
         return self._lives[pid].problem
 
@@ -158,17 +159,30 @@ class Watchdog:
             question.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A process of a group: its state, and the process that started it."""
+
+    state: str
+    parent: int
+
+
 class Family:
     """The children of one process that it cannot do without, by their name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, leader: int, name: str) -> None:
+        self._leader, self._name = leader, name
+        self._seen: set[int] = set()
         self._known: set[int] = set()
 
-    def lost(self, members: Mapping[int, str]) -> set[int]:
-        """Returns those that were seen earlier and are gone. `members`: the state of each process of the group."""
-        gone = {pid for pid in self._known if members.get(pid, "Z") in ("Z", "X")}
-        self._known |= {pid for pid in members if self._name and _name_of(pid) == self._name}
+    def lost(self, members: Mapping[int, Member]) -> set[int]:
+        """Returns those that were there at two looks and are gone. A child forks others, which have its name until they
+        become something else: those have another parent."""
+        gone = {pid for pid in self._known if pid not in members or members[pid].state in ("Z", "X")}
+        here = {pid for pid, each in members.items() if each.parent == self._leader and each.state != "Z"}
+        here = {pid for pid in here if self._name and _name_of(pid) == self._name}
+        self._known |= here & self._seen
+        self._seen = here
         return gone
 
 
@@ -216,15 +230,15 @@ def ran_for_s(pid: int) -> float:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def group_states(leaders: Collection[int]) -> dict[int, dict[int, str]]:
-    """Returns the state of each process in the groups that these processes began."""
-    found: dict[int, dict[int, str]] = {leader: {} for leader in leaders}
+def group_states(leaders: Collection[int]) -> dict[int, dict[int, Member]]:
+    """Returns the processes in the groups that these processes began."""
+    found: dict[int, dict[int, Member]] = {leader: {} for leader in leaders}
     for entry in Path("/proc").iterdir() if leaders else ():
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
-                state, _, group, *_ = stat_of(int(entry.name))
+                state, parent, group, *_ = stat_of(int(entry.name))
                 if int(group) in found:
-                    found[int(group)][int(entry.name)] = state
+                    found[int(group)][int(entry.name)] = Member(state=state, parent=int(parent))
     return found
 
 

@@ -45,6 +45,7 @@ class FakeHost:
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
         self.states: dict[str, ProcessState] = {}
+        self.number = 1
 
     def start(self, process: Process) -> None:
         self.processes[process.name] = process
@@ -57,7 +58,7 @@ class FakeHost:
         return self.states.get(name, "absent")
 
     def pid(self, name: str) -> int | None:
-        return 1 if self.state(name) == "running" else None
+        return self.number if self.state(name) == "running" else None
 
 
 @pytest.fixture
@@ -124,6 +125,20 @@ def test_a_process_that_failed_is_dead_and_one_that_does_not_answer_yet_is_start
     releases.start(V1)
     assert releases.state(V1) == "starting"
     host.states[V1.name] = "failed"
+    assert releases.state(V1) == "dead"
+
+
+def test_a_release_that_its_host_has_restarted_is_starting_and_not_dead(
+    releases: Releases, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new process must have the time to load: it would be stopped as one that does not answer any more."""
+    answer = True
+    monkeypatch.setattr("serin.serving.triton.releases.answers", lambda *_, **__: answer)
+    releases.start(V1)
+    assert releases.state(V1) == "ready"
+    answer, host.number = False, 2
+    assert releases.state(V1) == "starting"
+    host.number = 1
     assert releases.state(V1) == "dead"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -25,8 +26,10 @@ from serin.stack.host.supervisor import Supervisor, find_supervisor
 from serin.stack.host.watchdog import (
     REPORTED_S,
     SILENT_S,
+    Family,
     Life,
     Look,
+    Member,
     Replaced,
     after_look,
     beat_file,
@@ -201,6 +204,21 @@ def test_a_replaced_process_is_reported_until_it_has_worked_for_a_while(home: Pa
     ProcessesDuty(home, book).tick(NOW + REPORTED_S + 1)
     assert read_alerts(home).open == ()
     remove_sockets(home)
+
+
+def test_only_a_child_that_was_there_for_a_while_can_be_lost() -> None:
+    """A Python process forks for a moment whenever it starts a program, and its fork has its name."""
+    own, name = os.getpid(), Path("/proc/self/comm").read_text().strip()
+    child = Member(state="S", parent=7)
+    family = Family(7, name)
+    assert family.lost({own: child}) == set()
+    assert family.lost({}) == set()
+    for members in ({own: replace(child, parent=8)},) * 3:
+        assert family.lost(members) == set()
+    assert family.lost({}) == set()
+    for _ in range(2):
+        assert family.lost({own: child}) == set()
+    assert family.lost({own: replace(child, state="Z")}) == {own}
 
 
 def _stack(supervisor: Supervisor) -> Stack:
