@@ -149,7 +149,9 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             page.wait_for(f"{MODEL}-v{second} against", "shifting", "50%")
             ended = "[...document.querySelectorAll('h2 [data-phase]')].map(e => e.dataset.phase).join()"
             page.wait_until(f"{ended} === 'promoted'", "the promotion is shown", seconds=180)
-            page.wait_for("Latency of both arms", "for it: not slower p50")
+            page.wait_for("Latency of both arms", "The numbers of each guard")
+            page.run("document.getElementById('guards').open = true")
+            page.wait_for("for it: not slower p50")
             assert page.run("window.unchanged"), "the page was loaded again"
 
             start(home, third, STUCK)
