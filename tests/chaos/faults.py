@@ -353,6 +353,7 @@ def main() -> int:
         "--busy", type=float, default=0.0, metavar="MINUTES", help="replace nothing for so long"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and leaves nothing behind
     with own_disk() as home, whole_stage(home, spec=SPEC) as scene:
         release = scene.publish(COMPUTES)
         scene.start(release)
