@@ -41,8 +41,8 @@ class Scene:
         )
         append = StoreJournal.append
 
-        def noted(journal: StoreJournal, decision: Decision) -> Decision:
-            written = append(journal, decision)
+        def noted(journal: StoreJournal, decision: Decision, *, urgent: bool = False) -> Decision:
+            written = append(journal, decision, urgent=urgent)
             self.believed.append(written)
             return written
 
