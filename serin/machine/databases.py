@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from serin.errors import FileBroken
 from serin.machine.private import make_private
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,9 @@ class Database:
         try:
             return self._connect("rwc")
         except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CANTOPEN:
+                advice = "check its permissions and the space on its disk, or move it away: a new one begins"
+                raise FileBroken(path=self.path, problem=str(error), advice=advice) from error
             if getattr(error, "sqlite_errorcode", None) not in _DAMAGED:
                 raise
             aside = self.path.with_name(f"{self.path.stem}.broken-{time.time():.0f}")

@@ -205,7 +205,9 @@ class Walk:
             self.ran += 1
             found = guest.get(page)
             if found.status_code == 500:
-                self.wrong.append(f"{case}: {page}: {found.text[-300:]}")
+                self.wrong.append(
+                    f"{case}: {page}: {' '.join(found.text.partition('alert')[2].split())[:200]}"
+                )
 
 
 def _furnish(home: Path) -> None:
@@ -311,12 +313,12 @@ def _kept(path: Path, damaged: bytes) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", default="", help="a part of the files' paths")
-    only: str = parser.parse_args().only
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the files' paths")
+    only: list[str] = parser.parse_args().only
     logging.disable()
     with tempfile.TemporaryDirectory() as folder:
         walk, began = Walk.build(Path(folder)), time.monotonic()
-        files = [file for file in walk.files() if only in str(file)]
+        files = [file for file in walk.files() if any(part in str(file) for part in only)]
         for file in files:
             for damage in DAMAGES:
                 known = len(walk.wrong)

@@ -15,7 +15,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from serin.errors import AlertRefused, ReceiverRefused
+from serin.errors import AlertRefused, FileBroken, ReceiverRefused
 from serin.machine.databases import Database
 from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.alert import Alert
@@ -46,7 +46,7 @@ class AlertBook:
         spare = self._spare()
         try:
             self._fire(self._file, alert, now)
-        except (sqlite3.OperationalError, OSError) as error:
+        except (sqlite3.OperationalError, OSError, FileBroken) as error:
             if spare is None:
                 raise
             if not self._is_current(spare, alert, now):
