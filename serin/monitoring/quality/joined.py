@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from serin.formats.captures import open_part
 from serin.machine.durable import sync
 from serin.machine.private import make_private
 from serin.monitoring.quality.keys import ID, ROW, TIME
@@ -62,10 +63,9 @@ class JoinedRows:
         tables: list[pa.Table] = []
         rows = 0
         for path in reversed(self._files(version)):
-            known = pq.read_schema(path).names
-            table = pq.read_table(
-                path, columns=None if columns is None else [n for n in columns if n in known]
-            )
+            with open_part(path) as file:
+                known = file.schema_arrow.names
+                table = file.read(None if columns is None else [n for n in columns if n in known])
             if most is not None and tables and rows + table.num_rows > most:
                 break
             tables.append(table)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
+from serin.formats.captures import open_part
 from serin.machine.durable import sync
 from serin.machine.locks import locked
 from serin.machine.private import make_private
@@ -53,7 +54,8 @@ class LabelFile:
         return self.path.stem
 
     def read(self) -> pa.Table:
-        return pq.read_table(self.path).replace_schema_metadata(None)
+        with open_part(self.path) as file:
+            return file.read().replace_schema_metadata(None)
 
 
 def labels_folder(home: Path, model: str) -> Path:
@@ -155,7 +157,8 @@ def rewrite_labels(
 
 
 def described(path: Path) -> LabelFile:
-    footer = pq.read_metadata(path)
+    with open_part(path) as file:
+        footer = file.metadata
     meta = json.loads(footer.metadata[_META])
     return LabelFile(
         path=path,

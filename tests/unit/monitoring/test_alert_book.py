@@ -242,3 +242,23 @@ def test_a_receiver_that_cannot_be_used_is_refused_without_its_secret(
         ReceiverFile(tmp_path).add(name, url)
     assert "s3cret" not in str(refusal.value)
     assert ReceiverFile(tmp_path).read() == ()
+
+
+def test_an_alert_needs_no_disk(tmp_path: Path) -> None:
+    home, memory = tmp_path / "home", tmp_path / "memory"
+    (home / "stack").mkdir(parents=True)
+    memory.mkdir()
+    (home / "stack" / "sockets").symlink_to(memory)
+    (home / "alerts").write_text("in the way of the book, as a full disk is")
+    book = AlertBook(home)
+    for _ in range(2):
+        book.fire(ALERT, T)
+    assert [message.event for message in Outbox(memory).due(T)] == ["fired", "fired"], (
+        "log and Prefect, once each"
+    )
+    (home / "alerts").unlink()
+    book.fire(ALERT, T)
+    assert len(read_alerts(home).open) == 1
+    assert read_alerts(memory).open == ()
+    book.resolve(ALERT.key, T + 60)
+    assert read_alerts(home).open == ()
