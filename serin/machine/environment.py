@@ -249,6 +249,17 @@ def torchrun_place() -> tuple[int, int, int, int]:
     return int(get("RANK", "0")), int(get("LOCAL_RANK", "0")), int(size), int(get("LOCAL_WORLD_SIZE", size))
 
 
+def meet_in(file: Path) -> None:
+    """Has the ranks that this process starts meet in a file. Each attempt of torchrun's has another one."""
+    os.environ["SERIN_RANKS_MEET"] = str(file)
+
+
+def meeting_file() -> Path | None:
+    """The file in which the ranks of this worker's attempt meet; None: they meet as torchrun's variables say."""
+    file = os.environ.get("SERIN_RANKS_MEET")
+    return Path(f"{file}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}") if file else None
+
+
 def machines() -> tuple[str, str | None]:
     """(how many train together, where they meet)"""
     return os.environ.get("SERIN_MACHINES") or "1", os.environ.get("SERIN_RENDEZVOUS") or None

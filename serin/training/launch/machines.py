@@ -47,9 +47,10 @@ class Machines:
         return self.count > 1 and self.rendezvous is None
 
     def torchrun_options(self, run: str) -> list[str]:
-        """Returns torchrun's options. `run`: the same on all machines, and different for another training."""
+        """Returns torchrun's options. `run`: the same on all machines, and different for another training. None: the
+        ranks are all on this machine, and meet in a file (programs/agent.py)."""
         if self.count == 1:
-            return ["--standalone", "--local-addr", "127.0.0.1"]
+            return []
         assert self.rendezvous is not None
         local = self.rendezvous.rpartition(":")[0] in _LOCAL
         return [

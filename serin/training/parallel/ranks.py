@@ -135,7 +135,12 @@ def open_world(*, gpu: bool, group: bool = False, per_gpu: int = 1) -> Iterator[
         torch.cuda.set_device(device)
     group = group or size > 1
     if group:
-        dist.init_process_group(f"cpu:gloo,cuda:{'nccl' if per_gpu == 1 else 'gloo'}" if gpu else "gloo")
+        backend = f"cpu:gloo,cuda:{'nccl' if per_gpu == 1 else 'gloo'}" if gpu else "gloo"
+        file = environment.meeting_file()
+        if file is None:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, init_method=file.as_uri(), rank=rank, world_size=size)
     shared = min(per_gpu, local_size) if gpu else 1
     try:
         yield Ranks(

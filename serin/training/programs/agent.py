@@ -7,6 +7,7 @@ is always 1.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from serin.errors import Preempted
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
+from serin.machine.private import make_private
 from serin.training.launch.job import read_job
 from serin.training.launch.status import Status, read_status, write_status
 
@@ -29,6 +31,7 @@ def main() -> None:
     if script is not None:
         worker = ["-m", "serin.training.foreign.script_rank", str(os.getpid()), script]
     try:
+        options = options or _meet_in_a_file(folder, own=script is None)
         run.main([*options, *_named_lines(folder), "--nproc-per-node", processes, *worker])
     except SignalException:
         sys.exit(1)
@@ -47,6 +50,25 @@ def main() -> None:
                 ),
             )
         sys.exit(1)
+
+
+def _meet_in_a_file(folder: Path, *, own: bool) -> list[str]:
+    """Returns torchrun's options for ranks on this machine alone. By default they would meet at a port that is open on
+    all interfaces, and PyTorch unpickles what anyone who connects leaves there. `own`: the ranks are Serin's, and use
+    no such port either; a script's ranks meet as the script says.
+    """
+    meeting = folder / "meeting"
+    shutil.rmtree(meeting, ignore_errors=True)  # of an attempt before
+    make_private(meeting)
+    if own:
+        environment.prefer("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        environment.meet_in(meeting / "ranks")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        environment.prefer(name, "lo")
+    return [
+        "--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file",
+        "--rdzv-endpoint", str(meeting / "agent"), "--rdzv-id", "alone", "--local-addr", "127.0.0.1",
+    ]  # fmt: skip
 
 
 def _named_lines(folder: Path) -> list[str]:

@@ -104,6 +104,23 @@ def train_several(jobs: dict[str, str], folder: Path) -> None:
             worker.train(job, folder / name, world, lambda: False)
 
 
+def meet(settings: dict[str, str], folder: Path) -> None:
+    """One rank that meets the others as `settings` say, and writes down at which addresses it listens."""
+    import psutil
+
+    from serin.training.parallel.ranks import open_world
+
+    del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    os.environ.update(settings)
+    with open_world(gpu=False) as world:
+        world.wait_for_all()
+        found = [
+            each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN
+        ]
+        (folder / f"rank-{world.rank}").write_text(" ".join(each.laddr.ip for each in found))
+        world.wait_for_all()
+
+
 def _rank(rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[object, ...]) -> None:
     os.environ.update(
         RANK=str(rank),

@@ -8,6 +8,7 @@ runs may get different ones.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -21,11 +22,12 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.launch import launcher
 from serin.training.launch.machines import Machines
+from serin.training.programs.agent import _meet_in_a_file
 from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
 from tests.logs import heard
 from tests.signals import hit
-from tests.unit.training.ranks import NOT_WRITABLE, run_ranks, train_rank, train_with_small_files
+from tests.unit.training.ranks import NOT_WRITABLE, meet, run_ranks, train_rank, train_with_small_files
 from tests.unit.training.runs import (
     MODEL,
     ask_this_process_to_stop,
@@ -129,6 +131,27 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_ru
     train_here(MODEL, seldom_saved(training), dataset, tmp_path / "reference")
     assert_same_bits(folder, tmp_path / "reference")
     assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_ranks_of_one_machine_meet_without_a_port_that_others_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (
+        "SERIN_RANKS_MEET",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    )
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    options = _meet_in_a_file(tmp_path, own=True)
+    assert "store_type=file" in options
+    assert Path(options[options.index("--rdzv-endpoint") + 1]).parent.stat().st_mode & 0o777 == 0o700
+    settings = {name: os.environ[name] for name in names}
+    assert run_ranks(2, meet, settings, tmp_path) == [0, 0]
+    for rank in range(2):
+        assert set((tmp_path / f"rank-{rank}").read_text().split()) == {"127.0.0.1"}
 
 
 @pytest.mark.usefixtures("warm")
