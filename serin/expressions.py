@@ -13,7 +13,7 @@ null.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import or_
@@ -36,6 +36,8 @@ _TOKEN = re.compile(
 )
 _WORDS = {"and", "or", "not", "in", "true", "false", "null"}
 _FUNCTIONS = {"is_null": 1, "abs": 1, "min": 2, "max": 2}
+_DEEPEST = 200  # levels of a tree, which is walked by recursion
+_LONGEST_SHOWN = 200  # characters of an expression in a message
 _COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
 _as_text = np.frompyfunc(str, 1, 1)
 
@@ -56,6 +58,14 @@ class Node:
     kind: str  # literal, column, or the operator or function itself
     value: Any = None
     children: tuple[Node, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many nodes are on the longest way down."""
+        deepest, level = 0, [self]
+        while level:
+            deepest, level = deepest + 1, [child for node in level for child in node.children]
+        return deepest
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +93,24 @@ def evaluate(expression: Expression, columns: Mapping[str, Masked]) -> Masked:
 
 
 def _columns(node: Node) -> list[str]:
-    own = [node.value] if node.kind == "column" else []
-    return own + [name for child in node.children for name in _columns(child)]
+    found, waiting = [], [node]
+    while waiting:
+        node = waiting.pop()
+        found += [node.value] if node.kind == "column" else []
+        waiting += reversed(node.children)
+    return found
+
+
+def _balanced(kind: str, terms: Sequence[Node]) -> Node:
+    """`and` and `or` of any number of terms, as a tree of few levels: their order does not matter."""
+    if len(terms) == 1:
+        return terms[0]
+    half = (len(terms) + 1) // 2
+    return Node(kind, children=(_balanced(kind, terms[:half]), _balanced(kind, terms[half:])))
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
 
 
 class _Parser:
@@ -100,14 +126,18 @@ class _Parser:
         node = self._any_of()
         if self._next < len(self._tokens):
             raise self._error("something after the end of the expression")
+        if node.depth > _DEEPEST:
+            advice = "compute parts of it as columns (data.derived)"
+            raise ExpressionError(f"{_shown(self._text)}: more than {_DEEPEST} operations in a row; {advice}")
         return node
 
     def _tokenise(self, text: str) -> list[tuple[str, str, int]]:
-        tokens, at = [], 0
-        while text[at:].strip():
+        tokens, at, end = [], 0, len(text.rstrip())
+        while at < end:
             match = _TOKEN.match(text, at)
             if match is None:
-                raise ExpressionError(f"{text!r}: unexpected {text[at:].strip()[0]!r} at character {at + 1}")
+                sign = text[at : at + 1_000].strip()[:1]
+                raise ExpressionError(f"{_shown(text)}: unexpected {sign!r} at character {at + 1}")
             kind = match.lastgroup or ""
             value = match[kind]
             if kind.startswith("string"):
@@ -126,7 +156,7 @@ class _Parser:
 
     def _error(self, what: str) -> ExpressionError:
         at = self._tokens[self._next][2] + 1 if self._next < len(self._tokens) else len(self._text) + 1
-        return ExpressionError(f"{self._text!r}: {what} at character {at}")
+        return ExpressionError(f"{_shown(self._text)}: {what} at character {at}")
 
     def _take(self, *signs: str) -> str | None:
         if self._next < len(self._tokens):
@@ -144,17 +174,17 @@ class _Parser:
         self._depth += 1
         if self._depth > 60:
             raise self._error("nested too deeply")
-        node = self._all_of()
+        terms = [self._all_of()]
         while self._take("or"):
-            node = Node("or", children=(node, self._all_of()))
+            terms.append(self._all_of())
         self._depth -= 1
-        return node
+        return _balanced("or", terms)
 
     def _all_of(self) -> Node:
-        node = self._negation()
+        terms = [self._negation()]
         while self._take("and"):
-            node = Node("and", children=(node, self._negation()))
-        return node
+            terms.append(self._negation())
+        return _balanced("and", terms)
 
     def _negation(self) -> Node:
         negations = 0

@@ -12,7 +12,7 @@ def free_names(columns: Collection[str], *, kept: Collection[str]) -> dict[str, 
     found: dict[str, str] = {}
     for name in columns:
         if is_reserved(name) and name not in kept:
-            new = f"input_{name}"
+            new = f"input_{name or 'without_name'}"
             while new in columns or new in found.values():
                 new = f"input_{new}"
             found[name] = new

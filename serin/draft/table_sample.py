@@ -106,13 +106,15 @@ def sample_table(source: TableSource) -> TableSample:
 
 def _read(pieces: Sequence[Piece], reads: Sequence[Read], unusable: dict[str, str]) -> dict[str, Column]:
     """The columns, without those that cannot be read as their kind, which become unusable."""
-    columns = {}
-    for read in reads:
-        try:
-            columns[read.column] = joined([read_piece(piece, [read])[read.column] for piece in pieces])
-        except ColumnUnusable as error:
-            unusable[read.column] = str(error)
-    return columns
+    try:
+        found = [read_piece(piece, reads) for piece in pieces]
+        return {read.column: joined([each[read.column] for each in found]) for read in reads}
+    except ColumnUnusable as error:
+        if len(reads) == 1:
+            unusable[reads[0].column] = str(error)
+            return {}
+        half = len(reads) // 2
+        return _read(pieces, reads[:half], unusable) | _read(pieces, reads[half:], unusable)
 
 
 def _as_time(column: Column) -> Column:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column
-from serin.errors import ColumnUnusable
+from serin.errors import ColumnUnusable, SerinError
 from serin.etl.dataset.time_ranks import future_warning
 from serin.etl.engines.memory_budget import partner_bytes
 from serin.etl.relational.checks import failures_of
@@ -129,6 +129,14 @@ def _load_joins(
 def _read_columns(
     piece: Piece, reads: Sequence[Read], time: str | None, problems: Problems
 ) -> dict[str, Column]:
+    """The columns that can be read. All at once; only where one of them cannot, in halves."""
+    if len(reads) > 1:
+        try:
+            return dict(read_piece(piece, reads))
+        except SerinError:
+            half = len(reads) // 2
+            parts = (_read_columns(piece, part, time, problems) for part in (reads[:half], reads[half:]))
+            return {name: column for part in parts for name, column in part.items()}
     columns: dict[str, Column] = {}
     for read in reads:
         with problems.catching("data.time" if read.column == time else f"data.tables.{piece.file.table}"):

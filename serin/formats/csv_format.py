@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,6 +10,7 @@ from typing import Any
 
 from serin.spec.tables import FileTable, LongForm
 
+csv.field_size_limit(16 * 2**20)  # as a block of Arrow's reader; Python's own limit is 128 kB
 _TABS = re.compile(r"\.tsv(\.\w+)?$")
 Texts = tuple[tuple[str, tuple[str, ...]], ...]
 

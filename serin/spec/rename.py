@@ -15,7 +15,7 @@ RESERVED_PREFIXES = ("num__", "cat__")
 
 def is_reserved(name: str) -> bool:
     """Whether no column of a request may have this name."""
-    return name in RESERVED or name.startswith(RESERVED_PREFIXES)
+    return not name or name in RESERVED or name.startswith(RESERVED_PREFIXES)
 
 
 def by_table(given: Any, tables: Mapping[str, Any]) -> Any:

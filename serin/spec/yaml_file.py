@@ -33,7 +33,10 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 
 def read_yaml(text: str) -> Any:
     """YAML as people mean it: `on` is a word, and a repeated key is an error."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serin.expressions import ExpressionError, Masked, evaluate, parse
+from serin.expressions import ExpressionError, Masked, _Parser, evaluate, parse
 
 
 def column(values: list[object], dtype: str = "float64") -> Masked:
@@ -92,3 +92,64 @@ def test_any_text_parses_or_is_refused_cleanly(text: str) -> None:
         parse(text)
     except ExpressionError:
         return
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1_200, 5_000])
+@pytest.mark.parametrize(("word", "wanted"), [("or", True), ("and", False)])
+def test_any_number_of_conditions_may_be_joined(word: str, wanted: bool, count: int) -> None:
+    """As many comparisons as a long list of values gives, with one that decides."""
+    terms = [f"n {'==' if word == 'or' else '!='} {value + 100}" for value in range(count - 1)]
+    text = f" {word} ".join([*terms, f"n {'>' if word == 'or' else '<'} 0"])
+    assert result(text) == [wanted] * 4
+    assert parse(text).columns == ("n",)
+    assert parse(text).root.depth < 20
+
+
+@given(st.lists(st.sampled_from(["a > 0", "b > 0", "is_null(a)", "null", "n > 2"]), min_size=1, max_size=12),
+       st.sampled_from(["and", "or"]))  # fmt: skip
+def test_joined_conditions_mean_what_they_mean_one_after_the_other(terms: list[str], word: str) -> None:
+    text = terms[0]
+    for term in terms[1:]:
+        text = f"({text}) {word} {term}"
+    assert result(f" {word} ".join(terms)) == result(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+".join(["n"] * 10_000),
+        "*".join(["n"] * 10_000),
+        "-" * 10_000 + "n" + " - n" * 1_000,
+        "(" * 10_000 + "n" + ")" * 10_000,
+        "not " * 3_000 + "(" * 100 + "n" + ")" * 100,
+        "abs(" * 500 + "n" + ")" * 500,
+        "n " * 100_000,
+        "n" + " " * 300_000 + "$",
+    ],
+    ids=["sum", "product", "signs", "parentheses", "not", "calls", "words", "spaces"],
+)
+def test_an_expression_that_is_too_long_or_too_deep_is_refused_in_a_short_sentence(text: str) -> None:
+    with pytest.raises(ExpressionError) as refusal:
+        parse(text)
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_sum_of_many_columns_is_computed() -> None:
+    assert result("+".join(["n"] * 150)) == [150, 300, 450, 600]
+
+
+def test_the_time_to_read_an_expression_grows_with_its_length() -> None:
+    """Each character is looked at a bounded number of times: slices of the rest would make it quadratic."""
+
+    class Counted(str):
+        __slots__ = ()
+        taken = 0
+
+        def __getitem__(self, key: object) -> str:
+            found = super().__getitem__(key)  # type: ignore[index]
+            Counted.taken += len(found)
+            return found
+
+    text = Counted(" or ".join(f"n == {value}" for value in range(2_000)))
+    _Parser(text)
+    assert Counted.taken < 2 * len(text)

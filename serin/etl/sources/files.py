@@ -6,6 +6,7 @@ Folders named key=value add a column to the files below them.
 from __future__ import annotations
 
 import re
+import stat
 import sys
 import threading
 from collections.abc import Iterable
@@ -205,6 +206,10 @@ def describe(
     """A file of a table as it is now. `digests`: see `find_files`."""
     if isinstance(system, LocalFileSystem):
         status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(
+                "it is not a regular file; a pipe or a device can be read only once: save it as a file"
+            )
         return SourceFile(
             table=table,
             path=path,

@@ -37,6 +37,10 @@ def broken_text(file: SourceFile, error: Exception) -> SourceUnreadable:
                 return _unreadable(file, trouble)
     except UnicodeDecodeError as wrong:
         return _unreadable(file, _wrong_encoding(file, wrong))
+    except csv.Error as wrong:
+        return _unreadable(
+            file, f"the row after line {lines} cannot be read: {wrong}; is a quote not closed?"
+        )
     except _UNPACKING as wrong:
         packed = compression_of(file.path) or "data"
         return _unreadable(
@@ -82,7 +86,10 @@ def refuse_other_delimiter(file: SourceFile, columns: Sequence[str]) -> None:
     if len(columns) > 1 or (file.csv is not None and file.csv.delimiter):
         return
     with _text(file) as text:
-        rows = [fields for fields in itertools.islice(_csv_reader(text, file), _HEAD_ROWS) if fields]
+        try:
+            rows = [fields for fields in itertools.islice(_csv_reader(text, file), _HEAD_ROWS) if fields]
+        except csv.Error:
+            return  # nothing can be said about its fields
     found = _other_delimiter(rows, file)
     if found is not None:
         start = ",".join(rows[0])[:_SHOWN]
@@ -93,7 +100,10 @@ def refuse_other_delimiter(file: SourceFile, columns: Sequence[str]) -> None:
 def first_fields(file: SourceFile) -> list[str]:
     """The fields of a CSV file's first line that is not empty."""
     with _text(file) as text:
-        return next(filter(None, _csv_reader(text, file)), [])
+        try:
+            return next(filter(None, _csv_reader(text, file)), [])
+        except csv.Error as error:
+            raise _unreadable(file, f"its first line cannot be read: {error}") from error
 
 
 def _other_delimiter(rows: Sequence[Sequence[str]], file: SourceFile) -> str | None:

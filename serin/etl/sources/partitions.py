@@ -37,7 +37,7 @@ class Read:
 
     @property
     def name_in_file(self) -> str:
-        return self.stored or self.column
+        return self.column if self.stored is None else self.stored
 
 
 def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:

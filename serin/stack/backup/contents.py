@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
-from serin.errors import BackupBroken
+from serin.errors import BackupBroken, NameInvalid
 from serin.spec.names import valid_model_name
 
 FORMAT: Final = "serin.backup"
@@ -33,6 +34,10 @@ _CAPTURES: Final = "captures"
 LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
     *("agent", "cache", "gateway", "gpus", "locks", "logs", "native", "releases", "spool", "stack"),
     *("stack.json", "prefect", "runs", "stages", "tables"),
+)
+_MALFORMED: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, OSError, RecursionError),
 )
 _TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
 
@@ -74,8 +79,15 @@ class Manifest:
             found["files"] = {name: Entry(**entry) for name, entry in found["files"].items()}
             found["live"] = {valid_model_name(name): int(number) for name, number in found["live"].items()}
             found["open_rollouts"] = tuple(valid_model_name(name) for name in found["open_rollouts"])
-            return cls(**found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            manifest = cls(**found)
+            datetime.fromtimestamp(manifest.created, UTC)
+            kinds = {"serin": str, "store": str, "with_store": bool, "owns_prefect": bool, "signed": bool}
+            if wrong := [
+                name for name, kind in kinds.items() if not isinstance(getattr(manifest, name), kind)
+            ]:
+                raise ValueError(f"{wrong[0]!r} is not a {kinds[wrong[0]].__name__}")
+            return manifest
+        except (*_MALFORMED, NameInvalid) as error:
             raise BackupBroken(path=path, reason=f"its {MANIFEST} cannot be read: {error}") from error
 
 

@@ -45,7 +45,7 @@ def restore_backup(home: Path, store: Store, path: Path) -> Manifest:
         unpacked = make_private(scratch / contents.HOME)
         if manifest.signed:
             make_private(unpacked / contents.TRUST)
-        held = _hold_rollouts(unpacked, manifest)
+        held = _hold_rollouts(unpacked, manifest, path)
         if manifest.with_store:
             _place_store(scratch / contents.STORE, Path(store.url), unpacked, home)
         if home.exists():
@@ -55,7 +55,7 @@ def restore_backup(home: Path, store: Store, path: Path) -> Manifest:
     return replace(manifest, open_rollouts=held)
 
 
-def _hold_rollouts(home: Path, manifest: Manifest) -> tuple[str, ...]:
+def _hold_rollouts(home: Path, manifest: Manifest, path: Path) -> tuple[str, ...]:
     """Returns the models whose rollout is held; that of another one had decided and is completed."""
     created, held = datetime.fromtimestamp(manifest.created, UTC), []
     reason = f"restored from a backup of {created:%Y-%m-%d %H:%M} UTC"
@@ -64,7 +64,8 @@ def _hold_rollouts(home: Path, manifest: Manifest) -> tuple[str, ...]:
         now = time.time()
         with journals.open(model) as journal:
             last = journal.last()
-            assert last is not None, "a manifest names rollouts by their journals"
+            if last is None:
+                raise BackupBroken(path=path, reason=f"it has no journal of the open rollout of {model}")
             then = restored(decision2rollout(last), now, reason, by=environment.user())
             journal.append(rollout2decision(then, now))
         if then.hold:
@@ -117,13 +118,13 @@ def _unpack(path: Path, scratch: Path) -> Manifest:
     try:
         with tarfile.open(path, mode="r:") as archive:
             for member in archive:
-                if manifest is not None or not member.isfile() or member.name in found:
+                if manifest is not None or not member.isfile() or member.issparse() or member.name in found:
                     raise BackupBroken(path=path, reason=f"{member.name!r} does not belong in it")
                 if member.name == contents.MANIFEST:
                     manifest = Manifest.parse(_bytes(archive, member), path=path)
                 else:
                     found[member.name] = _write(archive, member, _place(scratch, member.name, path))
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise BackupBroken(path=path, reason=str(error)) from error
     if manifest is None:
         raise BackupBroken(path=path, reason=f"it has no {contents.MANIFEST}")

@@ -1,6 +1,7 @@
 """Files that cannot be read: what is said names the file as the user knows it, and the row where there is one."""
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,26 @@ def refused(path: Path, tmp_path: Path, **data: object) -> str:
 def test_a_file_that_makes_no_sense_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert says in refused(tmp_path / name, tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+    assert "it is not a regular file" in refused(tmp_path / "t.csv", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{long}\n1\n", "a\n{long}\n", 'a,b\n1,"{long}"\n2,"x""y"\n'])
+def test_a_field_of_a_megabyte_is_a_value_like_others(tmp_path: Path, content: str) -> None:
+    long = "x" * 2**20
+    (tmp_path / "t.csv").write_text(content.format(long=long))
+    convert(find_files("t", str(tmp_path / "t.csv"))[0], tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet").to_pydict()
+    assert long in [*table, *(value for values in table.values() for value in values)]
+
+
+def test_a_field_beyond_every_bound_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('a,b\n1,x\n2,"' + "y" * (17 * 2**20) + '"\n1,2,3\n')
+    with pytest.raises(SourceUnreadable, match=r"t\.csv cannot be read: the row after line 2 cannot be read"):
+        convert(find_files("t", str(tmp_path / "t.csv"))[0], tmp_path / "t.parquet")
 
 
 def test_a_quote_inside_of_a_value_is_part_of_it(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from serin.draft.guess import guess_spec
 from serin.errors import SpecError
 from serin.etl import trial
+from serin.etl.sources import tables as opened_tables
 from serin.pipeline.check import check_spec
 from serin.store.store import Store
 from tests.unit.serving import bundles
@@ -101,6 +104,48 @@ def test_a_mistake_of_the_spec_alone_does_not_hide_those_that_only_the_tables_sh
     problems = problems_of(tmp_path, spec)
     assert not unfound(problems, expected)
     assert len(problems) == len(expected), problems
+
+
+def test_a_wide_table_is_opened_a_few_times_and_every_wrong_column_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, wrong = [f"c{place}" for place in range(300)], ["c7", "c8", "c250"]
+    columns = {name: ["x", "1"] if name in wrong else [1.0, 2.0] for name in names}
+    pq.write_table(pa.table({**columns, "y": [0, 1]}), tmp_path / "wide.parquet")
+    section = {
+        "tables": {"wide": str(tmp_path / "wide.parquet")},
+        "target": {"expression": "y == 1", "task": "binary"},
+    }
+    opened: list[object] = []
+    plain = opened_tables.open_parquet
+    monkeypatch.setattr(opened_tables, "open_parquet", lambda *given: opened.append(given) or plain(*given))
+    numbers = {"columns": [name for name in names if name not in wrong], "steps": ["normalize"]}
+    spec = {"name": "wide", "data": section, "features": [numbers]}
+    check_spec(spec)
+    assert len(opened) < 10
+    times = {"columns": wrong, "steps": [{"date_parts": ["hour"]}]}
+    with pytest.raises(SpecError) as refusal:
+        check_spec({**spec, "features": [numbers, times]})
+    assert all(any(repr(name) in text for _, text in refusal.value.problems) for name in wrong)
+    assert len(opened) < 100
+
+
+def test_a_column_without_a_name_is_refused_and_a_draft_gives_it_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    table = pa.table(
+        {"": random.normal(size=200), "x": random.normal(size=200), "y": random.integers(0, 2, 200)}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    section = {
+        "tables": {"t": str(tmp_path / "t.parquet")},
+        "target": {"expression": "y == 1", "task": "binary"},
+    }
+    features = [{"columns": ["", "x"], "steps": ["normalize"]}]
+    with pytest.raises(SpecError, match=r"no request column may be called ''.*rename"):
+        check_spec({"name": "unnamed", "data": section, "features": features})
+    (tmp_path / "spec.yaml").write_text(guess_spec(tmp_path / "t.parquet", "y"))
+    asked = [column.name for column in check_spec(tmp_path / "spec.yaml").inputs]
+    assert sorted(asked) == ["input_without_name", "x"]
 
 
 def test_columns_that_an_unreadable_entry_may_make_are_not_called_missing(tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ def good() -> PipelineSpec:
     return spec_from_mapping(read_yaml(GOOD), where="spec.yaml", base=Path("/base"))
 
 
+@pytest.mark.parametrize("text", ["a: " + "[" * 2_000, "- " * 2_000 + "x"])
+def test_yaml_that_is_nested_too_deeply_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "spec.yaml").write_text(text)
+    with pytest.raises(SpecError, match="is not YAML") as refusal:
+        load_spec(tmp_path / "spec.yaml")
+    assert len(str(refusal.value)) < 1_000
+
+
 def test_a_spec_survives_the_way_to_yaml_and_back() -> None:
     again = spec_from_mapping(read_yaml(good().to_yaml()), where="again", base=Path("/elsewhere"))
     assert again == good()

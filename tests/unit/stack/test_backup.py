@@ -274,6 +274,55 @@ def test_a_backup_of_another_format_is_refused(tmp_path: Path) -> None:
         restore_backup(*target(tmp_path), tmp_path / "b.tar")
 
 
+EMPTY: dict[str, Any] = {
+    "format": "serin.backup", "version": 1, "created": 1.0, "serin": "1", "store": "s", "with_store": True,
+    "owns_prefect": True, "signed": False, "live": {}, "open_rollouts": [], "files": {},
+}  # fmt: skip
+ODD: list[Any] = [
+    None, "x", "", -1, 1e300, True, [], ["a/../b"], [None], {}, {"x": None}, {"": {"size": "1"}}, {"m": -1},
+]  # fmt: skip
+
+
+def hand_made(path: Path, manifest: bytes, **files: bytes) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in {**files, MANIFEST: manifest}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_a_manifest_by_hand_is_restored_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Every key without a value, and with values of every other type."""
+    changed = [{name: value for name, value in EMPTY.items() if name != left_out} for left_out in EMPTY]
+    changed += [{**EMPTY, name: value} for name in (*EMPTY, "more") for value in ODD]
+    documents = [json.dumps(each).encode() for each in changed] + [b"[" * 100_000, b"[]", b"", b"\xff"]
+    refused = 0
+    for number, document in enumerate(documents):
+        home = tmp_path / f"home-{number}"
+        path = hand_made(tmp_path / "backup.tar", document)
+        try:
+            restore_backup(home, Store(str(home / "store"), cache=tmp_path / "cache"), path)
+        except (BackupBroken, BackupRefused):
+            refused += 1
+            assert not home.exists()
+    print(f"{refused} of {len(documents)} refused")
+    assert refused > 0.8 * len(documents)
+
+
+def test_files_of_a_backup_by_hand_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    rollout = json.dumps({**EMPTY, "open_rollouts": ["m"]}).encode()
+    home, store = target(tmp_path)
+    with pytest.raises(BackupBroken, match="no journal of the open rollout of m"):
+        restore_backup(home, store, hand_made(tmp_path / "a.tar", rollout))
+    plain = json.dumps(EMPTY).encode()
+    for names in (["home/a", "home/a/b"], ["home/" + "x" * 300], ["home/a\x01", "home/a\x01"]):
+        files = dict.fromkeys(names, b"x")
+        with pytest.raises(BackupBroken):
+            restore_backup(home, store, hand_made(tmp_path / "a.tar", plain, **files))
+    assert not home.exists()
+
+
 def test_a_stack_that_asked_for_signatures_asks_for_them_again(
     stack: tuple[Path, Store], tmp_path: Path
 ) -> None:
