@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from serin.formats.schema import Schema
 from serin.spec.yaml_file import read_yaml
 
@@ -28,6 +30,6 @@ def _target(bundle: Path) -> str | None:
     try:
         spec = read_yaml((bundle / "spec.yaml").read_text(encoding="utf-8"))
         expression = spec["data"]["target"]["expression"]
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return None
     return expression if isinstance(expression, str) else None
