@@ -39,7 +39,8 @@ class Scenario:
     diurnal: bool = False  # traffic between a fifth and nine fifths, latencies with it
     cold_s: float = 0.0  # a candidate's process is twice as slow for this long
     tolerance_ms: float = 0.0  # also allowed by the plan, and a null uses all of it
-    level_s: float = 0.0  # each process has a level, with a deviation of 10%, that lasts about this long
+    level_s: float = 0.0  # each process has a level that lasts about this long ...
+    level_deviation: float = 0.10  # ... and deviates by so much
     processes: int = 1  # in each arm
     baseline: bool = False  # the control is a second process of the stable version
     second_opinion: bool = False  # the candidate is restarted and judged again before it is rolled back
@@ -104,7 +105,6 @@ PRICE = tuple(
     for slower in (1.3, 1.5, 2.0)
 )
 
-_LEVEL = 0.10
 _ARMS = ("stable", "candidate", "baseline")
 
 
@@ -125,7 +125,9 @@ class World:
             self._levels[arm][chosen] = self._draw_levels(int(chosen.sum()))
 
     def _draw_levels(self, runs: int) -> Array:
-        drawn: Array = _LEVEL * self._random.standard_normal((runs, self._scenario.processes))
+        drawn: Array = self._scenario.level_deviation * self._random.standard_normal(
+            (runs, self._scenario.processes)
+        )
         return drawn
 
     def begin(self, second: int) -> Array:

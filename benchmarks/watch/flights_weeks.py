@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from serin.columns.bins import MinuteCounts, count_by_minute
+from serin.columns.bins import RowCounts, count_rows
 from serin.export.drift.build import make_statistics
 from serin.export.drift.choose_bins import Source
 from serin.formats.drift import DriftStatistics
@@ -75,17 +75,17 @@ def learn(flights: Flights, **spec: Any) -> DriftStatistics:
     return make_statistics(rows, sources, segments=("origin",), spec=DriftSpec(**spec), importance={})
 
 
-def resampled_counts(flights: Flights, statistics: DriftStatistics, weeks: int, seed: int) -> MinuteCounts:
+def resampled_counts(flights: Flights, statistics: DriftStatistics, weeks: int, seed: int) -> RowCounts:
     """Weeks of the training period, drawn with replacement, one after the other: traffic without drift."""
-    counted = count_by_minute(statistics, as_table(flights.rows), flights.times)
-    week = np.floor((counted.minutes - flights.times[0]) / WEEK_S).astype(np.int64)
+    counted = count_rows(statistics, as_table(flights.rows), flights.times)
+    week = np.floor((counted.starts - flights.times[0]) / WEEK_S).astype(np.int64)
     drawn = np.random.default_rng(seed).integers(flights.weeks, size=weeks)
     chosen = [np.flatnonzero(week == each) for each in drawn]
-    minutes = [
-        counted.minutes[rows] + (place - each) * WEEK_S
+    starts = [
+        counted.starts[rows] + (place - each) * WEEK_S
         for place, (each, rows) in enumerate(zip(drawn, chosen, strict=True))
     ]
-    return MinuteCounts(minutes=np.concatenate(minutes), counts=counted.counts[np.concatenate(chosen)])
+    return RowCounts(starts=np.concatenate(starts), counts=counted.counts[np.concatenate(chosen)])
 
 
 def resampled_rows(flights: Flights, weeks: int, seed: int) -> tuple[pd.DataFrame, Array]:

@@ -15,34 +15,34 @@ import pyarrow.compute as pc
 
 from serin.columns.column import Array, Column, column_from_arrow, kind_of_type
 from serin.columns.hashing import hash_strings
-from serin.formats.drift import BinnedColumn, DriftStatistics
+from serin.formats.drift import BLOCK_S, SHORTEST, BinnedColumn, DriftStatistics
 
-_MINUTE = 60
+_STEP_S = int(BLOCK_S[SHORTEST])
 _HOUR_US = 3_600_000_000
 _US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MinuteCounts:
-    """`minutes`: the start of each minute that has rows, rising (seconds since 1970). `counts`: int64[minutes, bins],
+class RowCounts:
+    """`starts`: of each ten seconds that have rows, rising (seconds since 1970). `counts`: int64[starts, bins],
     the bins of all series one after the other. A row is in exactly one bin of a series, or in none when it is not in
     the series' segment or the table lacks the column."""
 
-    minutes: Array
+    starts: Array
     counts: Array
 
 
-def count_by_minute(statistics: DriftStatistics, table: pa.Table, times: Array) -> MinuteCounts:
-    """The rows of each minute in each bin of all series. `times`: seconds since 1970, one per row, in any order."""
-    minutes, place = np.unique(
-        np.floor(np.asarray(times) / _MINUTE).astype(np.int64) * _MINUTE, return_inverse=True
+def count_rows(statistics: DriftStatistics, table: pa.Table, times: Array) -> RowCounts:
+    """The rows of each ten seconds in each bin of all series. `times`: seconds since 1970, one per row."""
+    starts, place = np.unique(
+        np.floor(np.asarray(times) / _STEP_S).astype(np.int64) * _STEP_S, return_inverse=True
     )
     codes = [bin_codes(column, table) for column in statistics.columns]
     counts = [
-        _count(statistics, index, codes, place.reshape(-1), len(minutes))
+        _count(statistics, index, codes, place.reshape(-1), len(starts))
         for index in range(len(statistics.series))
     ]
-    return MinuteCounts(minutes=minutes, counts=np.concatenate(counts, axis=1))
+    return RowCounts(starts=starts, counts=np.concatenate(counts, axis=1))
 
 
 def _count(
@@ -148,6 +148,16 @@ def category_places(column: BinnedColumn, texts: pa.Array) -> Array:
         hashes = np.frombuffer(base64.b64decode(column.known), "<u4")
         rest[~np.isin(hash_strings(texts), hashes)] = size + 1
     return np.where(places < 0, rest, places)
+
+
+def unseen_values(column: BinnedColumn, table: pa.Table, most: int) -> tuple[str, ...]:
+    """Some of the values that are in the bin of values that training never had, each cut to 40 letters."""
+    coded = as_texts(element_of(table.column(column.field), column.element))
+    assert coded.dictionary is not None
+    places = category_places(column, coded.dictionary)
+    used = np.unique(coded.values[coded.values >= 0])[::-1]
+    new = used[places[used] == len(column.categories) + 1][:most]
+    return tuple(str(text)[:40] for text in coded.dictionary.take(pa.array(new)).to_pylist())
 
 
 def encode_hashes(texts: pa.Array) -> str:

@@ -205,7 +205,7 @@ def _row(record: AlertRecord) -> tuple[object, ...]:
 
 def _state(record: AlertRecord) -> str:
     if record.resolved is not None:
-        return f"resolved {when(record.resolved)}"
+        return f"{record.ended} {when(record.resolved)}"
     parts = []
     if record.acknowledged_by is not None:
         parts.append(_acknowledged(record))

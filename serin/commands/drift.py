@@ -99,8 +99,8 @@ def _shares(worst: BinView | None) -> tuple[str | None, ...]:
     if worst is None:
         return (None,) * 5
     judged = None if worst.judged is None else f"after {when(worst.judged)}"
-    if worst.block == "minute":
-        judged = "every minute"
+    if worst.block in ("10 seconds", "minute"):
+        judged = f"every {worst.block}"
     return worst.label, f"{worst.then:.1%}", f"{worst.now:.1%}", f"{worst.tolerance:.1%}", judged
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.commands import rollout_story
-from serin.commands.output import Json, say, show, show_json, show_problems, show_table, when
+from serin.commands.output import Json, counted, say, show, show_json, show_problems, show_table, when
 from serin.errors import CommandRefused, NotFound, RolloutRefused
 from serin.machine import environment
 
@@ -154,9 +154,35 @@ def rollback(
     follow: Follow = True,
 ) -> None:
     """Return to the version that was live before: at once while it is still warm, else by a new rollout."""
+    warning = _unwatched(model, version)
     tell_controller("rollback", model, version=version, why=why)
+    if warning:
+        say(warning)
     if follow:
         _follow(model, returning=True)
+
+
+def _unwatched(model: str, version: int | None) -> str:
+    """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
+    from serin.monitoring.alerts.read import read_alerts
+    from serin.spec.load import load_stored_spec
+    from serin.store.store import Store
+
+    alerts = [
+        each for each in read_alerts(environment.home(), model, resolved=0).open if each.alert.kind == "drift"
+    ]
+    if version is None and alerts:
+        (now,) = _statuses(model)
+        version = now.previous
+    if not alerts or version is None:
+        return ""
+    spec = Path(Store.open().bundle(model, version).path) / "spec.yaml"
+    if spec.is_file() and load_stored_spec(spec).monitoring.drift is not None:
+        return ""
+    return (
+        f"version {version} is not watched: its spec has no monitoring.drift. "
+        f"{counted(len(alerts), 'open drift alert')} will be closed, although the traffic may stay shifted"
+    )
 
 
 def tell_controller(

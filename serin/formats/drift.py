@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,10 +18,23 @@ from serin.errors import BundleBroken
 FORMAT, VERSION = "serin.drift", 1
 FILE = "drift.json"
 
-Block = Literal["minute", "hour", "day", "week"]
-BLOCK_S: Final[Mapping[Block, float]] = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
-FEWEST_ROWS: Final = 200  # of a block
+Block = Literal["10 seconds", "minute", "hour", "day", "week"]
+SHORTEST: Final[Block] = "10 seconds"
+BLOCK_S: Final[Mapping[Block, float]] = {
+    SHORTEST: 10.0,
+    "minute": 60.0,
+    "hour": 3600.0,
+    "day": 86_400.0,
+    "week": 604_800.0,
+}
+FEWEST_ROWS: Final[Mapping[Block, int]] = {SHORTEST: 50, "minute": 200, "hour": 200, "day": 200, "week": 200}
+LEAST_TOLERANCE: Final = 0.01
 YEAR_S: Final = 365.0 * 86_400
+
+_PER_BIN: Final = ("share", "cap", "capped", "floor", "floored", "block_rows", "tolerance", "block")
+_MANY_ROWS: Final = 1e9
+
+UNSEEN: Final = "unseen values"  # the label of their bin
 
 BinKind = Literal["number", "category", "timestamp"]
 
@@ -52,6 +65,30 @@ class BinnedColumn:
             return max(len(self.edges) - 1, 1) + 3
         return (24 if self.kind == "timestamp" else len(self.categories) + 2) + 1
 
+    def cumulated(self, counts: Any) -> Any:
+        """Counts of bins (the last axis) as a quick series takes them: a bin of numbers stands for all values up to its
+        upper end, so that a shift of many bins is seen as one."""
+        if self.kind != "number":
+            return counts
+        inner = self.bins - 3
+        order = [inner, *range(inner), inner + 1]  # by value; null stays apart
+        found = counts.copy()
+        found[..., order] = counts[..., order].cumsum(axis=-1)
+        return found
+
+    def series_labels(self, *, quick: bool) -> tuple[str, ...]:
+        """The name of each bin of a series, for people."""
+        if self.kind != "number" or not quick:
+            return self.labels
+        ends = (*(self.edges[1:] or self.edges), self.edges[0], self.edges[-1])
+        inner = tuple(f"values up to {end:.4g}" for end in ends[:-2])
+        return (*inner, self.labels[-3], f"values up to {ends[-1]:.4g} or above", "null")
+
+    @property
+    def outside(self) -> int:
+        """How many of the last bins hold what training has hardly: values out of range, unseen values, null."""
+        return {"number": 3, "category": 2, "timestamp": 1}[self.kind]
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The name of each bin, for people."""
@@ -61,7 +98,7 @@ class BinnedColumn:
             return (*inner, f"below {self.edges[0]:.4g}", f"above {self.edges[-1]:.4g}", "null")
         if self.kind == "timestamp":
             return (*(f"{hour:02d}:00" for hour in range(24)), "null")
-        return (*self.categories, "other known values", "unseen values", "null")
+        return (*self.categories, "other known values", UNSEEN, "null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +113,25 @@ class Segment:
 class DriftSeries:
     """One column, in all rows or in one segment. Per bin: `share` in training, `tolerance` (a smaller shift of the mean
     share is not drift) and `block` (the time over which a share is taken). `capped`: the mean training share when that
-    of a block counts as at most `cap`, for bets on "less".
+    of a block counts as at most `cap`, for bets on "less"; `floored`: when it counts as at least `floor`, for bets on
+    "more". `block_rows`: of a training block; the larger, the more is allowed for chance in a block with few rows.
 
-    `column`: its place in the statistics. `weight`: its part of the false alarms; all weights add up to 1.
+    `column`: its place in the statistics. `weight`: its part of the false alarms; all weights add up to 1. `quick`: a
+    second series of the column for large shifts. Its blocks are short, and `floored` and `capped` are the largest and
+    the smallest mean of a few neighbouring training blocks, so that a daily pattern is within them.
     """
 
     column: int
     segment: Segment | None = None
+    quick: bool = False
     weight: float
     rows: int
     share: tuple[float, ...]
     cap: tuple[float, ...]
     capped: tuple[float, ...]
+    floor: tuple[float, ...]
+    floored: tuple[float, ...]
+    block_rows: tuple[float, ...]
     tolerance: tuple[float, ...]
     block: tuple[Block, ...]
 
@@ -122,7 +166,8 @@ class DriftStatistics:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        series = [_entry(each) for each in self.series]
+        return {"format": FORMAT, "version": VERSION, **asdict(self), "series": series}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> DriftStatistics:
@@ -145,7 +190,8 @@ def _column(entry: Mapping[str, Any]) -> BinnedColumn:
 
 def _series(entry: Mapping[str, Any], columns: tuple[BinnedColumn, ...]) -> DriftSeries:
     segment = None if entry["segment"] is None else Segment(**entry["segment"])
-    arrays = {name: tuple(entry[name]) for name in ("share", "cap", "capped", "tolerance", "block")}
+    entry = {**_without_floors(entry["share"]), **entry}
+    arrays = {name: tuple(entry[name]) for name in _PER_BIN}
     series = DriftSeries(**{**entry, **arrays, "segment": segment})
     column = columns[series.column]
     if any(len(values) != column.bins for values in arrays.values()):
@@ -155,6 +201,18 @@ def _series(entry: Mapping[str, Any], columns: tuple[BinnedColumn, ...]) -> Drif
     if any(block not in BLOCK_S for block in series.block):
         raise ValueError(f"column {column.name!r}: unknown block length")
     return series
+
+
+def _entry(series: DriftSeries) -> dict[str, Any]:
+    """A series as it is written: statistics that had no floors keep their digest."""
+    facts, plain = asdict(series), _without_floors(series.share)
+    same = not series.quick and all(list(facts[name]) == list(values) for name, values in plain.items())
+    return {name: value for name, value in facts.items() if not (same and name in (*plain, "quick"))}
+
+
+def _without_floors(share: Sequence[float]) -> dict[str, Any]:
+    """What statistics without floors leave out: bets on "more" then count plain shares."""
+    return {"floor": [0.0] * len(share), "floored": share, "block_rows": [_MANY_ROWS] * len(share)}
 
 
 def read_drift(bundle: Path) -> DriftStatistics | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.schema import InputColumn, difference, read_schema
+from serin.formats.serving.journal import NOT_PROMISED
 from serin.spec.data import DataSpec
 from serin.spec.load import load_spec, spec_file
 from serin.spec.monitoring import weeks_problem
@@ -64,6 +65,8 @@ class CheckedSpec:
                 yield f"warning: {self.trial.unscaled}"
         if self.unlike_live:
             yield self.unlike_live
+        if not spec.rollout.second_opinion:
+            yield f"rollouts: rollout.false_rollback ({spec.rollout.false_rollback:g}) is {NOT_PROMISED}"
         yield from _monitoring_lines(spec)
 
 

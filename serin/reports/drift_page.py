@@ -107,7 +107,7 @@ def _card(column: ColumnView) -> str:
         shares = f"{percent(worst.then)} in training, {percent(worst.now)} now"
         facts.append(f"most different: {worst.label}, {shares} (tolerance {percent(worst.tolerance)})")
         if worst.block is not None:
-            facts.append(f"judged by the {worst.block}")
+            facts.append(f"judged every {worst.block}")
     what = "score" if column.source == "score" else column.kind
     chart = column_drawing(column)
     return (

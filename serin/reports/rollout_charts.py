@@ -10,7 +10,7 @@ import numpy as np
 
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us, upper_us
-from serin.formats.serving.journal import Decision
+from serin.formats.serving.journal import NOT_PROMISED, Decision
 from serin.reports.rollout_shadow import ShadowStory
 from serin.reports.svg import SERIES, Axes, Drawing, Scale
 
@@ -48,6 +48,7 @@ class StoryRules:
     false_rollback: float
     allowed: str  # how much slower a candidate may be
     warmup_s: float
+    not_promised: str = NOT_PROMISED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from serin.formats.serving.journal import Decision
+from serin.formats.serving.journal import NOT_PROMISED, Decision
 from serin.reports.page import html_page
 from serin.reports.rollout_charts import RolloutStory, evidence_drawing, latency_drawing, proof_drawing
 from serin.reports.rollout_shadow import shadow_section
@@ -51,7 +51,8 @@ def _rules(story: RolloutStory) -> str:
     return (
         f"<p>{escape(_sentence(story.began_because))}</p>"
         f'<p class="note">{_time(story.began)} to {_time(story.ended) if story.ended else "now"} UTC. Steps: {steps}. '
-        f"A candidate within the allowed limits is rolled back with a probability of at most {rules.false_rollback:g}. "
+        f"A candidate within the allowed limits is rolled back with a probability of at most {rules.false_rollback:g} "
+        f"({NOT_PROMISED}). "
         f"Allowed: slower by {escape(rules.allowed)}; latencies of the first {rules.warmup_s:g} s with traffic are not "
         f"compared. Compared with: {escape(story.control)}.</p>"
     )

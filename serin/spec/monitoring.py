@@ -103,10 +103,13 @@ class DriftSpec(Section):
     """The shift that is not drift: how much the share of a bin or a category may differ from training. By default as
     much as the weeks of the training period differ among themselves; it must be named when the data has no time column
     or covers fewer than eight weeks."""
-    block: Literal["minute", "hour", "day", "week"] | None = Field(default=None, exclude_if=is_empty)
-    """The time over which shares are taken, with at least 200 rows. By default, for each column, the shortest at which
-    the shares of the training rows do not follow each other or a daily pattern; a day without a time column. Nulls and
-    unseen values that training hardly had are always judged by the minute."""
+    block: Literal["10 seconds", "minute", "hour", "day", "week"] | None = Field(
+        default=None, exclude_if=is_empty
+    )
+    """The time over which shares are taken, with at least 200 rows (50 in ten seconds). By default, for each column,
+    the shortest at which the shares of the training rows do not follow each other or a daily pattern; a day without a
+    time column. Nulls and unseen values that training hardly had are always judged every 10 seconds. With eight weeks
+    of training rows, all columns are judged every 10 seconds for large shifts as well, unless a block is named."""
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
     """The request columns to watch. By default all of them, and the scores."""
 

@@ -22,7 +22,7 @@ def series_of(
     weight: float = 1.0,
     segment: Segment | None = None,
 ) -> DriftSeries:
-    """A series with these shares; shares of a block of 200 rows are capped at their mean."""
+    """A series with these shares; shares of a block of 200 rows are cut off at their mean."""
     blocks = (block,) * len(share) if isinstance(block, str) else tuple(block)
     return DriftSeries(
         column=column,
@@ -32,6 +32,9 @@ def series_of(
         share=tuple(share),
         cap=tuple(share),
         capped=tuple(max(value - 0.4 * (value * (1 - value) / 200) ** 0.5, 0.0) for value in share),
+        floor=tuple(share),
+        floored=tuple(value + 0.4 * (value * (1 - value) / 200) ** 0.5 for value in share),
+        block_rows=(200.0,) * len(share),
         tolerance=(tolerance,) * len(share),
         block=blocks,
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.watch.flights_weeks import as_table, load, resampled_counts
 from benchmarks.watch.flights_weeks import learn as learn_flights
-from serin.columns.bins import count_by_minute
+from serin.columns.bins import count_rows
 from serin.formats.drift import DriftStatistics
 from serin.monitoring.drift.alarm import Alarm
 from serin.monitoring.drift.detector import DriftDetector
@@ -30,8 +30,8 @@ def world_alarms(world: World, statistics: DriftStatistics, weeks: int, step_s: 
     """Alarms of a simulated world; times are rounded down to steps, which saves time."""
     detector, alarms = DriftDetector(statistics), []
     for table, times in world.weeks(weeks):
-        counts = count_by_minute(statistics, table, np.floor(times / step_s) * step_s)
-        alarms += detector.observe(counts.minutes, counts.counts).alarms
+        counts = count_rows(statistics, table, np.floor(times / step_s) * step_s)
+        alarms += detector.observe(counts.starts, counts.counts).alarms
     return alarms
 
 
@@ -42,15 +42,15 @@ def flights_alarms(weeks: int, seeds: Sequence[int]) -> list[Alarm]:
     alarms = []
     for seed in seeds:
         counts = resampled_counts(flights, statistics, weeks, seed)
-        alarms += DriftDetector(statistics).observe(counts.minutes, counts.counts).alarms
+        alarms += DriftDetector(statistics).observe(counts.starts, counts.counts).alarms
     return alarms
 
 
 def later_alarms() -> list[Alarm]:
     """Alarms in the real flights after the training period."""
     statistics, later = learn_flights(load()), load(later=True)
-    counts = count_by_minute(statistics, as_table(later.rows), later.times)
-    return list(DriftDetector(statistics).observe(counts.minutes, counts.counts).alarms)
+    counts = count_rows(statistics, as_table(later.rows), later.times)
+    return list(DriftDetector(statistics).observe(counts.starts, counts.counts).alarms)
 
 
 def minutes_until_found(moved: float, seed: int, *, limit: int = 2000) -> int:

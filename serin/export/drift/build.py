@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from serin.columns.column import Array
+from serin.evidence.e_detector import Expected
 from serin.export.drift.choose_bins import Binned, Source, bin_column
-from serin.export.drift.tolerance import Replay, smallest_kappa, tolerances
+from serin.export.drift.tolerance import Replay, smallest_kappa
 from serin.export.drift.training_blocks import (
     WEEK_S,
     Cut,
@@ -18,19 +19,21 @@ from serin.export.drift.training_blocks import (
     choose_block,
     cut_evenly,
     cut_time,
+    local_means,
     longer,
+    shows_a_day,
     weekly_deviation,
 )
-from serin.formats.drift import BLOCK_S, FEWEST_ROWS, Block, DriftSeries, DriftStatistics, Segment
+from serin.formats.drift import BLOCK_S, SHORTEST, BinnedColumn, Block, DriftSeries, DriftStatistics, Segment
 from serin.formats.wire import TrainingRows
 from serin.machine.stopping import check_stopped
-from serin.spec.monitoring import DriftSpec
+from serin.spec.monitoring import FEWEST_WEEKS, DriftSpec
 
 logger = logging.getLogger(__name__)
 
 _SEGMENTS = 8  # values of a column in `export.segments` that are watched separately, the most frequent
 _PARTS = 8  # of a table without a time, in which values may be new
-_SEGMENT_SHARE = 0.02  # of the rows that such a value must have
+_SEGMENT_SHARE, _SEGMENT_ROWS = 0.02, 1000  # that such a value must have, of all rows and at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +45,10 @@ class _Part:
     rows: int
     blocks: list[Block]
     replay: Replay
+
+    @property
+    def quick(self) -> bool:
+        return isinstance(self.replay.deviation, tuple)
 
 
 def make_statistics(
@@ -62,20 +69,24 @@ def make_statistics(
         inside = np.arange(len(rows.table)) if mask is None else np.flatnonzero(mask)
         cuts = _cuts(None if times is None else times[inside], len(inside), times)
         check_stopped()
-        parts += [
-            _part(place, each, segment, inside, cuts, spec, weeks, _least(each, parts, place))
-            for place, each in enumerate(binned)
-            if segment is None or place != segment.column
-        ]
+        for place, each in enumerate(binned):
+            if segment is None or place != segment.column:
+                part = _part(place, each, segment, inside, cuts, spec, weeks, _least(each, parts, place))
+                parts.append(part)
+                if weeks >= FEWEST_WEEKS and spec.block is None:
+                    parts += _quick(part, each, inside, cuts[SHORTEST])
     weights = _weights(binned, parts, importance)
-    kappa = None if spec.tolerance is not None else _kappa(parts, weights, spec.false_alarms)
-    series = tuple(_series(part, weight, spec, kappa) for part, weight in zip(parts, weights, strict=True))
+    kappas = _kappas(parts, weights, spec)
+    series = tuple(
+        _series(part, weight, kappa, spec.tolerance)
+        for part, weight, kappa in zip(parts, weights, kappas, strict=True)
+    )
     return DriftStatistics(
         columns=tuple(each.column for each in binned),
         series=series,
         false_alarms=spec.false_alarms,
         origin="weeks" if spec.tolerance is None else "spec",
-        kappa=kappa,
+        kappa=None if spec.tolerance is not None else kappas[0],
         weeks=weeks,
         rows=len(rows.table),
         total_rows=rows.total,
@@ -89,7 +100,7 @@ def _least(binned: Binned, parts: Sequence[_Part], place: int) -> Block:
     if binned.column.kind == "timestamp":
         return "day"
     whole = next((part.blocks[0] for part in parts if part.column == place), None)
-    return whole or "minute"
+    return whole or SHORTEST
 
 
 def complete_weeks(rows: TrainingRows) -> int:
@@ -113,15 +124,15 @@ def _segment_masks(binned: Sequence[Binned], names: Sequence[str]) -> list[tuple
             continue
         for category in range(min(len(each.column.categories), _SEGMENTS)):
             mask = each.codes == category
-            if mask.mean() >= _SEGMENT_SHARE and mask.sum() >= 5 * FEWEST_ROWS:
+            if mask.mean() >= _SEGMENT_SHARE and mask.sum() >= _SEGMENT_ROWS:
                 found.append((Segment(column=place, category=category), mask))
     return found
 
 
 def _cuts(own: Array | None, rows: int, times: Array | None) -> dict[Block, Cut]:
     if own is None or times is None:
-        return {"minute": cut_evenly(rows)}
-    return {name: cut_time(own, length, float(times[0])) for name, length in BLOCK_S.items()}
+        return {SHORTEST: cut_evenly(rows)}
+    return {name: cut_time(own, name, float(times[0])) for name in BLOCK_S}
 
 
 def _part(
@@ -141,28 +152,68 @@ def _part(
         block: Block = spec.block or "day"
     else:
         block = longer(least, choose_block(shares, cuts))
-    blocks = blocks_of(column, shares["minute"], block)
-    taken: list[tuple[Block, Array, Array]] = []
-    share, cap, capped, deviation = (np.zeros(column.bins) for _ in range(4))
+    blocks = blocks_of(column, shares[SHORTEST], block)
+    taken: list[tuple[Block, Array, Array, Array]] = []
+    share, middle, floored, capped, block_rows, deviation = (np.zeros(column.bins) for _ in range(6))
     for name in dict.fromkeys(blocks):
         bins = np.flatnonzero([block == name for block in blocks])
-        level = name if name in shares else "minute"
+        level = name if name in shares else SHORTEST
         own, cut = shares[level][:, bins], cuts[level]
         if binned.fresh:
             own = _later_half(own, bins, column.bins, cut)
-        taken.append((name, bins, own))
-        share[bins] = own.mean(axis=0)
-        cap[bins] = _caps(own)
-        lower = np.minimum(own, cap[bins])
-        capped[bins] = lower.mean(axis=0)
-        deviation[bins] = np.maximum(weekly_deviation(own, cut, weeks), weekly_deviation(lower, cut, weeks))
-    replay = Replay(shares=taken, share=share, cap=cap, capped=capped, deviation=deviation)
+        taken.append((name, bins, own, cut.lasts))
+        share[bins], middle[bins] = own.mean(axis=0), np.median(own, axis=0)
+        lower, upper = np.minimum(own, middle[bins]), np.maximum(own, middle[bins])
+        floored[bins], capped[bins] = upper.mean(axis=0), lower.mean(axis=0)
+        block_rows[bins] = np.median(cut.rows)
+        deviation[bins] = np.max([weekly_deviation(each, cut, weeks) for each in (own, lower, upper)], axis=0)
+    expected = Expected(
+        share=share, floor=middle, floored=floored, cap=middle, capped=capped, rows=block_rows
+    )
+    replay = Replay(shares=taken, expected=expected, deviation=deviation, apart=_apart(column))
     return _Part(column=place, segment=segment, rows=len(inside), blocks=blocks, replay=replay)
 
 
-def _caps(shares: Array) -> Array:
-    """Beyond which a share counts no further when less is bet on: a small cap allows a larger stake."""
-    return np.median(shares, axis=0)
+def _quick(part: _Part, binned: Binned, inside: Array, cut: Cut) -> Iterator[_Part]:
+    """The second series of a column with a long block, where the training rows are enough to show what its shares do
+    within a day. A client that repeats a row may do so in any bin: bets on "more" expect the largest local mean that
+    one of the bins had."""
+    column = binned.column
+    long = np.asarray([block != SHORTEST for block in part.blocks])
+    if column.kind == "timestamp" or not long.any() or not shows_a_day(cut):
+        return
+    own = column.cumulated(cut.shares(binned.codes[inside], column.bins))
+    if binned.fresh:
+        own = _later_half(own, np.arange(column.bins), column.bins, cut)
+    middle = np.median(own, axis=0)
+    lower, upper = np.minimum(own, middle), np.maximum(own, middle)
+    expected = Expected(
+        share=own.mean(axis=0),
+        floor=middle,
+        floored=np.where(long, upper.mean(axis=0), 1.0),  # bins that have short blocks are not judged again
+        cap=middle,
+        capped=np.where(long, lower.mean(axis=0), 0.0),
+        rows=np.full(column.bins, np.median(cut.rows)),
+    )
+    more = np.where(long, local_means(upper)[1] - upper.mean(axis=0), 0.0)
+    less = lower.mean(axis=0) - local_means(lower)[0]
+    yield _Part(
+        column=part.column,
+        segment=part.segment,
+        rows=part.rows,
+        blocks=[SHORTEST] * column.bins,
+        replay=Replay(
+            shares=[(SHORTEST, np.arange(column.bins), own, cut.lasts)],
+            expected=expected,
+            deviation=(np.full(column.bins, more.max()), less),
+            apart=_apart(column),
+        ),
+    )
+
+
+def _apart(column: BinnedColumn) -> Array:
+    """The bins that hold what training has hardly."""
+    return np.arange(column.bins) >= column.bins - column.outside
 
 
 def _later_half(own: Array, bins: Array, size: int, cut: Cut) -> Array:
@@ -189,39 +240,47 @@ def _weights(
     )
     by_importance = worth / worth.sum() if worth.sum() > 0 else np.full(len(binned), 1 / len(binned))
     of_column = 0.5 / len(binned) + 0.5 * by_importance
-    segments = np.bincount([part.column for part in parts], minlength=len(binned)) - 1
+    segments = np.bincount([part.column for part in parts if not part.quick], minlength=len(binned)) - 1
+    twice = {(part.column, part.segment) for part in parts if part.quick}
     weights = []
     for part in parts:
         shared = segments[part.column]
         own = 1.0 if not shared else 0.5 if part.segment is None else 0.5 / shared
-        weights.append(float(of_column[part.column] * own))
+        halved = 0.5 if (part.column, part.segment) in twice else 1.0
+        weights.append(float(of_column[part.column] * own * halved))
     return weights
 
 
-def _kappa(parts: Sequence[_Part], weights: Sequence[float], false_alarms: float) -> float:
-    """One factor for all series: the largest that one of them needs."""
-    found = []
+def _kappas(parts: Sequence[_Part], weights: Sequence[float], spec: DriftSpec) -> list[float | None]:
+    """One factor for all series, the largest that one of them needs; None where the spec names the tolerance. A quick
+    series has its own."""
+    found: list[float | None] = []
     for part, weight in zip(parts, weights, strict=True):
         check_stopped()
-        found.append(smallest_kappa(part.replay, 1.0 / (weight * false_alarms)))
-    return max(found)
+        named = spec.tolerance is not None and not part.quick
+        found.append(None if named else smallest_kappa(part.replay, 1.0 / (weight * spec.false_alarms)))
+    plain = [kappa for part, kappa in zip(parts, found, strict=True) if kappa and not part.quick]
+    most = max(plain, default=None)
+    return [kappa if part.quick else most for part, kappa in zip(parts, found, strict=True)]
 
 
-def _series(part: _Part, weight: float, spec: DriftSpec, kappa: float | None) -> DriftSeries:
-    replay = part.replay
-    if kappa is None:
-        assert spec.tolerance is not None
-        tolerance = np.full(len(replay.share), spec.tolerance)
-    else:
-        tolerance = tolerances(replay, kappa)
+def _series(part: _Part, weight: float, kappa: float | None, named: float | None) -> DriftSeries:
+    """`named`: the tolerance of the spec."""
+    expected, tolerance = part.replay.claim(kappa or 0.0)
+    if named is not None:
+        tolerance = np.full(len(tolerance), named)
     return DriftSeries(
         column=part.column,
         segment=part.segment,
+        quick=part.quick,
         weight=weight,
         rows=part.rows,
-        share=_rounded(replay.share),
-        cap=_rounded(replay.cap),
-        capped=_rounded(replay.capped),
+        share=_rounded(expected.share),
+        cap=_rounded(expected.cap),
+        capped=_rounded(expected.capped),
+        floor=_rounded(expected.floor),
+        floored=_rounded(expected.floored),
+        block_rows=_rounded(expected.rows),
         tolerance=_rounded(tolerance),
         block=tuple(part.blocks),
     )

@@ -8,22 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from serin.columns.column import Array
-from serin.formats.drift import BLOCK_S, FEWEST_ROWS, BinnedColumn, Block
+from serin.formats.drift import BLOCK_S, FEWEST_ROWS, SHORTEST, BinnedColumn, Block
 
 WEEK_S, DAY_S = BLOCK_S["week"], BLOCK_S["day"]
 NEARLY_EMPTY = 0.01  # a bin that is never larger is within every tolerance
 _UNCORRELATED = 0.1
-_SHORT: Sequence[Block] = ("minute", "hour")
+_SHORT: Sequence[Block] = (SHORTEST, "minute", "hour")
+_DAY_SEEN_S = 3 * 3600.0  # blocks of at most this length show a daily pattern
+_NEIGHBOURS = 24  # blocks over which a local mean is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
     """The rows of a series in blocks of one length. `block`: of each row. `rows`: of each block. `week`: of each
-    block. `filled`: whether blocks of this length usually have enough rows by themselves."""
+    block. `lasts`: seconds from the beginning of each block to that of the next. `filled`: whether blocks of this
+    length usually have enough rows by themselves."""
 
     block: Array
     rows: Array
     week: Array
+    lasts: Array
     filled: bool
 
     def shares(self, codes: Array, bins: int) -> Array:
@@ -33,8 +37,9 @@ class Cut:
         return counts / self.rows[:, None]
 
 
-def cut_time(times: Array, length: float, origin: float) -> Cut:
-    """Cuts rows, in the order of time, into blocks of `length` seconds; neighbours with few rows become one."""
+def cut_time(times: Array, name: Block, origin: float) -> Cut:
+    """Cuts rows, in the order of time, into blocks of this length; neighbours with few rows become one."""
+    length, fewest = BLOCK_S[name], FEWEST_ROWS[name]
     moments, place, counts = np.unique(
         np.floor((times - origin) / length).astype(np.int64), return_inverse=True, return_counts=True
     )
@@ -42,27 +47,35 @@ def cut_time(times: Array, length: float, origin: float) -> Cut:
     starts = [0]
     while starts[-1] < len(counts):
         before = total[starts[-1] - 1] if starts[-1] else 0
-        starts.append(int(np.searchsorted(total, before + FEWEST_ROWS)) + 1)
-    if len(starts) > 2 and total[-1] - (total[starts[-2] - 1] if starts[-2] else 0) < FEWEST_ROWS:
+        starts.append(int(np.searchsorted(total, before + fewest)) + 1)
+    if len(starts) > 2 and total[-1] - (total[starts[-2] - 1] if starts[-2] else 0) < fewest:
         del starts[-2]  # the last block is too small
     block_of_moment = np.searchsorted(np.asarray(starts[1:]), np.arange(len(counts)), side="right")
     block_of_moment = np.minimum(block_of_moment, len(starts) - 2)
     block = block_of_moment[place.reshape(-1)]
     first = np.asarray(starts[:-1])
     week = np.floor(moments[first] * length / WEEK_S).astype(np.int64)
+    begins = np.append(moments[first], moments[-1] + 1) * length
     return Cut(
         block=block,
         rows=np.bincount(block),
         week=week,
-        filled=bool(np.median(counts) >= FEWEST_ROWS),
+        lasts=np.diff(begins),
+        filled=bool(np.median(counts) >= FEWEST_ROWS["hour"]),
     )
 
 
 def cut_evenly(rows: int) -> Cut:
-    """Blocks of 200 rows in the order of the table, for data without a time."""
-    block = np.minimum(np.arange(rows) // FEWEST_ROWS, max(rows // FEWEST_ROWS - 1, 0))
+    """Blocks of equally many rows in the order of the table, for data without a time."""
+    each = FEWEST_ROWS["day"]
+    block = np.minimum(np.arange(rows) // each, max(rows // each - 1, 0))
+    size = int(block[-1]) + 1
     return Cut(
-        block=block, rows=np.bincount(block), week=np.zeros(int(block[-1]) + 1, np.int64), filled=False
+        block=block,
+        rows=np.bincount(block),
+        week=np.zeros(size, np.int64),
+        lasts=np.full(size, BLOCK_S[SHORTEST]),
+        filled=False,
     )
 
 
@@ -78,15 +91,32 @@ def choose_block(shares: Mapping[Block, Array], cuts: Mapping[Block, Cut]) -> Bl
     return "day" if cuts["day"].filled else "week"
 
 
+def shows_a_day(cut: Cut) -> bool:
+    """Whether the blocks are short enough to show a daily pattern."""
+    return float(np.median(cut.lasts)) <= _DAY_SEEN_S
+
+
+def local_means(shares: Array) -> tuple[Array, Array]:
+    """The smallest and the largest mean of a few neighbouring blocks, of each bin."""
+    width = min(_NEIGHBOURS, len(shares))
+    total = np.cumsum(np.concatenate([np.zeros((1, shares.shape[1])), shares]), axis=0)
+    means = (total[width:] - total[:-width]) / width
+    return means.min(axis=0), means.max(axis=0)
+
+
 def blocks_of(column: BinnedColumn, shares: Array, block: Block) -> list[Block]:
-    """The block of each bin. Values that are missing or were never seen, where training had nearly none, are judged by
-    the minute: they come from a fault, not from a slow state of the world. Numbers out of range may come from one."""
-    faults = {column.bins - 1, *([column.bins - 2] if column.kind == "category" else [])}
-    largest = shares.max(axis=0)
+    """The block of each bin. Values that are missing or were never seen, where training had nearly none, have the
+    shortest: they come from a fault, not from a slow state of the world. Numbers out of range may come from one."""
+    faults = fault_bins(column)
+    largest = local_means(shares)[1]
     return [
-        "minute" if place in faults and largest[place] <= NEARLY_EMPTY else block
+        SHORTEST if place in faults and largest[place] <= NEARLY_EMPTY else block
         for place in range(column.bins)
     ]
+
+
+def fault_bins(column: BinnedColumn) -> set[int]:
+    return {column.bins - 1, *([column.bins - 2] if column.kind == "category" else [])}
 
 
 def longer(one: Block, other: Block) -> Block:
@@ -95,15 +125,22 @@ def longer(one: Block, other: Block) -> Block:
 
 def _uncorrelated(shares: Array, cut: Cut, length: float) -> Array:
     """Whether successive shares of each bin, and those a day apart, are uncorrelated within a week."""
-    size = np.bincount(cut.week - cut.week.min())
-    sums = np.stack([np.bincount(cut.week - cut.week.min(), weights=column) for column in shares.T], axis=1)
-    rest = shares - (sums / np.maximum(size, 1)[:, None])[cut.week - cut.week.min()]
+    rest = _within_week(shares, cut)
     free = np.ones(shares.shape[1], bool)
     for lag in {1, max(1, round(DAY_S / length))}:
         if len(rest) > 2 * lag:
             both = (rest[lag:] * rest[:-lag]).sum(axis=0) / np.maximum((rest**2).sum(axis=0), 1e-12)
             free &= np.abs(both) < _UNCORRELATED
     return free
+
+
+def _within_week(shares: Array, cut: Cut) -> Array:
+    """The difference of each block's shares from the mean of its week."""
+    week = cut.week - cut.week.min()
+    size = np.bincount(week)
+    sums = np.stack([np.bincount(week, weights=column) for column in shares.T], axis=1)
+    rest: Array = shares - (sums / np.maximum(size, 1)[:, None])[week]
+    return rest
 
 
 def weekly_deviation(shares: Array, cut: Cut, weeks: int) -> Array:

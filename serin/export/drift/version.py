@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from serin.columns.bins import count_by_minute
+from serin.columns.bins import count_rows
 from serin.errors import ExportFailed, SpecError
 from serin.export.champion import ReadRows
 from serin.export.drift.build import complete_weeks, make_statistics
 from serin.export.drift.choose_bins import Source
 from serin.export.drift.tolerance import SAFETY
-from serin.formats.drift import FEWEST_ROWS, DriftSeries, DriftStatistics
+from serin.formats.drift import DriftSeries, DriftStatistics
 from serin.formats.importance import Importance
 from serin.formats.schema import OutputTensor, Schema
 from serin.formats.wire import Array, TrainingRows
@@ -33,6 +33,7 @@ _FEWEST_ROWS = 50_000  # scored however long it takes
 _SCORE_SECONDS = 60.0
 _TEST_ROWS = 50_000
 _TRIAL_ROWS = 2048
+_COMPARABLE_ROWS = 200  # of a segment, among the test rows
 _CLASSES = 10  # a model with more classes is watched by its label alone
 
 Score = Callable[[pa.Table], Mapping[str, Array]]
@@ -82,7 +83,7 @@ def version_statistics(
 def cover_test_scores(statistics: DriftStatistics, test: pa.Table) -> DriftStatistics:
     """The statistics with tolerances of scores that cover the difference between training rows and test rows: a model
     scores the rows that it was trained on differently."""
-    counts = count_by_minute(statistics, test, np.zeros(len(test))).counts[0]
+    counts = count_rows(statistics, test, np.zeros(len(test))).counts[0]
     ends = np.cumsum([len(each.share) for each in statistics.series])
     series = [
         _covering(each, own) if statistics.columns[each.column].source == "score" else each
@@ -92,7 +93,7 @@ def cover_test_scores(statistics: DriftStatistics, test: pa.Table) -> DriftStati
 
 
 def _covering(series: DriftSeries, counts: Array) -> DriftSeries:
-    if counts.sum() < FEWEST_ROWS:
+    if counts.sum() < _COMPARABLE_ROWS:
         return series
     gap = SAFETY * np.abs(counts / counts.sum() - np.asarray(series.share))
     return replace(series, tolerance=tuple(np.maximum(series.tolerance, np.minimum(gap, 1.0)).tolist()))

@@ -29,6 +29,12 @@ from serin.machine.locks import try_lock
 
 logger = logging.getLogger(__name__)
 
+NOT_PROMISED = (
+    "not promised for processes whose own latency level wanders by 5% or more for minutes: "
+    "rollout.second_opinion helps, docs/how-to/roll-out.md has the figures"
+)
+"""Where the promise of `false_rollback` ends, for the report, the console and `serin check`."""
+
 FORMAT: Final = "serin.journal"
 VERSION: Final = 2  # 1: evidence under other names
 

@@ -33,6 +33,7 @@ class Alerts(Protocol):
 
     def fire(self, alert: Alert, now: float) -> None: ...
 
-    def resolve(self, key: str, now: float) -> None:
-        """Ends an alert. Nothing happens when none with this key is open."""
+    def resolve(self, key: str, now: float, *, closed: str = "") -> None:
+        """Ends an alert. Nothing happens when none with this key is open. `closed`: why it ends although nobody knows
+        whether what it reported is over."""
         ...

@@ -21,7 +21,7 @@ from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book_file import book_file
 from serin.monitoring.alerts.receivers import ReceiverFile
-from serin.monitoring.alerts.records import AlertRecord, Silence, book_id, record_of, silences_in
+from serin.monitoring.alerts.records import CLOSED, AlertRecord, Silence, book_id, record_of, silences_in
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +82,15 @@ class AlertBook:
                 _write(book, now, "raised", alert.key, detail=alert.severity)
                 self._notify(book, row["id"], "fired", now)
 
-    def resolve(self, key: str, now: float) -> None:
+    def resolve(self, key: str, now: float, *, closed: str = "") -> None:
         """Ends an alert. Nothing happens when none with this key is open. Receivers that never got the alert because
         it was silenced get no message about its end."""
         spare = self._spare()
         if spare is not None and spare.path.exists():
-            self._resolve(spare, key, now)
-        self._resolve(self._file, key, now)
+            self._resolve(spare, key, now, closed)
+        self._resolve(self._file, key, now, closed)
 
-    def _resolve(self, file: Database, key: str, now: float) -> None:
+    def _resolve(self, file: Database, key: str, now: float, closed: str) -> None:
         with file.reading() as book:
             if book is None or _open(book, key) is None:
                 return
@@ -98,8 +98,11 @@ class AlertBook:
             row = _open(book, key)
             if row is None:
                 return
-            book.execute("UPDATE alerts SET resolved = ? WHERE id = ?", (now, row["id"]))
-            _write(book, now, "resolved", key)
+            facts = {**json.loads(row["facts"]), **({CLOSED: closed} if closed else {})}
+            book.execute(
+                "UPDATE alerts SET resolved = ?, facts = ? WHERE id = ?", (now, json.dumps(facts), row["id"])
+            )
+            _write(book, now, "closed" if closed else "resolved", key, detail=closed)
             unheard = _cancel_silenced(book, row, now)
             self._notify(book, row["id"], "resolved", now, but=unheard)
 

@@ -51,7 +51,7 @@ class LogChannel:
         if message.event == "fired":
             log.warning("%s", _one_line(f"ALERT {alert.severity} {alert.key}: {alert.title}. {alert.text}"))
         else:
-            log.info("%s", _one_line(f"resolved {alert.key}: {alert.title}"))
+            log.info("%s", _one_line(f"{message.record.ended} {alert.key}: {alert.title}"))
 
 
 def _one_line(text: str) -> str:

@@ -8,11 +8,12 @@ import re
 import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from serin.monitoring.alerts.alert import Alert
 
 Event = Literal["fired", "resolved"]
+CLOSED: Final = "closed"  # the fact that says why an alert was closed unresolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,12 @@ class AlertRecord:
     acknowledged_by: str | None
     note: str | None
     silenced_until: float | None
+
+    @property
+    def ended(self) -> str:
+        """How it ended: resolved, or closed and why."""
+        closed = self.alert.facts.get(CLOSED)
+        return f"closed: {closed}" if closed else "resolved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

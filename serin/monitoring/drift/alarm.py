@@ -37,7 +37,8 @@ class BinShift:
 class Alarm:
     """A column has drifted. `bins`: the most evidence first. `segments`: where the shift is seen when it is not
     everywhere, such as origin=JFK. `since`: when it began, `at`: when it was known (seconds since 1970). `rows`: how
-    many it took from the one to the other. `series`: the place in the statistics."""
+    many it took from the one to the other. `series`: the place in the statistics. `examples`: some of the values that
+    training never had, the newest first, where such values are part of the alarm."""
 
     series: int
     column: str
@@ -48,6 +49,7 @@ class Alarm:
     since: float
     at: float
     rows: int
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def _shift(detector: DriftDetector, who: int, series: int) -> BinShift:
     column = detector.statistics.columns[detector.statistics.series[series].column]
     return BinShift(
         bin=inside,
-        label=column.labels[inside],
+        label=column.series_labels(quick=detector.statistics.series[series].quick)[inside],
         direction="more" if detector.who.sign[who] > 0 else "less",
         then=then,
         now=now,

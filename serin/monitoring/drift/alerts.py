@@ -50,11 +50,17 @@ def drift_alert(
     text = f"Since {utc(alarm.since)}: {_shift(first)}"
     if others:
         text += "; also " + ", ".join(map(_short, others))
+    if alarm.examples:
+        text += f". Values that training never had, for example: {', '.join(map(repr, alarm.examples))}"
     text += f". Seen after {alarm.rows:,} rows, at {utc(alarm.at)}."
     if alarm.segments:
         text += f" Only where {' or '.join(alarm.segments)}."
     if priority.rank is not None and importance is not None:
         text += f" Importance: number {priority.rank} of {len(importance.columns)} columns."
+    text += (
+        f" To look: `serin drift {model}`, `serin captures show {model}`. To retrain on newer rows: `serin run SPEC`. "
+        f"To go back: `serin rollout rollback {model}`."
+    )
     return Alert(
         key=alert_key(model, alarm.column),
         kind="drift",
@@ -98,6 +104,7 @@ def _facts(alarm: Alarm, priority: Priority, statistics: DriftStatistics) -> dic
         "bins": [asdict(shift) for shift in alarm.bins],
         "size": alarm.size,
         "rows": alarm.rows,
+        "examples": list(alarm.examples),
         "at": alarm.at,
         "importance_rank": priority.rank,
         "importance_share": priority.share,

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from serin.monitoring.drift.alarm import Alarm
     from serin.monitoring.drift.detector import DriftDetector
 
-_BLOCKS = {60.0: 10, 3600.0: 6, 86_400.0: 3, 604_800.0: 1}  # over which a share must be within tolerance
+_BLOCKS = {
+    10.0: 24,
+    60.0: 10,
+    3600.0: 6,
+    86_400.0: 3,
+    604_800.0: 1,
+}  # over which a share must be within tolerance
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,15 +49,16 @@ class QuietColumn:
 
     def add_blocks(self, detector: DriftDetector, due: Array) -> bool:
         """Adds the blocks that have just ended, and says whether the column is back."""
+        hits = detector.hits()
         for each in self.bins:
             group = int(detector.group_of_bin[each.place])
             if not due[group]:
                 continue
             each.blocks += 1
-            each.hits += float(detector.open_counts[each.place])
+            each.hits += float(hits[each.place])
             each.rows += float(detector.open_rows[group])
             if each.blocks >= _BLOCKS[float(detector.group_length[group])]:
-                shift = abs(each.hits / each.rows - float(detector.share[each.place]))
-                each.back = shift <= float(detector.tolerance[each.place])
+                low, high = detector.within[:, each.place]
+                each.back = bool(low <= each.hits / each.rows <= high)
                 each.blocks, each.hits, each.rows = 0, 0.0, 0.0
         return all(each.back for each in self.bins)

@@ -86,7 +86,7 @@ def _columns(watch: ReleaseWatch, importance: Importance | None) -> tuple[Column
     found = [
         _column(watch, place, counts[place].astype(float), evidence[each.column], importance)
         for place, each in enumerate(series)
-        if each.segment is None
+        if each.segment is None and not each.quick
     ]
     found.sort(key=lambda each: (each.state != "drifted", -each.evidence, each.importance_rank or 0))
     return tuple(found)

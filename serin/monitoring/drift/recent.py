@@ -22,9 +22,9 @@ class RecentCounts:
         self._bins = bins
         self._buckets: dict[int, Array] = {}
 
-    def add(self, minutes: Array, counts: Array) -> None:
-        for bucket in np.unique(minutes // BUCKET_S):
-            rows = counts[minutes // BUCKET_S == bucket].sum(axis=0)
+    def add(self, starts: Array, counts: Array) -> None:
+        for bucket in np.unique(starts // BUCKET_S):
+            rows = counts[starts // BUCKET_S == bucket].sum(axis=0)
             held = self._buckets.setdefault(int(bucket), np.zeros(self._bins, np.int64))
             held += rows
         for old in sorted(self._buckets)[:-KEPT]:

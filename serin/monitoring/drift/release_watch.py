@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.bins import count_by_minute, renamed, table_times
+from serin.columns.bins import count_rows, renamed, table_times, unseen_values
+from serin.evidence.e_detector import Array
 from serin.formats.captures import column_names
-from serin.formats.drift import DriftStatistics
+from serin.formats.drift import UNSEEN, DriftStatistics
 from serin.monitoring.drift.alarm import Alarm, BinShift
 from serin.monitoring.drift.detector import DriftDetector
 from serin.monitoring.drift.recent import RecentCounts
 
+_EXAMPLES: Final = 3  # of values that training never had
 _PAST: Final = 50  # ended alarms that are kept
 
 
@@ -41,6 +43,7 @@ class ReleaseWatch:
     newest: float | None = None
     alarms: dict[str, Alarm] = field(default_factory=dict)
     past: list[PastAlarm] = field(default_factory=list)
+    unseen: dict[str, tuple[str, ...]] = field(default_factory=dict)  # examples by column, not saved
 
     @classmethod
     def start(cls, statistics: DriftStatistics, inputs: Sequence[str]) -> ReleaseWatch:
@@ -62,9 +65,10 @@ class ReleaseWatch:
             return
         table = renamed(table, {name: own for own, name in column_names(self.inputs).items()})
         times = table_times(table, "_t")
-        counted = count_by_minute(self.statistics, table, times)
-        found = self.detector.observe(counted.minutes, counted.counts)
-        self.recent.add(np.asarray(counted.minutes), counted.counts)
+        counted = count_rows(self.statistics, table, times)
+        self._note_unseen(table, counted.counts)
+        found = self.detector.observe(counted.starts, counted.counts)
+        self.recent.add(np.asarray(counted.starts), counted.counts)
         self.rows += table.num_rows
         self.first = min(float(times.min()), self.first or np.inf)
         self.newest = max(float(times.max()), self.newest or 0.0)
@@ -72,7 +76,19 @@ class ReleaseWatch:
             if ended := self.alarms.pop(recovery.column, None):
                 self.past = [*self.past, PastAlarm(alarm=ended, ended=recovery.at)][-_PAST:]
         for alarm in found.alarms:
-            self.alarms[alarm.column] = alarm
+            shown = self.unseen.get(alarm.column, ()) if UNSEEN in {each.label for each in alarm.bins} else ()
+            self.alarms[alarm.column] = replace(alarm, examples=shown)
+
+    def _note_unseen(self, table: pa.Table, counts: Array) -> None:
+        """Keeps three values of each column that training never had."""
+        total = counts.sum(axis=0)
+        for place, series in enumerate(self.statistics.series):
+            column = self.statistics.columns[series.column]
+            bin_ = int(self.detector.first_bin[place]) + column.bins - 2
+            if series.segment is None and not series.quick and column.kind == "category" and total[bin_]:
+                new = unseen_values(column, table, _EXAMPLES)
+                held = [each for each in self.unseen.get(column.name, ()) if each not in new]
+                self.unseen[column.name] = (*new, *held)[:_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -103,4 +119,5 @@ class ReleaseWatch:
 
 def _alarm(document: Mapping[str, Any]) -> Alarm:
     bins = tuple(BinShift(**each) for each in document["bins"])
-    return Alarm(**{**document, "bins": bins, "segments": tuple(document["segments"])})
+    lists = {name: tuple(document.get(name, ())) for name in ("segments", "examples")}
+    return Alarm(**{**document, "bins": bins, **lists})

@@ -15,7 +15,8 @@ from serin.monitoring.drift.quiet import QuietColumn
 if TYPE_CHECKING:
     from serin.monitoring.drift.detector import DriftDetector
 
-FORMAT, VERSION = "serin.drift_state", 1
+FORMAT, VERSION = "serin.drift_state", 2
+_EVIDENCE = ("log_m", "run", "since", "hits", "rows")
 
 
 def pack(detector: DriftDetector) -> dict[str, Any]:
@@ -25,11 +26,13 @@ def pack(detector: DriftDetector) -> dict[str, Any]:
 
 
 def unpack(detector: DriftDetector, state: dict[str, Any]) -> None:
-    """Gives the detector what `pack` has written; ValueError when it does not fit."""
-    if (state.get("format"), state.get("version")) != (FORMAT, VERSION):
+    """Gives the detector what `pack` has written; ValueError when it does not fit. Version 1 had other stakes: what was
+    open and alarmed stays, and evidence is collected again."""
+    if state.get("format") != FORMAT or state.get("version") not in (1, VERSION):
         raise ValueError(f"not a {FORMAT} version {VERSION} document")
+    before = state["version"] == 1
     for name, values in _arrays(detector).items():
-        if name == "open_first" and name not in state["arrays"]:  # states of before
+        if before and (name in _EVIDENCE or name not in state["arrays"]):
             continue
         values[...] = np.frombuffer(
             zlib.decompress(base64.b64decode(state["arrays"][name])), values.dtype
@@ -44,6 +47,7 @@ def _arrays(detector: DriftDetector) -> dict[str, Array]:
         "open_first": detector.open_first,
         "open_rows": detector.open_rows,
         "open_start": detector.open_start,
+        "waited": detector.waited,
         "log_m": evidence.log_m,
         "run": evidence.run,
         "since": evidence.since,

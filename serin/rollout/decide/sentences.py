@@ -73,15 +73,22 @@ def not_proven(plan: Plan, evidence: Evidence) -> str:
     if not open_:
         return ""
     names = [latency_name(quantile) for quantile in open_]
-    risk = percent(plan.promotion_risk(min(open_.values())))
     waits = [evidence.seconds_to_proof(reversed_name(quantile), plan.promote_at) for quantile in open_]
     known = [wait for wait in waits if wait is not None]
-    left = "" if evidence.silent_s else f"{duration(max(known) if len(known) == len(waits) else None)}; "
+    wait = max(known) if len(known) == len(waits) else None
+    left = "" if evidence.silent_s else f"; {duration(wait)}"
     return (
         f"waiting for evidence that {' and '.join(names)} {'is' if len(names) == 1 else 'are'} slower by at most "
-        f"{plan.bad} (bad_margin, where margin allows {plan.margin:.0%}; {left}chance explains it in at most {risk} "
-        f"of rollouts, {percent(plan.false_promotion)} is allowed){void(evidence)}"
+        f"{plan.bad} (bad_margin{left}){void(evidence)}; {_choices(wait)}"
     )
+
+
+def _choices(wait_s: float | None) -> str:
+    """What a person can do while a good candidate waits for evidence."""
+    comes = "it is promoted without you once there is enough"
+    if wait_s is not None and math.isinf(wait_s):
+        comes = "more requests, a larger rollout.bad_margin or a decision is needed"
+    return f"{comes}; `serin rollout promote` promotes it now, `serin rollout abort` ends the rollout"
 
 
 def too_slow(plan: Plan, seen: Counts) -> str:

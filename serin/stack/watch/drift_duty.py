@@ -17,7 +17,7 @@ from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.formats.shared_captures import records_home
 from serin.monitoring.alerts.alert import Alert, Alerts
-from serin.monitoring.drift.alerts import drift_alert
+from serin.monitoring.drift.alerts import alert_key, drift_alert
 from serin.monitoring.drift.model_watch import ModelWatch, Watched
 from serin.spec.load import load_stored_spec
 from serin.stack.watch.served import Served, has_agent, served_models
@@ -83,7 +83,7 @@ class DriftDuty:
             self._alerts.fire(alert, now)
         keys = {alert.key for alert in alerts}
         for key in set(watch.told) - keys:
-            self._alerts.resolve(key, now)
+            self._alerts.resolve(key, now, closed=_unresolved(watch, key))
         watch.told = tuple(sorted(keys))
 
     def _open(self, watch: ModelWatch, version: int) -> list[Alert]:
@@ -107,6 +107,18 @@ class DriftDuty:
                 return None  # deleted, or not there yet
             self._versions[key] = _watched(bundle, version)
         return self._versions[key]
+
+
+def _unresolved(watch: ModelWatch, key: str) -> str:
+    """Why an alert ends although its column is not known to be back; empty: it is back."""
+    if watch.live is None:
+        return "no version is live"
+    release = watch.releases.get(watch.live)
+    if release is None:
+        return f"version {watch.live} is not watched"
+    if key in {alert_key(watch.model, each.alarm.column) for each in release.past}:
+        return ""
+    return f"version {watch.live} is compared with its own training rows"
 
 
 def _watched(bundle: Path, version: int) -> Watched | None:

@@ -28,15 +28,22 @@ def test_missing_values_are_flagged_beyond_a_tenth_of_the_reference() -> None:
 
 def test_a_calibrated_threshold_is_beyond_every_window_without_drift() -> None:
     quiet = [window(0.2, 0.04), window(0.4, 0.01)]
-    limits = drift_race._calibrate(quiet)
+    limits = drift_race._calibrate(quiet, 1.25)
     assert limits == pytest.approx({"x": 0.5, "missing x": 0.05})
     assert drift_race._quiet_alarms(quiet, None) == (2, 2)
     assert drift_race._quiet_alarms(quiet, limits) == (2, 0)
 
 
-def test_the_last_line_counts_drifts_that_are_found_sooner() -> None:
+def test_the_factor_is_the_smallest_with_as_many_alarms_in_windows_it_was_not_calibrated_on() -> None:
+    quiet = [{**window(score), "window": place} for place, score in enumerate((0.1, 0.24, 0.1, 0.19))]
+    assert drift_race._factor(quiet, "week", 0) == 2.5
+    assert drift_race._factor(quiet, "week", 1) == 2.0
+    assert drift_race._factor(quiet, "week", 2) == 1.0
+
+
+def test_the_last_line_counts_drifts_that_are_found_at_least_as_soon() -> None:
     week = RULES[0].name
-    others = dict.fromkeys([rule.name for rule in RULES[1:]], 1.0)
+    others = dict.fromkeys([rule.name for rule in RULES[1:]], 30.0)
     found = {
         "sooner": {"Serin": 10.0, week: 20.0, **others},
         "alone": {"Serin": 10.0, week: None, **others},
@@ -44,6 +51,8 @@ def test_the_last_line_counts_drifts_that_are_found_sooner() -> None:
         "never": {"Serin": None, week: None, **others},
     }
     quiet = {rule.name: (5, 4) for rule in RULES}
-    raced = Raced(false_alarms=2, quiet=quiet, found=found, notes=())
-    assert drift_race.last_line(raced) == {"false_alarms": 2.0, "sooner_than_evidently": 0.5}
+    raced = Raced(false_alarms=2, held_out=1, factors={}, quiet=quiet, found=found, notes=())
+    assert drift_race.last_line(raced) == {
+        "false_alarms": 2.0, "held_out_alarms": 1.0, "sooner_than_evidently": 0.75, "sooner_than_defaults": 0.5,
+    }  # fmt: skip
     assert "not found" in "\n".join(drift_race.table(raced))

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from serin.columns.bins import bin_codes, count_by_minute, encode_hashes
+from serin.columns.bins import bin_codes, count_rows, encode_hashes
 from serin.errors import BundleBroken
 from serin.formats.drift import FILE, BinnedColumn, DriftStatistics, Segment, read_drift
 from tests.fakes.drift import category_column, series_of, statistics_of
@@ -83,11 +83,11 @@ def test_an_element_of_a_list_is_a_column() -> None:
 
 def test_a_table_without_the_column_counts_nothing() -> None:
     statistics = statistics_of([category_column("c", "ab")], [series_of(0, (0.5, 0.5, 0, 0, 0))])
-    found = count_by_minute(statistics, pa.table({"d": [1, 2]}), np.array([0.0, 61.0]))
-    assert (found.minutes.tolist(), found.counts.sum()) == ([0, 60], 0)
+    found = count_rows(statistics, pa.table({"d": [1, 2]}), np.array([0.0, 61.0]))
+    assert (found.starts.tolist(), found.counts.sum()) == ([0, 60], 0)
 
 
-def test_rows_are_counted_by_minute_and_segment() -> None:
+def test_rows_are_counted_by_ten_seconds_and_segment() -> None:
     share = (0.5, 0.5, 0.0, 0.0, 0.0)
     statistics = statistics_of(
         [category_column("c", "ab"), category_column("s", "xy")],
@@ -98,12 +98,19 @@ def test_rows_are_counted_by_minute_and_segment() -> None:
         ],
     )
     table = pa.table({"c": ["a", "b", "a", "z"], "s": ["x", "y", "y", None]})
-    found = count_by_minute(statistics, table, np.array([125.0, 0.0, 10.0, 179.9]))
-    assert found.minutes.tolist() == [0, 120]
+    found = count_rows(statistics, table, np.array([125.0, 0.0, 9.0, 129.9]))
+    assert found.starts.tolist() == [0, 120]
     assert found.counts.tolist() == [
         [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 2, 0, 0, 0],
         [1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1],
     ]
+
+
+def test_statistics_without_floors_keep_their_digest() -> None:
+    plain = statistics_of([category_column("c", "ab")], [series_of(0, (0.5, 0.5, 0, 0, 0))]).to_json()
+    for name in ("floor", "floored", "block_rows", "quick"):
+        del plain["series"][0][name]
+    assert DriftStatistics.from_json(plain).to_json() == plain
 
 
 def test_statistics_survive_their_file(tmp_path: Path) -> None:

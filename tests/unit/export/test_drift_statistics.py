@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.columns.bins import count_by_minute, table_times
+from serin.columns.bins import count_rows, table_times
 from serin.errors import SpecError
 from serin.export.drift.build import make_statistics
 from serin.export.drift.choose_bins import Source
@@ -65,11 +65,13 @@ def dense() -> DriftStatistics:
 def test_a_column_without_a_pattern_is_judged_by_the_hour_and_one_with_a_wave_by_the_day(
     dense: DriftStatistics,
 ) -> None:
-    assert series_named(dense, "plain").block == ("hour",) * 4 + ("minute",) * 2, "unseen and null: a minute"
-    assert series_named(dense, "wave").block == ("day",) * 3 + ("minute",) * 2
+    assert series_named(dense, "plain").block == ("hour",) * 4 + ("10 seconds",) * 2, (
+        "unseen and null: the shortest"
+    )
+    assert series_named(dense, "wave").block == ("day",) * 3 + ("10 seconds",) * 2
     slow = series_named(dense, "slow").block
     assert set(slow[:-1]) == {"day"}, "also out of range: a slow column stays there for hours"
-    assert slow[-1] == "minute"
+    assert slow[-1] == "10 seconds"
 
 
 def test_a_tolerance_covers_what_weeks_differ_by_and_is_at_least_one_percent(dense: DriftStatistics) -> None:
@@ -85,13 +87,13 @@ def test_a_named_tolerance_and_block_are_used_as_they_are() -> None:
     rows = rows_of({"x": np.arange(3000) % 7}, times)
     found = statistics_of(rows, spec=DriftSpec(tolerance=0.05, block="minute"))
     assert (found.origin, found.kappa, set(found.series[0].tolerance)) == ("spec", None, {0.05})
-    assert set(found.series[0].block) == {"minute"}, "whatever the rows show"
+    assert set(found.series[0].block) == {"minute", "10 seconds"}, "whatever the rows show"
 
 
 def test_without_a_time_a_day_is_the_block_of_what_training_had() -> None:
     rows = TrainingRows(table=pa.table({"x": np.arange(3000) % 7}), times=None, total=3000)
     found = statistics_of(rows, spec=DriftSpec(tolerance=0.05))
-    assert found.series[0].block == ("day",) * 8 + ("minute",) * 2
+    assert found.series[0].block == ("day",) * 8 + ("10 seconds",) * 2
     assert (found.first, found.last, found.weeks) == (None, None, 0)
 
 
@@ -146,8 +148,8 @@ def test_odd_columns_have_statistics_too() -> None:
     }
     rows = rows_of(table, times)
     found = statistics_of(rows)
-    counts = count_by_minute(found, rows.table, times)
-    assert DriftDetector(found).observe(counts.minutes, counts.counts).alarms == ()
+    counts = count_rows(found, rows.table, times)
+    assert DriftDetector(found).observe(counts.starts, counts.counts).alarms == ()
     assert counts.counts.sum() == 4000 * len(table)
 
 
@@ -161,8 +163,8 @@ def test_a_table_of_any_size_has_statistics_that_it_does_not_drift_from(count: i
     assert DriftStatistics.from_json(json.loads(json.dumps(found.to_json()))) == found
     detector = DriftDetector(found)
     for part, own in ((table, times), (table.slice(0, 0), times[:0])):
-        counts = count_by_minute(found, part, own)
-        assert detector.observe(counts.minutes, counts.counts).alarms == ()
+        counts = count_rows(found, part, own)
+        assert detector.observe(counts.starts, counts.counts).alarms == ()
 
 
 def _never(*_: Any) -> Any:
@@ -214,8 +216,8 @@ def test_an_exported_version_has_the_statistics_of_its_inputs_and_scores(home: P
     assert series_named(found, "weight").share[-1] == pytest.approx(0.02, abs=0.01)
     assert sum(each.segment is not None for each in found.series) == 4, "swift and steady; slow has few rows"
     rows = pq.read_table(given["data"]["tables"]["parcels"])
-    counts = count_by_minute(found, rows, table_times(rows, "sent"))
-    assert DriftDetector(found).observe(counts.minutes, counts.counts).alarms == ()
+    counts = count_rows(found, rows, table_times(rows, "sent"))
+    assert DriftDetector(found).observe(counts.starts, counts.counts).alarms == ()
 
 
 def test_too_few_weeks_without_a_named_tolerance_are_refused_by_check_and_export(home: Path) -> None:

@@ -47,9 +47,16 @@ def test_an_alert_names_then_now_since_and_the_segment() -> None:
     assert found.text == (
         "Since 2027-01-15 08:00 UTC: the share of AA is 0%, 12.3% in training (tolerance 1%); also unseen values "
         "from 0% to <0.05%. Seen after 2,000 rows, at 2027-01-15 08:10 UTC. Only where origin=JFK or origin=LGA. "
-        "Importance: number 1 of 1 columns."
+        "Importance: number 1 of 1 columns. To look: `serin drift flights`, `serin captures show flights`. To retrain "
+        "on newer rows: `serin run SPEC`. To go back: `serin rollout rollback flights`."
     )
     assert json.loads(json.dumps(found.facts))["segments"] == ["origin=JFK", "origin=LGA"]
+
+
+def test_an_alert_quotes_values_that_training_never_had() -> None:
+    found = drift_alert("flights", "flights-v3", alarm(examples=("XY", "it's")), STATISTICS, None)
+    assert "Values that training never had, for example: 'XY', \"it's\". Seen after" in found.text
+    assert found.facts["examples"] == ["XY", "it's"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,32 @@ def watch(detector: DriftDetector, counts: Any, start: int = START, step: int = 
 
 def test_traffic_like_training_raises_no_alarm() -> None:
     assert watch(DriftDetector(one_column()), traffic(SHARE, 10_000)) == Findings()
+
+
+def test_a_model_trained_on_busy_days_raises_no_alarm_when_there_are_few_rows() -> None:
+    busy = replace(series_of(0, SHARE), capped=SHARE, floored=SHARE, block_rows=(1e6,) * len(SHARE))
+    statistics = statistics_of([category_column("carrier", "abcd")], [busy])
+    assert watch(DriftDetector(statistics), traffic(SHARE, 3000)) == Findings()
+
+
+def test_a_large_shift_takes_a_few_blocks() -> None:
+    moved = (0.1, 0.6, 0.2, 0.1, 0.0, 0.0, 0.0)
+    [alarm] = watch(
+        DriftDetector(one_column()), np.concatenate([traffic(SHARE, 100), traffic(moved, 30)])
+    ).alarms
+    assert alarm.at <= START + 108 * 60
+
+
+def test_a_state_with_other_stakes_keeps_what_has_alarmed() -> None:
+    detector = DriftDetector(one_column())
+    watch(detector, traffic((0.2, 0.3, 0.2, 0.3, 0, 0, 0), 100))
+    state = json.loads(json.dumps(detector.state()))
+    state["version"] = 1
+    del state["arrays"]["waited"]
+    state["arrays"]["log_m"] = state["arrays"]["open_counts"]  # another shape
+    resumed = DriftDetector.resume(one_column(), state)
+    assert resumed.quiet == detector.quiet
+    assert resumed.open_counts.tolist() == detector.open_counts.tolist()
 
 
 @pytest.mark.parametrize("days", [1, 1000])

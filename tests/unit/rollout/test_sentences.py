@@ -71,8 +71,8 @@ def test_the_last_step_says_what_is_missing_how_sure_it_is_and_how_long_it_takes
     assert verdict is Verdict.WAIT
     assert re.fullmatch(
         r"waiting for evidence that (p50|p95|p50 and p95) (is|are) slower by at most 20% "
-        r"\(bad_margin, where margin allows 10%; (about \d+ (s|min)|"
-        r"less than 10 s) left at this traffic; chance explains it in at most \d+% of rollouts, 5% is allowed\)",
+        r"\(bad_margin; (about \d+ (s|min)|less than 10 s) left at this traffic\); it is promoted without you once "
+        r"there is enough; `serin rollout promote` promotes it now, `serin rollout abort` ends the rollout",
         reason,
     ), reason
 

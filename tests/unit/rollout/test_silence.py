@@ -48,7 +48,7 @@ def test_the_proof_of_the_last_step_has_no_time_left_without_traffic() -> None:
     verdict, reason = judge_step(PLAN, evidence, elapsed_s=450, last=True)
     assert verdict is Verdict.NO_TRAFFIC
     assert reason.startswith("no requests since 08:00 UTC; waiting for evidence that p")
-    assert "(bad_margin, where margin allows 10%; chance explains it in at most " in reason
+    assert "(bad_margin); it is promoted without you once there is enough; `serin rollout promote`" in reason
     assert "left at this traffic" not in reason
 
 

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from serin.commands.drift import drift
+from serin.commands.rollout import _unwatched
 from serin.errors import FileBroken, NotWatched
 from serin.formats.bundle import write_document
 from serin.formats.captures import write_part
@@ -264,8 +265,27 @@ def test_a_new_release_starts_its_own_watch_and_the_old_ones_alarms_end(home: Pa
     record(home, range(40, 50), version=version)
     tick(home, 50, duty)
     assert read_alerts(home, NAME).open == ()
+    [ended] = read_alerts(home, NAME).resolved
+    assert ended.ended == f"closed: version {version} is compared with its own training rows"
     assert release_state(home, version)["rows"] == 20 * 300
     assert list(read_state(home, NAME)["releases"]) == [str(version)]  # type: ignore[index]
+
+
+def test_going_back_to_a_version_without_drift_closes_its_alerts_unresolved(
+    home: Path, tmp_path: Path
+) -> None:
+    record(home, range(30), unseen=0.3)
+    duty = tick(home, 30)
+    [alert] = read_alerts(home, NAME).open
+    assert alert.alert.facts["examples"], "the values that training never had are quoted"
+    version = publish(tmp_path, drift=None, retrain=[])
+    assert _unwatched(NAME, version).startswith(f"version {version} is not watched: ")
+    assert _unwatched(NAME, 1) == ""
+    go_live(home, version)
+    tick(home, 40, duty)
+    assert read_alerts(home, NAME).open == ()
+    [ended] = read_alerts(home, NAME).resolved
+    assert ended.ended == f"closed: version {version} is not watched"
 
 
 def test_a_part_larger_than_what_is_read_at_once_is_counted_whole(home: Path) -> None:
