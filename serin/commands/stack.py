@@ -14,6 +14,7 @@ from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
 if TYPE_CHECKING:
+    from serin.stack.host.state import Stack
     from serin.stack.status import ServerStatus
 
 _STORE_S = 1.0  # a status shows what it can when the store does not answer
@@ -69,7 +70,6 @@ def up(
 ) -> None:
     """Start the local stack: Prefect with two workers, the gateway, the rollout controller."""
     from serin.serving.envoy.tls import tls_pair
-    from serin.stack.prefect.login import login_file
     from serin.stack.up import bring_up
 
     stack = bring_up(
@@ -80,6 +80,12 @@ def up(
         tls=tls_pair(tls_cert, tls_key),
         envoy_file=envoy,
     )
+    _show_addresses(stack, as_json=as_json)
+
+
+def _show_addresses(stack: Stack, *, as_json: bool) -> None:
+    from serin.stack.prefect.login import login_file
+
     addresses = {
         "gateway": stack.gateway_url,
         "prefect": stack.prefect_ui_url,

@@ -81,20 +81,9 @@ def bring_up(
         leftovers = clear_away(home)
         if leftovers:
             logger.info(f"cleaned up after a stack that had crashed: {leftovers}")
-        gateway_port = choose_port(
-            claims,
-            asked=port,
-            option="--port",
-            preferred=(*((last.gateway_port,) if last else ()), *_GATEWAY_PORTS),
-            address=address,
-        )
+        gateway_port = _gateway_port(claims, last, port, address)
         foreign = None if ui_port is not None else _foreign_prefect()
-        prefect_port = None
-        if foreign is None:
-            sticky = (last.prefect_port,) if last and last.prefect_port else ()
-            prefect_port = choose_port(
-                claims, asked=ui_port, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS)
-            )
+        prefect_port = _prefect_port(claims, last, ui_port) if foreign is None else None
         console = _console(claims, last)
         pages = _pages(home, address, claims, last, prefect_port, console)
         with _down_on_failure(home):
@@ -154,6 +143,17 @@ def _say_what_changed(last: Stack | None, address: str, tls: TlsFiles | None) ->
             "other machines could reach the last gateway here, this one they cannot: "
             f"pass --address {last.address} to keep it"
         )
+
+
+def _gateway_port(claims: Claims, last: Stack | None, asked: int | None, address: str) -> int:
+    sticky = (last.gateway_port,) if last else ()
+    preferred = (*sticky, *_GATEWAY_PORTS)
+    return choose_port(claims, asked=asked, option="--port", preferred=preferred, address=address)
+
+
+def _prefect_port(claims: Claims, last: Stack | None, asked: int | None) -> int:
+    sticky = (last.prefect_port,) if last and last.prefect_port else ()
+    return choose_port(claims, asked=asked, option="--ui-port", preferred=(*sticky, *_PREFECT_PORTS))
 
 
 def _pages(

@@ -134,12 +134,11 @@ class Gateway:
             request_filter=request_filter,
             http_filters=added.http_filters,
         )
+        listeners = document["static_resources"]["listeners"]
         if peers:
-            document["static_resources"]["listeners"].append(self._peer_listener(peers))
+            listeners.append(self._peer_listener(peers))
         if pages and tls:
-            document["static_resources"]["listeners"].append(
-                pages_listener(pages, self._documents.file("tls"))
-            )
+            listeners.append(pages_listener(pages, self._documents.file("tls")))
             document["static_resources"]["clusters"] += pages_clusters(pages)
         return self._write_document(document, added, expert)
 
