@@ -176,8 +176,9 @@ def _part(
 
 def _quick(part: _Part, binned: Binned, inside: Array, cut: Cut) -> Iterator[_Part]:
     """The second series of a column with a long block, where the training rows are enough to show what its shares do
-    within a day. A client that repeats a row may do so in any bin: bets on "more" expect the largest local mean that
-    one of the bins had."""
+    within a day. A client that repeats a row may do so with any value: bets on a bin expect the largest deviation of a
+    local mean that any of the bins had. Of numbers, whose bins are cumulated, a value above a bin's end is the same to
+    it as one below, the other way round."""
     column = binned.column
     long = np.asarray([block != SHORTEST for block in part.blocks])
     if column.kind == "timestamp" or not long.any() or not shows_a_day(cut):
@@ -196,7 +197,10 @@ def _quick(part: _Part, binned: Binned, inside: Array, cut: Cut) -> Iterator[_Pa
         rows=np.full(column.bins, np.median(cut.rows)),
     )
     more = np.where(long, local_means(upper)[1] - upper.mean(axis=0), 0.0)
-    less = lower.mean(axis=0) - local_means(lower)[0]
+    less = np.where(long, lower.mean(axis=0) - local_means(lower)[0], 0.0)
+    largest = more.max(), less.max()
+    if column.kind == "number":
+        largest = max(largest), max(largest)
     yield _Part(
         column=part.column,
         segment=part.segment,
@@ -205,7 +209,7 @@ def _quick(part: _Part, binned: Binned, inside: Array, cut: Cut) -> Iterator[_Pa
         replay=Replay(
             shares=[(SHORTEST, np.arange(column.bins), own, cut.lasts)],
             expected=expected,
-            deviation=(np.full(column.bins, more.max()), less),
+            deviation=(np.full(column.bins, largest[0]), np.full(column.bins, largest[1])),
             apart=_apart(column),
         ),
     )

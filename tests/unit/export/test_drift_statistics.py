@@ -74,6 +74,23 @@ def test_a_column_without_a_pattern_is_judged_by_the_hour_and_one_with_a_wave_by
     assert slow[-1] == "10 seconds"
 
 
+def numbers_with_repeats(seed: int, weeks: int, value: float) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+    """Weeks of uniform numbers with 250 an hour. Once a week a client repeats one of them for five hours."""
+    random = np.random.default_rng(seed)
+    times = np.sort(FIRST + random.random(250 * 168 * weeks) * weeks * WEEK)
+    hour = ((times - FIRST) // 3600).astype(int) % 168
+    repeated = (hour >= 100) & (hour < 105) & (random.random(len(times)) < 0.3)
+    return pa.table({"x": np.where(repeated, value, random.random(len(times)))}), times
+
+
+def test_a_client_that_repeats_another_value_than_in_training_is_no_drift() -> None:
+    table, times = numbers_with_repeats(1, 12, 0.02)
+    known = statistics_of(TrainingRows(table=table, times=times, total=len(table)))
+    assert any(each.quick for each in known.series)
+    live = count_rows(known, *numbers_with_repeats(2, 3, 0.98))
+    assert not DriftDetector(known).observe(live.starts, live.counts).alarms
+
+
 def test_a_tolerance_covers_what_weeks_differ_by_and_is_at_least_one_percent(dense: DriftStatistics) -> None:
     assert (dense.origin, dense.weeks) == ("weeks", 8)
     assert dense.kappa is not None
