@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column
+from serin.columns.unscaled import unscaled_warning
 from serin.errors import ColumnUnusable, SerinError
 from serin.etl.dataset.time_ranks import future_warning
 from serin.etl.engines.memory_budget import partner_bytes
@@ -20,7 +21,6 @@ from serin.etl.sources.layout import LaidOut, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.problems import Problems
 from serin.etl.sources.tables import Piece, Table, read_piece, spread_pieces
-from serin.features.scaling import unscaled_warning
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 

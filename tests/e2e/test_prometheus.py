@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,11 +155,7 @@ def scrapes(found: Monitored) -> float:
 
 
 def test_rules_and_dashboard_name_only_metrics_that_are_served(monitored: Monitored) -> None:
-    targets = monitored.ask("targets")["activeTargets"]
-    (place,) = [each["scrapeUrl"] for each in targets if each["labels"]["job"] == "serin"]
-    with urllib.request.urlopen(place, timeout=20) as answer:
-        text = answer.read().decode()
-    served = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    served = {each["metric"] for each in monitored.ask("targets/metadata", match_target='{job="serin"}')}
     served |= {f"{name}_total" for name in served}
     written = [rule["expr"] for rule in rules()] + [expression for _, expression in expressions()]
     named = {name for expression in written for name in _OWN_METRIC.findall(expression)}

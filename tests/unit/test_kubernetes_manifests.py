@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Pending
-from prefect.workers.base import BaseWorker
 
+from deployments.workers.kubernetes_worker import KubernetesStageWorker
 from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.serving import ServingSpec
@@ -56,8 +56,7 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     """The Jobs as the worker of the manifests makes them."""
-    worker: Any = BaseWorker.get_worker_class_from_type("serin-kubernetes")
-    assert worker is not None, "Prefect does not find the worker type"
+    worker: Any = KubernetesStageWorker
     run = FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), name="stage", state=Pending())
     for path in POOLS:
         template = json.loads(path.read_text())

@@ -115,7 +115,7 @@ def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]
     inside = detector.who.bin[who] - detector.first_bin[series]
     sign = detector.who.sign[who]
     least = max(_SEEN, _SEEN_PART * float(detector.evidence.run[who]))
-    by_column: dict[int, list[tuple[str, bool]]] = {}
+    by_column: dict[int, dict[str, bool]] = {}  # whether one of a segment's series shows it
     for place, other in enumerate(statistics.series):
         if other.column == alarmed.column and other.segment is not None:
             own = detector.series_of_bettor == place
@@ -124,13 +124,13 @@ def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]
             )
             run = detector.evidence.run
             seen = place == series or bool((run[own] >= least).any() or (run[same] >= _HINT).any())
-            by_column.setdefault(other.segment.column, []).append(
-                (statistics.segment_name(other.segment), seen)
-            )
+            segments = by_column.setdefault(other.segment.column, {})
+            name = statistics.segment_name(other.segment)
+            segments[name] = seen or segments.get(name, False)
     if alarmed.segment is not None:
         by_column = {alarmed.segment.column: by_column[alarmed.segment.column]}
     parts = [
-        (sum(seen for _, seen in found) / len(found), tuple(name for name, seen in found if seen))
+        (sum(found.values()) / len(found), tuple(name for name, seen in found.items() if seen))
         for found in by_column.values()
     ]
     some = [part for part in parts if 0 < part[0] < 1]

@@ -134,13 +134,15 @@ class Gateway:
             request_filter=request_filter,
             http_filters=added.http_filters,
         )
-        listeners = document["static_resources"]["listeners"]
-        if peers:
-            listeners.append(self._peer_listener(peers))
-        if pages and tls:
-            listeners.append(pages_listener(pages, self._documents.file("tls")))
-            document["static_resources"]["clusters"] += pages_clusters(pages)
+        self._add_ports(document["static_resources"], peers, pages if tls else None)
         return self._write_document(document, added, expert)
+
+    def _add_ports(self, resources: dict[str, Any], peers: PeerPort | None, pages: Pages | None) -> None:
+        if peers:
+            resources["listeners"].append(self._peer_listener(peers))
+        if pages:
+            resources["listeners"].append(pages_listener(pages, self._documents.file("tls")))
+            resources["clusters"] += pages_clusters(pages)
 
     def _write_document(self, document: dict[str, Any], added: ExpertSettings, expert: Path | None) -> Path:
         path = self.folder / "bootstrap.json"

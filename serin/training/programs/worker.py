@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from serin.columns.unscaled import unscaled_warning
 from serin.errors import LossNotFinite, Preempted, SerinError
-from serin.features.scaling import unscaled_warning
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights

@@ -180,6 +180,7 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             page.type_into("#why", "seen enough")
             page.run("document.querySelector('button.danger').click()")
             page.wait_for("rolled back", "seen enough", "Ada (console operator)")
+            until(lambda: phase(home) == "rolled_back", "the abort is complete", seconds=120)
         assert clients.errors == []
         assert clients.answered > 100
         stack.serin("retire", MODEL, "--yes")  # its servers end with this test, the stack does not

@@ -71,10 +71,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return made
 
 
+STATE: dict[str, Any] = {
+    "candidate": "flights-v2", "stable": None, "previous": None, "plan": Plan().to_json(), "hold": None,
+    "epoch": 1, "began": 0.0, "since": 0.0, "evidence_from": 0.0,
+}  # fmt: skip
+
+
 def decision(**changes: Any) -> Decision:
     fields: dict[str, Any] = {
         "t": 10.0, "rollout": "r1", "phase": "shifting", "step": 0, "weight": 5.0, "verdict": "wait",
-        "reason": "0 of 30 s", "by": "controller", "evidence": {"guards": {"closed": 7}}, "state": {"hold": None},
+        "reason": "0 of 30 s", "by": "controller", "evidence": {"guards": {"closed": 7}}, "state": STATE,
     }  # fmt: skip
     return Decision(**(fields | changes))
 

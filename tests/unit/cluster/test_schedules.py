@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -81,6 +83,23 @@ class Scene:
         command = Command(kind="start", model="flights", version=version, by="ann", plan=PLAN)
         return self.rollouts.mailbox.submit(command)
 
+    def start(self, version: int, turns: int) -> str:
+        """Submits until a start is accepted. A leader whose last write was not acknowledged does not know yet that the
+        rollout before has ended."""
+        while True:
+            command = self.submit(version)
+            read = partial(self.rollouts.mailbox.read_answer, command)
+            assert self.schedule.run(partial(self._is_there, read), turns=turns, each_second=self.step_hosts)
+            answer = read()
+            assert answer is not None
+            if answer.accepted:
+                return command
+            assert "is draining" in answer.reason
+
+    @staticmethod
+    def _is_there(read: Callable[[], object]) -> bool:
+        return read() is not None
+
     def until_promoted(self, command: str, turns: int) -> None:
         def promoted() -> bool:
             last = self.rollouts.last("flights")
@@ -124,7 +143,7 @@ def test_no_schedule_doubles_a_decision_or_acts_without_one(
     try:
         commands = []
         for version in (1, 2):
-            commands.append(scene.submit(version))
+            commands.append(scene.start(version, turns=30_000))
             scene.until_promoted(commands[-1], turns=30_000)
     finally:
         scene.schedule.end()

@@ -145,7 +145,7 @@ def test_a_damaged_record_of_retrainings_is_reported_and_the_versions_are_shown(
     RetrainBook(home, MODEL).path.write_text("{")
     page = visitor(home).login("viewer").get(f"/models/{MODEL}")
     assert page.status_code == 200
-    assert "not JSON" in page.text
+    assert "delays.json cannot be used" in page.text
     assert "test_auc" in page.text
 
 

@@ -187,7 +187,8 @@ def test_a_table_of_reserved_names_goes_from_a_draft_to_a_version_that_answers(
     sent = frame.rename(columns=pipeline.spec.data.rename["main"]).drop(columns="paid")
     scores = model.predict(sent)["score"].tolist()
     (piece,) = find_pieces(tmp_path / "trips.parquet")  # as it is, with the names of the training table
-    assert score_piece(str(model.path), piece)["score"].to_pylist() == scores
+    # ONNX Runtime adds the leaves in another order when it has another number of threads
+    assert score_piece(str(model.path), piece)["score"].to_pylist() == pytest.approx(scores, abs=1e-6)
     assert {f"input_{name}" for name in (*RESERVED, *PREFIXED)} <= set(
         model.explain(sent.head(3)).frame.columns
     )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from serin.features.scaling import unscaled_warning
+from serin.columns.unscaled import unscaled_warning
 
 RANDOM = np.random.default_rng(4)
 FINE = {

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from serin.columns.bins import bin_codes, count_by_minute
+from serin.columns.bins import bin_codes, count_rows
 from serin.draft.guess import guess_spec
 from serin.etl.build import build_dataset
 from serin.etl.raw_rows import read_training_rows
@@ -136,8 +136,8 @@ def test_the_rows_of_training_are_no_drift_when_they_come_as_traffic(
         for column in statistics.columns:
             expected, found = bin_codes(column, training.table), bin_codes(column, table)
             np.testing.assert_array_equal(found, expected, err_msg=f"{column.name} as {way}")
-        counts = count_by_minute(statistics, table, np.zeros(table.num_rows))
-        assert DriftDetector(statistics).observe(counts.minutes, counts.counts).alarms == ()
+        counts = count_rows(statistics, table, np.zeros(table.num_rows))
+        assert DriftDetector(statistics).observe(counts.starts, counts.counts).alarms == ()
 
 
 def bundle_of(path: Path, spec: PipelineSpec) -> Bundle:
