@@ -331,7 +331,7 @@ def stay_busy(scene: Stage, minutes: float) -> bool:
 
 @contextlib.contextmanager
 def own_disk() -> Iterator[Path]:
-    """A home on a disk of its own, where this user may mount one: then it can be filled."""
+    """A home on a separate disk, where this user may mount one: then it can be filled."""
     home = Path(tempfile.mkdtemp(prefix="serin-chaos-"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=600m,mode=700", "serin-chaos", str(home)]
     mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0

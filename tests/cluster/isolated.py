@@ -1,4 +1,4 @@
-"""Runs a command in namespaces that end with it: a network, process ids, mounts and a /run of its own.
+"""Runs a command in namespaces that end with it: a network, process ids, mounts and a private /run.
 
 Two runs never meet, and nothing is added to the machine's network. When the first process of a run ends, in whatever
 way, the kernel ends all others and removes the namespaces. A run that was killed leaves its folder of temporary files

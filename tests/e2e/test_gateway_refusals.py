@@ -242,7 +242,7 @@ def test_a_gateway_without_models_answers_in_words() -> None:
 
 
 def _is_not_ready(bare: Stack, why: str) -> None:
-    """And a client that cannot know better is told to come back, not that there is no such model."""
+    """A client gets the advice to come back, not the answer that there is no such model."""
     assert bare.ask("GET", "/v2/health/live")[0] == 200
     assert bare.ask("GET", "/v2/health/ready") == (503, {"error": why})
     for path in ("infer", "ready"):
@@ -256,7 +256,7 @@ def _is_not_ready(bare: Stack, why: str) -> None:
 
 
 def _restarted_is_ready_and_started_is_not(bare: Stack) -> None:
-    """A gateway that was killed has the routes that were in force; one that is started anew has old ones."""
+    """A gateway that was killed has the routes that were in force; one that is started again has old ones."""
     for fresh in (False, True):
         bare.host.stop(PROCESS_NAME)
         if fresh:

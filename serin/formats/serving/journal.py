@@ -245,10 +245,7 @@ def torn_bytes(path: Path) -> int:
     with suppress(OSError):
         return torn_file(path).stat().st_size
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines(keepends=True)
+        size, lines = _tail(path)
     except OSError:
         return 0
     if size > _TAIL_BYTES and len(lines) == 1 and lines[0].endswith(b"\n"):
@@ -308,12 +305,17 @@ def _line(decision: Decision) -> bytes:
     return json.dumps(asdict(decision), separators=(",", ":")).encode() + b"\n"
 
 
+def _tail(path: Path) -> tuple[int, list[bytes]]:
+    """Returns the size of a journal and the lines of its last bytes; the first may be cut."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL_BYTES, 0))
+        return size, file.read().splitlines(keepends=True)
+
+
 def _last_on_disk(path: Path) -> Decision | None:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines(keepends=True)
+        size, lines = _tail(path)
     except FileNotFoundError:
         return None
     whole = lines if size <= _TAIL_BYTES else lines[1:]  # the first may have been cut by the seek

@@ -191,7 +191,7 @@ def test_two_agents_that_begin_at_once_never_write_by_turns(scene: Scene, tmp_pa
     links[0].tell(REPORT)
     for link in links:
         link._own.claim(scene.objects)  # both find no report
-    for _ in range(3):  # who is refused meanwhile looks again
+    for _ in range(3):  # the one that is refused in the meantime looks again
         had = [rounds(link, 1)[0] for link in links]
     assert had == [True, False]
     writers = {(*(rounds(link, 1)[0] for link in links), reported(scene)) for _ in range(20)}
