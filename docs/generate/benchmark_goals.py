@@ -1,4 +1,4 @@
-"""Writes the tables of goals and scaling curves in docs/benchmarks.md from the results in benchmarks/results.
+"""Writes the table of goals in docs/benchmarks.md, and that of scaling curves in the history beside the results.
 
     python docs/generate/benchmark_goals.py
 
@@ -21,6 +21,7 @@ from benchmarks.suite.parts import Goal  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
+HISTORY = RESULTS / "history.md"
 BEGIN = "<!-- goals: written by docs/generate/benchmark_goals.py from benchmarks/results -->"
 END = "<!-- end of goals -->"
 CURVES_BEGIN = "<!-- curves: written by docs/generate/benchmark_goals.py from benchmarks/results -->"
@@ -39,10 +40,13 @@ def render_curves(results: Path = RESULTS) -> str:
     return "\n\n".join(table for table in tables if table) or "No curves are committed yet."
 
 
-def page_from(page: str, results: Path = RESULTS) -> str:
-    """Returns the page with all its tables as the results have them."""
+def pages(results: Path = RESULTS) -> dict[Path, str]:
+    """Returns the pages with their tables as the results have them."""
     curves = (CURVES_BEGIN, CURVES_END)
-    return updated(updated(page, render(results)), render_curves(results), curves)
+    return {
+        PAGE: updated(PAGE.read_text(encoding="utf-8"), render(results)),
+        HISTORY: updated(HISTORY.read_text(encoding="utf-8"), render_curves(results), curves),
+    }
 
 
 def _documents(results: Path) -> list[dict[str, Any]]:
@@ -105,4 +109,5 @@ def _verdict(value: float | None, goal: Goal) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_from(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, page in pages().items():
+        path.write_text(page, encoding="utf-8")

@@ -12,6 +12,7 @@ import api_page
 import command_page
 import errors_page
 import notebook_page
+import spec_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -22,6 +23,7 @@ LOG = logging.getLogger("mkdocs.hooks.serin")
 GENERATED = {
     "reference/python.md": api_page.render,
     "reference/command.md": command_page.render,
+    "reference/spec.md": spec_page.render,
     "reference/errors.md": errors_page.render,
     "tutorial/notebook.md": notebook_page.render,
 }
