@@ -11,6 +11,8 @@ BENCH_READY  := $(BENCH_VENV)/.installed
 BENCH        ?=
 ARGS         ?=
 COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+# Of tests/unit: what trains networks, and so takes minutes.
+TRAINS       := training export models api test_doors.py test_cli_stages.py test_notebook.py
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
@@ -32,7 +34,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
+.PHONY: help install demo test unit coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +46,7 @@ demo: $(USERS) $(TRITON) ## raw tables to a served model, then a rollout that is
 
 # Types and import rules are checked beside the tests, which wait most of the time; what they find comes last.
 test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why
-	@$(BIN)/python -m serin.stack.prefect.template  # once, before several tests need it at the same time
+	@$(BIN)/python -m serin.prefect.template  # once, before several tests need it at the same time
 	@said=$$(mktemp); { $(TYPES); } >$$said 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; \
@@ -52,7 +54,11 @@ test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skippe
 	rm -f $$said; \
 	exit $$((tests + types))
 
-# A separate target: measuring makes Python 3.11 slower (docs/log.md). Newer Pythons use sys.monitoring.
+# What needs no server is in tests/unit: no Prefect, Triton, Envoy or browser is started, and Triton need not be installed.
+unit: $(INSTALLED) ## the tests that start no server and train no network, in a few minutes
+	@$(BIN)/python -m pytest tests/unit $(TRAINS:%=--ignore=tests/unit/%) -n auto --maxprocesses=4 --no-loadscope-reorder $(ARGS)
+
+# A separate target: measuring makes Python 3.11 slower (docs/log/operate.md). Newer Pythons use sys.monitoring.
 coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run; the report is in build/coverage
 	@mkdir -p build
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \

@@ -113,7 +113,7 @@ def install_serin(uv: str | None, kind: str) -> int:
         return code
     threading.current_thread().name = "preparing Prefect's database"
     say(f"{VENV.name} is complete, preparing Prefect's database")
-    run([PYTHON, "-m", "serin.stack.prefect.template"])
+    run([PYTHON, "-m", "serin.prefect.template"])
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 
-from serin.spec.reference.json_schema import inlined_schema
+from serin.spec.json_schema import inlined_schema
 
 Stage = Literal["etl", "train", "export"]
 """A stage that can be run again on request."""

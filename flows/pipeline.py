@@ -12,8 +12,8 @@ from serin.store.artifacts import Release
 from tasks.etl import build_dataset
 from tasks.export import export_model
 from tasks.outcome import outcome_as_state
-from tasks.result import log_result
 from tasks.roll_out import roll_out_release
+from tasks.run_log import log_result
 from tasks.train import train_model
 
 
@@ -40,6 +40,6 @@ async def pipeline(
     )
     release = Release(model=bundle.model, version=bundle.version)
     if serve:
-        await roll_out_release(plan.serving, plan.rollout, release)
+        await roll_out_release(plan, release)
     log_result(release, served=serve)
     return release

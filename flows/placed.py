@@ -12,10 +12,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.parameters import Spec, Stage
-from serin.pipeline.elsewhere import etl_deployment, export_deployment
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.export import find_bundle
-from serin.pipeline.needs import etl_needs, export_needs, job_variables, train_needs
+from serin.pipeline.needs import (
+    etl_deployment,
+    etl_needs,
+    export_deployment,
+    export_needs,
+    job_variables,
+    train_needs,
+)
 from serin.pipeline.train import find_checkpoint
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
@@ -23,8 +29,8 @@ from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.training.launch.machines import machines_told
 from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
-from tasks.result import log_result
 from tasks.roll_out import roll_out_release
+from tasks.run_log import log_result
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
@@ -66,7 +72,7 @@ async def pipeline(
         found_before("export", f"{bundle.model} version {bundle.version}")
     release = Release(model=bundle.model, version=bundle.version)
     if serve:
-        await roll_out_release(plan.serving, plan.rollout, release)
+        await roll_out_release(plan, release)
     log_result(release, served=serve)
     return release
 

@@ -20,7 +20,7 @@ _POLL_S = 2
 async def roll_out(model: str, version: int | None = None) -> Release:
     """Rolls out a version (the newest when none is named) as its own spec says, and follows it to the end."""
     release, spec = find_version(model, version)
-    rollout = await begin_rollout(spec.serving, spec.rollout, release)
+    rollout = await begin_rollout(spec, release)
     while rollout and (question := await follow_rollout(release, rollout)):
         form = Approval.with_initial_data(description=question, approve=True, why="")
         async with until_answered_elsewhere(release, rollout, every_s=_POLL_S) as elsewhere:

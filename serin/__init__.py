@@ -15,9 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serin.api.dataset import Dataset
     from serin.api.explanation import Explanation
-    from serin.api.model import Checkpoint, Model
+    from serin.api.model import Checkpoint, Dataset, Model
     from serin.api.pipeline import Pipeline
     from serin.errors import (
         DataError,
@@ -58,7 +57,7 @@ __all__ = [
 _MODULES = {
     "Checkpoint": "serin.api.model",
     "Client": "serin.serving.client.client",
-    "Dataset": "serin.api.dataset",
+    "Dataset": "serin.api.model",
     "Explanation": "serin.api.explanation",
     "Model": "serin.api.model",
     "Pipeline": "serin.api.pipeline",

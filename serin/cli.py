@@ -1,48 +1,58 @@
 """The `serin` command: its commands' names, and how an error becomes a message and an exit code.
 
-It starts in a fraction of a second: every command imports what it needs when it runs.
+It starts in a fraction of a second: the module of a command is imported when that command runs, and what the command
+needs when it needs it.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 import typer
 
 from serin.api.progress import progress_lines
-from serin.commands import (
-    agent,
-    alerts,
-    backup,
-    captures,
-    console,
-    controller,
-    drift,
-    explain,
-    hosts,
-    keys,
-    labels,
-    models,
-    pipeline,
-    rollout,
-    runs,
-    schema,
-    search,
-    service,
-    signing,
-    slo,
-    stack,
-    tuning,
-)
-from serin.commands.suggest import SuggestingGroup
+from serin.commands.suggest import LazyCommands, SuggestingGroup
 from serin.errors import SerinError, file_trouble
+
+MODULES = {
+    "pipeline": "init check run etl train export",
+    "schema": "schema",
+    "search": "search",
+    "stack": "up down status deploy doctor env install",
+    "agent": "agent",
+    "runs": "runs",
+    "hosts": "worker hosts",
+    "rollout": "rollout",
+    "service": "logs retire",
+    "slo": "slo",
+    "models": "models predict gpus gc",
+    "signing": "trust",
+    "captures": "captures",
+    "labels": "labels quality",
+    "drift": "drift",
+    "explain": "explain",
+    "keys": "keys",
+    "tuning": "tune",
+    "alerts": "alerts",
+    "console": "console",
+    "controller": "controller",
+    "backup": "backup",
+}
+"""The modules of serin/commands with the commands of each, in the order of help."""
+
+
+class _Group(SuggestingGroup):
+    def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(commands=cast("dict[str, Any]", LazyCommands(commands, MODULES)), **settings)
+
 
 app = typer.Typer(
     name="serin",
-    cls=SuggestingGroup,
+    cls=_Group,
     help="From raw tables to a served model: ETL, training, ONNX export, a canary on Triton behind Envoy.",
+    epilog="Commands for services and for setting up (agent, install, ...) are in the reference of the documentation.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,14 +63,10 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        version()
+        from importlib.metadata import version
+
+        sys.stdout.write(f"serin {version('serin')}\n")
         raise typer.Exit
-
-
-@app.command()
-def version() -> None:
-    """Show the version."""
-    sys.stdout.write(f"serin {importlib.metadata.version('serin')}\n")
 
 
 @app.callback()
@@ -71,33 +77,6 @@ def options(
     ] = False,
 ) -> None:
     del debug, show_version  # main() reads the first, a callback has answered the second
-
-
-for _module in (
-    pipeline,
-    schema,
-    search,
-    stack,
-    agent,
-    runs,
-    hosts,
-    rollout,
-    service,
-    slo,
-    models,
-    signing,
-    captures,
-    labels,
-    drift,
-    explain,
-    keys,
-    tuning,
-    alerts,
-    console,
-    controller,
-    backup,
-):
-    _module.register(app)
 
 
 def main() -> None:

@@ -122,9 +122,13 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, dataclass_transform, get_origin, get_type_hints
+from string import Formatter
+from typing import Any, ClassVar, TypeVar, cast
+
+Family = TypeVar("Family", bound="SerinError")
 
 _CLOSE = 0.7  # share of letters in common: a swapped or missing letter in a word of four
 
@@ -140,7 +144,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {shown}" if options else ""
 
 
-@dataclass_transform(kw_only_default=True, eq_default=False)
 def file_trouble(error: OSError) -> str:
     """What the operating system refused, as a message."""
     what = error.strerror or str(error) or type(error).__name__
@@ -149,9 +152,10 @@ def file_trouble(error: OSError) -> str:
 
 
 class SerinError(Exception):
-    """The base of all errors. A subclass declares its fields and a template of its message over fields and properties.
+    """The base of all errors. A subclass has the template of its message, which names fields and properties.
 
-    Fields are keyword arguments, attributes and, as plain values, entries of `fields`. They survive pickling."""
+    Fields are keyword arguments, attributes and, as plain values, entries of `fields`. They survive pickling. A field
+    that the template does not name, that has a default or that other code reads is annotated."""
 
     template: ClassVar[str]
     retryable: ClassVar[bool] = False
@@ -159,7 +163,7 @@ class SerinError(Exception):
 
     def __init__(self, **fields: Any) -> None:
         kind: Any = type(self)
-        names = _fields_of(kind)
+        names = fields_of(kind)
         absent = [name for name in names if name not in fields and not hasattr(kind, name)]
         if absent or fields.keys() - set(names):
             raise TypeError(f"{kind.__name__} takes the fields {names}, not {tuple(fields)}")
@@ -178,10 +182,17 @@ class SerinError(Exception):
 
 
 @functools.cache
-def _fields_of(kind: Any) -> tuple[str, ...]:
-    """The names of annotated fields, those of base classes first."""
-    hints = get_type_hints(kind)
-    return tuple(name for name in hints if get_origin(hints[name]) is not ClassVar)
+def fields_of(kind: type[SerinError]) -> tuple[str, ...]:
+    """The names of an error's fields, those of base classes first."""
+    names: dict[str, None] = {}
+    for each in reversed(kind.__mro__):
+        template = vars(each).get("template", "")
+        named = [re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(template) if name]
+        annotated = [
+            name for name, hint in vars(each).get("__annotations__", {}).items() if "ClassVar" not in hint
+        ]
+        names |= dict.fromkeys([*annotated, *(name for name in named if not hasattr(kind, name))])
+    return tuple(names)
 
 
 def _plain(value: Any) -> Any:
@@ -208,12 +219,18 @@ class _Attributes(dict[str, Any]):
         return getattr(self._error, name)
 
 
+def _kind(family: type[Family], code: str, template: str, **facts: Any) -> type[Family]:
+    """A message of a family that no code of Serin's catches by name. `facts`: `exit_code`, `retryable`, `__doc__`."""
+    return cast(
+        "type[Family]", type(code, (family,), {"template": template, "__module__": __name__, **facts})
+    )
+
+
 class SpecError(SerinError):
     """All problems at once. Each is a (key, what is wrong and how to fix it) pair."""
 
     template = "{where}: {count}{lines}"
     exit_code = 2
-    where: str
     problems: Iterable[tuple[str, str]]
 
     @property
@@ -229,9 +246,6 @@ class SpecError(SerinError):
 class NameInvalid(SerinError):
     template = "{name!r} is not a valid {kind} name: {rule}"
     exit_code = 2
-    kind: str
-    name: str
-    rule: str
 
 
 class FileBroken(SerinError):
@@ -240,7 +254,6 @@ class FileBroken(SerinError):
     template = "{path} cannot be used ({problem}); {advice}"
     path: Path | str
     problem: str
-    advice: str
 
 
 class DataError(SerinError):
@@ -253,31 +266,21 @@ class SourceMissing(DataError):
         "(paths are relative to the spec's file)"
     )
     exit_code = 2
-    table: str
-    path: str
 
 
 class SourceUnreadable(DataError):
     template = "data.tables.{table}: {path} cannot be read: {reason}"
-    table: str
-    path: str
-    reason: str
 
 
-class TableEmpty(DataError):
-    template = "table {table!r} has no rows: {why}"
-    table: str
-    why: str
+TableEmpty = _kind(DataError, "TableEmpty", "table {table!r} has no rows: {why}")
 
 
 class TableTooLarge(DataError):
     """`needed` and `room` in bytes."""
 
     template = "table {table!r} is too large to be joined: it takes {size}; {advice}"
-    table: str
     needed: int
     room: int
-    advice: str
 
     @property
     def size(self) -> str:
@@ -289,7 +292,6 @@ class ColumnMissing(DataError):
     exit_code = 2
     column: str
     table: str
-    used_by: str
     known: Iterable[str]
     advice: str | None = None
 
@@ -302,41 +304,23 @@ class ColumnUnusable(DataError):
     template = "{problem}"
     exit_code = 2
     column: str
-    problem: str
 
 
-class TableUnusable(DataError):
-    template = "{table}: {problem}"
-    exit_code = 2
-    table: str
-    problem: str
-
-
-class OperatorFailed(DataError):
-    template = "own operator {operator!r} {problem}"
-    operator: str
-    problem: str
-
-
-class ColumnClash(DataError):
-    template = (
-        "column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
-        "columns: {{{column}: {tables[1]}_{column}}}"
-    )
-    exit_code = 2
-    column: str
-    tables: tuple[str, str]
-
-
-class JoinNotManyToOne(DataError):
-    template = (
-        "join with {table!r} on {on}: key {key} occurs {matches} times in {table!r}; a join must find "
-        "at most one row: make the key unique there or add a column to `on`"
-    )
-    table: str
-    on: Iterable[str]
-    key: str
-    matches: int
+TableUnusable = _kind(DataError, "TableUnusable", "{table}: {problem}", exit_code=2)
+OperatorFailed = _kind(DataError, "OperatorFailed", "own operator {operator!r} {problem}")
+ColumnClash = _kind(
+    DataError,
+    "ColumnClash",
+    "column {column!r} comes from both {tables[0]!r} and {tables[1]!r}; rename it in the join: "
+    "columns: {{{column}: {tables[1]}_{column}}}",
+    exit_code=2,
+)
+JoinNotManyToOne = _kind(
+    DataError,
+    "JoinNotManyToOne",
+    "join with {table!r} on {on}: key {key} occurs {matches} times in {table!r}; a join must find "
+    "at most one row: make the key unique there or add a column to `on`",
+)
 
 
 class TimeUnparsable(DataError):
@@ -344,8 +328,6 @@ class TimeUnparsable(DataError):
         "column {column!r} does not parse as a time: {example!r} ({place}); store it as a timestamp or as ISO "
         "text such as 2013-01-31T05:00:00Z; for another format in CSV files, set date_formats of the table"
     )
-    column: str
-    example: str
     path: str
     row: int | None = None
 
@@ -357,8 +339,6 @@ class TimeUnparsable(DataError):
 class TargetUnusable(DataError):
     template = "data.target: {expression!r} {reason}"
     exit_code = 2
-    expression: str
-    reason: str
 
 
 class CheckFailed(DataError):
@@ -366,8 +346,6 @@ class CheckFailed(DataError):
 
     template = "data.checks: {what} breaks {rule}: {found}{more}"
     column: str | None
-    rule: str
-    found: str
     examples: Iterable[str] = ()
 
     @property
@@ -404,8 +382,8 @@ class LeakFound(DataError):
 class RowsUnfit(DataError):
     template = "rows to score: {what} {reason}"
     exit_code = 2
-    column: str
     reason: str
+    column: str
 
     @property
     def what(self) -> str:
@@ -415,27 +393,25 @@ class RowsUnfit(DataError):
 class LabelsUnfit(DataError):
     template = "labels for {model}: {what} {reason}"
     exit_code = 2
-    model: str
-    column: str
     reason: str
+    column: str
 
     @property
     def what(self) -> str:
         return f"column {self.column!r}" if self.column else "the table"
 
 
-class ExtraMissing(SerinError):
-    template = "{package} is not installed here; run: pip install 'serin[{extra}]'"
-    exit_code = 2
-    package: str
-    extra: str
+ExtraMissing = _kind(
+    SerinError,
+    "ExtraMissing",
+    "{package} is not installed here; run: pip install 'serin[{extra}]'",
+    exit_code=2,
+)
 
 
 class EngineFailed(SerinError):
     template = "etl.engine {engine}: {reason}"
     retryable = True
-    engine: str
-    reason: str
 
 
 class GpuUnusable(EngineFailed):
@@ -459,7 +435,6 @@ class StoreError(SerinError):
 class NotFound(StoreError):
     template = "no {kind} {name!r}{hint}"
     exit_code = 2
-    kind: str
     name: str
     known: Iterable[str] = ()
 
@@ -473,49 +448,35 @@ class StoreNotWritable(StoreError):
         "cannot write to {path}: {reason}; free space or choose another place with SERIN_HOME or SERIN_STORE. "
         "Nothing was published."
     )
-    path: str
-    reason: str
 
 
 class StoreUnreachable(StoreError):
     template = "the store {url} cannot be used: {reason}"
     retryable = True
-    url: str
-    reason: str
 
 
 class StoreNotConditional(StoreError):
     template = (
-        "several hosts cannot share the store {url}: it has no conditional writes; use s3:// or a folder that all of "
-        "them mount"
+        "several hosts cannot share the store {url}: it has no conditional writes; use s3://, gs://, az:// or a "
+        "folder that all of them mount"
     )
     exit_code = 2
-    url: str
 
 
 class ObjectExists(StoreError):
     template = "{key} in {url} was created by another process"
     key: str
-    url: str
 
 
 class ObjectChanged(StoreError):
     template = "{key} in {url} was changed by another process in the meantime"
-    key: str
-    url: str
 
 
-class VersionInUse(StoreError):
-    template = "version {version} of {model!r} cannot be deleted: {reason}"
-    model: str
-    version: int
-    reason: str
+VersionInUse = _kind(StoreError, "VersionInUse", "version {version} of {model!r} cannot be deleted: {reason}")
 
 
 class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
-    path: str
-    reason: str
 
 
 class BundleUntrusted(StoreError):
@@ -524,20 +485,15 @@ class BundleUntrusted(StoreError):
         "`serin trust add`"
     )
     release: str
-    reason: str
 
 
 class SigningKeyUnfit(StoreError):
     template = "{path} {reason}"
     exit_code = 2
-    path: Path | str
-    reason: str
 
 
 class SpoolBroken(StoreError):
     template = "{path} is not a file of recorded requests: {reason}; delete it, its requests are lost"
-    path: str
-    reason: str
 
 
 class FormatOutdated(StoreError):
@@ -545,18 +501,11 @@ class FormatOutdated(StoreError):
         "{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys of "
         "the spec have other names (see CHANGELOG.md); {advice}"
     )
-    path: str
-    form: str
-    found: object
-    expected: int
-    advice: str
 
 
 class LeaseUnavailable(SerinError):
     template = "{wanted} GPU(s){each} wanted, {present} here{who}"
     retryable = True
-    wanted: int
-    present: int
     holders: Iterable[str] = ()
     memory_bytes: int = 0
 
@@ -575,8 +524,6 @@ class TrainingError(SerinError):
 
 class TrainingRefused(TrainingError):
     template = "training in {folder} refused: {reason}"
-    folder: Path | str
-    reason: str
 
 
 class NetworkUnfit(TrainingError):
@@ -584,22 +531,20 @@ class NetworkUnfit(TrainingError):
         "model.module {module} cannot be trained: {reason}; it takes (numeric, sizes, outputs, **options) and "
         "answers forward(num, cat) with float32[rows, outputs]"
     )
-    module: str
-    reason: str
 
 
-class ModelUnfit(TrainingError):
-    """`what`: the key of the spec and the file it names."""
-
-    template = "{what} gives no usable model: {reason}"
-    what: str
-    reason: str
-
-
-class CodeChanged(TrainingError):
-    template = "the model's code changed while the training waited; {folder} is named by the code before: run it again"
-    retryable = True
-    folder: Path | str
+ModelUnfit = _kind(
+    TrainingError,
+    "ModelUnfit",
+    "{what} gives no usable model: {reason}",
+    __doc__="`what`: the key of the spec and the file it names.",
+)
+CodeChanged = _kind(
+    TrainingError,
+    "CodeChanged",
+    "the model's code changed while the training waited; {folder} is named by the code before: run it again",
+    retryable=True,
+)
 
 
 class HostsMissing(TrainingError):
@@ -609,8 +554,6 @@ class HostsMissing(TrainingError):
     )
     retryable = True
     there: list[str]
-    wanted: int
-    seconds: float
 
     @property
     def there_text(self) -> str:
@@ -622,9 +565,6 @@ class WorkerFailed(TrainingError):
 
     template = "training worker {rank} exited with code {code}{why}; read {log}"
     retryable = True
-    rank: int
-    code: int
-    log: Path | str
     reason: str = ""
 
     @property
@@ -632,11 +572,11 @@ class WorkerFailed(TrainingError):
         return f" ({self.reason})" if self.reason else ""
 
 
-class NotTrained(TrainingError):
-    template = (
-        "{spec!r} has not been trained as its spec says now; run `serin train` or Pipeline.train() first"
-    )
-    spec: str
+NotTrained = _kind(
+    TrainingError,
+    "NotTrained",
+    "{spec!r} has not been trained as its spec says now; run `serin train` or Pipeline.train() first",
+)
 
 
 class Preempted(TrainingError):
@@ -645,25 +585,19 @@ class Preempted(TrainingError):
     )
     retryable = True
     exit_code = 75
-    step: int
-    folder: Path | str
 
 
-class SearchFailed(TrainingError):
-    template = "no settings could be tried to the end: {reason} ({folder})"
-    folder: Path | str
-    reason: str
-
-
-class SearchStopped(TrainingError):
-    template = (
-        "the search was asked to stop after {begun} trial(s) had started; run the same command again to continue "
-        "({folder})"
-    )
-    retryable = True
-    exit_code = 75
-    folder: Path | str
-    begun: int
+SearchFailed = _kind(
+    TrainingError, "SearchFailed", "no settings could be tried to the end: {reason} ({folder})"
+)
+SearchStopped = _kind(
+    TrainingError,
+    "SearchStopped",
+    "the search was asked to stop after {begun} trial(s) had started; run the same command again to continue "
+    "({folder})",
+    retryable=True,
+    exit_code=75,
+)
 
 
 class LossNotFinite(TrainingError):
@@ -671,15 +605,10 @@ class LossNotFinite(TrainingError):
         "the loss became {value} at step {step}; lower training.learning_rate or look for extreme values in the "
         "features (clip them); the last good checkpoint is in {folder}"
     )
-    step: int
-    value: str
-    folder: Path | str
 
 
 class CheckpointBroken(TrainingError):
     template = "checkpoint {path} cannot be used: {reason}"
-    path: Path | str
-    reason: str
 
 
 class ExportError(SerinError):
@@ -688,17 +617,12 @@ class ExportError(SerinError):
 
 class ExportFailed(ExportError):
     template = "export of {what} failed: {reason}; nothing was published"
-    what: str
-    reason: str
 
 
 class GateFailed(ExportError):
     """`column` and `row` (the id in the main table) say where the first difference is, when it has a place."""
 
     template = "export gate, {stage}: {what}: {found}; nothing was published"
-    stage: str
-    what: str
-    found: str
     column: str | None = None
     row: int | None = None
 
@@ -710,9 +634,6 @@ class ChampionRefused(ExportError):
         "the candidate for {model!r} {why} the live version {live}: {reason}; nothing was published. To "
         "publish it anyway, a person must approve it by name: --approved-by NAME"
     )
-    model: str
-    live: int
-    reason: str
     compared: bool
 
     @property
@@ -720,10 +641,9 @@ class ChampionRefused(ExportError):
         return "is worse than" if self.compared else "cannot be compared with"
 
 
-class ExplanationRefused(ExportError):
-    template = "the scores of {release} cannot be explained: {reason}"
-    release: str
-    reason: str
+ExplanationRefused = _kind(
+    ExportError, "ExplanationRefused", "the scores of {release} cannot be explained: {reason}"
+)
 
 
 class ServingError(SerinError):
@@ -744,28 +664,20 @@ class TritonInstallFailed(ServingError):
         "Triton could not be installed; {step} failed: {reason}; fix that and run `serin install triton` again, "
         "or name another Triton with SERIN_TRITON"
     )
-    step: str
-    reason: str
 
 
 class BackendRefused(ServingError):
     """What was asked of serving cannot be honoured by this server, this machine or this bundle."""
 
     template = "{model} cannot be served with {asked}: {reason}; {instead}"
-    model: str
-    asked: str
-    reason: str
-    instead: str
 
 
 class GpuMemoryShort(ServingError):
     template = (
         "release {release} needs {wanted_mb:,} MB on a GPU and no GPU has that free ({rooms}); stop a "
-        "release or a training, lower serving.max_batch_rows or serving.gpu_memory_mb, or set serving.device: cpu"
+        "release or a training, lower serving.max_batch_rows or serving.gpu_memory, or set serving.device: cpu"
     )
     retryable = True
-    release: str
-    wanted_mb: int
     room: Iterable[str]
 
     @property
@@ -775,44 +687,28 @@ class GpuMemoryShort(ServingError):
 
 class ReleaseNotReady(ServingError):
     template = "release {release} did not come up: {reason}; read {log}"
-    release: str
-    reason: str
-    log: Path | str
 
 
 class VerificationFailed(ServingError):
     template = "release {release} does not answer its golden rows: {reason}"
-    release: str
-    reason: str
 
 
 class GatewayRejected(ServingError):
     template = "the gateway did not take {what}: {reason}"
     retryable = True
-    what: str
-    reason: str
 
 
-class EnvoyFileUnfit(ServingError):
-    template = "{path} cannot be added to the gateway: {reason}"
-    exit_code = 2
-    path: Path | str
-    reason: str
+EnvoyFileUnfit = _kind(
+    ServingError, "EnvoyFileUnfit", "{path} cannot be added to the gateway: {reason}", exit_code=2
+)
 
 
 class TlsUnfit(ServingError):
     template = "the certificate {certificate} and the key {key} cannot be used: {reason}"
     exit_code = 2
-    certificate: Path | str
-    key: Path | str
-    reason: str
 
 
-class KeyRefused(ServingError):
-    template = "API key {name!r}: {reason}"
-    exit_code = 2
-    name: str
-    reason: str
+KeyRefused = _kind(ServingError, "KeyRefused", "API key {name!r}: {reason}", exit_code=2)
 
 
 class KeyFileBroken(ServingError):
@@ -820,164 +716,105 @@ class KeyFileBroken(ServingError):
         "the gateway is closed: {path} {reason}; restore that file, or remove it and make new keys with "
         "`serin keys create`; `serin keys require --off` lets everybody in"
     )
-    path: Path | str
-    reason: str
 
 
-class IssuerRefused(ServingError):
-    template = "issuer {name!r}: {reason}"
-    exit_code = 2
-    name: str
-    reason: str
+IssuerRefused = _kind(ServingError, "IssuerRefused", "issuer {name!r}: {reason}", exit_code=2)
 
 
 class IssuerUnusable(ServingError):
     template = "issuer {name!r}: {reason}"
-    name: str
-    reason: str
 
 
-class TuningFailed(ServingError):
-    template = "serving settings of {model!r}: {reason}"
-    model: str
-    reason: str
-
-
-class ClientIdRefused(ServingError):
-    template = (
-        "client_id {client_id!r} would not be kept: use 1 to {most} printable ASCII characters, without a space at "
-        "either end"
-    )
-    exit_code = 2
-    client_id: str
-    most: int
+TuningFailed = _kind(ServingError, "TuningFailed", "serving settings of {model!r}: {reason}")
+ClientIdRefused = _kind(
+    ServingError,
+    "ClientIdRefused",
+    "client_id {client_id!r} would not be kept: use 1 to {most} printable ASCII characters, without a space at "
+    "either end",
+    exit_code=2,
+)
 
 
 class PredictionFailed(ServingError):
     template = "model {model!r} answered {status}: {reason}"
-    model: str
-    status: str
-    reason: str
 
 
 class RolloutError(SerinError):
     pass
 
 
-class RequestsDiffer(RolloutError):
-    template = (
-        "{release} cannot share clients with {stable}: {reason}. To switch all clients at once, set rollout.steps: "
-        "[100]; to serve both, give the model another name"
-    )
-    release: str
-    stable: str
-    reason: str
-
-
-class RolloutRefused(RolloutError):
-    template = "rollout {command} of {model!r} refused: {reason}"
-    model: str
-    command: str
-    reason: str
+RequestsDiffer = _kind(
+    RolloutError,
+    "RequestsDiffer",
+    "{release} cannot share clients with {stable}: {reason}. To switch all clients at once, set rollout.steps: "
+    "[100]; to serve both, give the model another name",
+)
+RolloutRefused = _kind(RolloutError, "RolloutRefused", "rollout {command} of {model!r} refused: {reason}")
 
 
 class CommandRefused(RolloutError):
     template = "{reason}"
     model: str
     command: str
-    reason: str
 
 
-class RolloutFailed(RolloutError):
-    template = (
-        "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the full report"
-    )
-    release: str
-    model: str
-    reason: str
-
-
-class ReplayEnded(RolloutError):
-    template = "the process that replays recorded requests exited with code {code}; the controller's log has its output"
-    retryable = True
-    code: int
-
-
-class RolloutUnfinished(RolloutError):
-    template = (
-        "release {release} is not live yet ({phase}); the rollout continues without this run: "
-        "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it"
-    )
-    release: str
-    phase: str
-
-
-class ControllerSilent(RolloutError):
-    template = (
-        "no rollout controller answered `{command}` of {model!r} within {waited_s:g} s and the command was taken "
-        "back; `serin status` shows whether the stack is up"
-    )
-    retryable = True
-    model: str
-    command: str
-    waited_s: float
+RolloutFailed = _kind(
+    RolloutError,
+    "RolloutFailed",
+    "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the full report",
+)
+ReplayEnded = _kind(
+    RolloutError,
+    "ReplayEnded",
+    "the process that replays recorded requests exited with code {code}; the controller's log has its output",
+    retryable=True,
+)
+RolloutUnfinished = _kind(
+    RolloutError,
+    "RolloutUnfinished",
+    "release {release} is not live yet ({phase}); the rollout continues without this run: "
+    "`serin rollout watch` shows it, `serin rollout promote` or `abort` decides it",
+)
+ControllerSilent = _kind(
+    RolloutError,
+    "ControllerSilent",
+    "no rollout controller answered `{command}` of {model!r} within {waited_s:g} s and the command was taken "
+    "back; `serin status` shows whether the stack is up",
+    retryable=True,
+)
 
 
 class JournalHeld(RolloutError):
     template = (
         "{path} is being written by another rollout controller; end that one first (`serin status` names it)"
     )
-    path: Path | str
 
 
 class LeadershipLost(RolloutError):
     template = "another rollout controller leads now ({leader}); this one steps down"
-    leader: str
 
 
-class JournalUnknown(RolloutError):
-    template = (
-        "{path} is not a journal this version can read (it begins with {found}); it was left as it is. Finish its "
-        "rollout with the Serin that wrote it, then move the file away"
-    )
-    path: Path | str
-    found: str
-
-
-class StageFailed(SerinError):
-    template = "{stage} failed in run {run!r}: {reason}"
-    stage: str
-    run: str
-    reason: str
-
-
-class StageLost(SerinError):
-    template = "{stage} was lost with run {run!r}: {reason}"
-    retryable = True
-    stage: str
-    run: str
-    reason: str
-
-
-class StageStopped(SerinError):
-    template = "{stage} was stopped with its run; `serin run --resume` does it from its beginning"
-    stage: str
+JournalUnknown = _kind(
+    RolloutError,
+    "JournalUnknown",
+    "{path} is not a journal this version can read (it begins with {found}); it was left as it is. Finish its "
+    "rollout with the Serin that wrote it, then move the file away",
+)
+StageFailed = _kind(SerinError, "StageFailed", "{stage} failed in run {run!r}: {reason}")
+StageLost = _kind(SerinError, "StageLost", "{stage} was lost with run {run!r}: {reason}", retryable=True)
+StageStopped = _kind(
+    SerinError,
+    "StageStopped",
+    "{stage} was stopped with its run; `serin run --resume` does it from its beginning",
+)
 
 
 class MonitoringError(SerinError):
     pass
 
 
-class NotRecorded(MonitoringError):
-    template = "nothing is recorded of {model!r}: {reason}"
-    model: str
-    reason: str
-
-
-class NotWatched(MonitoringError):
-    template = "the drift of {model!r} is not watched: {reason}"
-    model: str
-    reason: str
+NotRecorded = _kind(MonitoringError, "NotRecorded", "nothing is recorded of {model!r}: {reason}")
+NotWatched = _kind(MonitoringError, "NotWatched", "the drift of {model!r} is not watched: {reason}")
 
 
 class AlertRefused(MonitoringError):
@@ -996,51 +833,36 @@ class ReceiverRefused(MonitoringError):
 
     template = "receiver {name!r}: {reason}"
     exit_code = 2
-    name: str
-    reason: str
 
 
 class StackError(SerinError):
     pass
 
 
-class AlreadyUp(StackError):
-    template = (
-        "a stack is up in {home} already (process {pid}); `serin status` shows it, `serin down` ends it"
-    )
-    home: Path | str
-    pid: int
+AlreadyUp = _kind(
+    StackError,
+    "AlreadyUp",
+    "a stack is up in {home} already (process {pid}); `serin status` shows it, `serin down` ends it",
+)
 
 
 class HostNameTaken(StackError):
     template = (
         "another agent, with the gateway {address}, reports as host {host}; set SERIN_HOST to another name"
     )
-    host: str
-    address: str
 
 
-class NotUp(StackError):
-    template = "no stack is up in {home}; start one with `serin up`"
-    home: Path | str
-
-
-class StackUnusable(StackError):
-    template = "{problem}"
-    problem: str
-
-
-class PortTaken(StackError):
-    template = "port {port} is taken; name another with {option}, or leave {option} out to get a free one"
-    port: int
-    option: str
+NotUp = _kind(StackError, "NotUp", "no stack is up in {home}; start one with `serin up`")
+StackUnusable = _kind(StackError, "StackUnusable", "{problem}")
+PortTaken = _kind(
+    StackError,
+    "PortTaken",
+    "port {port} is taken; name another with {option}, or leave {option} out to get a free one",
+)
 
 
 class ProcessFailed(StackError):
     template = "{name} did not come up: {reason}; read {log}{end}"
-    name: str
-    reason: str
-    log: Path | str
     tail: str = ""
 
     @property
@@ -1048,118 +870,88 @@ class ProcessFailed(StackError):
         return f"\n{self.tail}" if self.tail else ""
 
 
-class BackupRefused(StackError):
-    exit_code = 2
-    template = "{what}: {reason}"
-    what: str
-    reason: str
-
-
-class BackupBroken(StackError):
-    template = "{path} is not a complete backup: {reason}; nothing was restored"
-    path: Path | str
-    reason: str
+BackupRefused = _kind(StackError, "BackupRefused", "{what}: {reason}", exit_code=2)
+BackupBroken = _kind(
+    StackError, "BackupBroken", "{path} is not a complete backup: {reason}; nothing was restored"
+)
 
 
 class SupervisorGone(StackError):
     template = "no supervisor answers at {socket}: {reason}"
-    socket: Path | str
-    reason: str
 
 
 class SupervisorRefused(StackError):
     template = "the supervisor refuses {call}: {reason}"
-    call: str
     code: int
-    reason: str
 
 
-class KubernetesGone(StackError):
-    template = "Kubernetes' API at {url} does not answer: {reason}"
-    retryable = True
-    url: str
-    reason: str
+KubernetesGone = _kind(
+    StackError, "KubernetesGone", "Kubernetes' API at {url} does not answer: {reason}", retryable=True
+)
 
 
 class KubernetesRefused(StackError):
     template = "Kubernetes refused to {action}: {reason}"
-    action: str
     status: int
-    reason: str
 
 
-class ObjectNotOurs(StackError):
-    template = (
-        "{kind} {name!r} in namespace {namespace!r} was not made by Serin (it has no label {label}), so it is left as "
-        "it is; rename it, or give releases another namespace"
-    )
-    kind: str
-    name: str
-    namespace: str
-    label: str
-
-
-class TemplateUnfit(StackError):
-    template = "{path}: {reason}; deployments/kubernetes/base/release has one that works"
-    exit_code = 2
-    path: str
-    reason: str
+ObjectNotOurs = _kind(
+    StackError,
+    "ObjectNotOurs",
+    "{kind} {name!r} in namespace {namespace!r} was not made by Serin (it has no label {label}), so it is left as "
+    "it is; rename it, or give releases another namespace",
+)
+TemplateUnfit = _kind(
+    StackError,
+    "TemplateUnfit",
+    "{path}: {reason}; deployments/kubernetes/base/release has one that works",
+    exit_code=2,
+)
 
 
 class PrefectGone(StackError):
     template = "the Prefect server at {url} does not answer: {reason}; `serin status` shows the stack"
-    url: str
-    reason: str
 
 
 class PrefectRefused(StackError):
     template = "Prefect answered {code} to {call}: {reason}"
-    call: str
-    code: int
-    reason: str
 
 
-class PrefectLoginRefused(PrefectRefused):
-    template = (
-        "the Prefect server at {url} does not accept the login: {reason}; set PREFECT_API_AUTH_STRING to its "
-        "user:password, or PREFECT_API_KEY"
-    )
-    url: str
+PrefectLoginRefused = _kind(
+    PrefectRefused,
+    "PrefectLoginRefused",
+    "the Prefect server at {url} does not accept the login: {reason}; set PREFECT_API_AUTH_STRING to its "
+    "user:password, or PREFECT_API_KEY",
+)
 
 
 class SlurmSilent(StackError):
     template = "{command} got no answer from Slurm: {reason}; check `scontrol ping` and SLURM_CONF"
     retryable = True
-    command: str
-    reason: str
 
 
 class SlurmRefused(StackError):
     template = "{command} was refused: {reason}"
-    command: str
-    reason: str
 
 
-class RunNotResumable(StackError):
-    template = "run {run!r} is {state}; only one that failed, crashed or was cancelled can be resumed"
-    exit_code = 2
-    run: str
-    state: str
-
-
-class RunNotCancellable(StackError):
-    template = "run {run!r} is {state}; only one that has not ended can be cancelled"
-    exit_code = 2
-    run: str
-    state: str
+RunNotResumable = _kind(
+    StackError,
+    "RunNotResumable",
+    "run {run!r} is {state}; only one that failed, crashed or was cancelled can be resumed",
+    exit_code=2,
+)
+RunNotCancellable = _kind(
+    StackError,
+    "RunNotCancellable",
+    "run {run!r} is {state}; only one that has not ended can be cancelled",
+    exit_code=2,
+)
 
 
 class PipelineFailed(StackError):
     """`state`: how the run ended: failed, crashed or cancelled. `reason`: empty when nobody knows it."""
 
     template = "the run of {spec} {ended}{why}\n{url} shows all of it"
-    spec: str
-    url: str
     state: str = "failed"
     reason: str = ""
 

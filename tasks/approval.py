@@ -14,8 +14,8 @@ from prefect.flow_runs import aresume_flow_run
 from prefect.input import RunInput
 from prefect.runtime import flow_run
 
-from serin.pipeline.rollouts import find_rollouts
 from serin.rollout.decide.state import Hold
+from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.store.artifacts import Release
 

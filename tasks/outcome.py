@@ -23,7 +23,7 @@ from prefect.states import Failed
 from serin import errors
 from serin.errors import SerinError
 from serin.machine import environment
-from serin.stack.prefect.follow import ASKED_TO_STOP, last_line
+from serin.prefect.follow import ASKED_TO_STOP, last_line
 
 P = ParamSpec("P")
 R = TypeVar("R")

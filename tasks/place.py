@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -33,9 +32,8 @@ from pydantic import TypeAdapter
 from serin.errors import SerinError, StageFailed, StageLost, StoreError
 from serin.machine import environment
 from serin.pipeline.silence import RunHost
-from serin.store.run_outcomes import read_outcome
 from serin.store.stage_keys import note, notes
-from tasks.busy_server import client_that_repeats_soon, repeat_while_busy
+from serin.store.stage_results import read_outcome
 from tasks.run_end import listening_for_end
 
 Result = TypeVar("Result")
@@ -91,7 +89,7 @@ async def _run_once(
     get_run_logger().info("%s %s", stage, where)
     note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
     try:
-        async with client_that_repeats_soon() as client:
+        async with get_client() as client:
             run = await _begin(client, stage, deployment, plain, job_variables)
             run = await _ended(client, stage, run)
     except asyncio.CancelledError:
@@ -169,7 +167,7 @@ async def _begin(
     base = f"{flow_run.id}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}"
     for number in itertools.count():
         asked_for = (name, parameters, f"{base}-{number}", dict(job_variables or {}))
-        run = await repeat_while_busy(partial(request_run, client, *asked_for), within_s=_SERVER_GONE_S)
+        run = await request_run(client, *asked_for)
         if run.state is None or not run.state.is_final() or run.state.is_completed():
             return run
     raise AssertionError("there are more numbers than runs")

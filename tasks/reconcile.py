@@ -8,10 +8,9 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from serin.host.state import running_stack
 from serin.machine import environment
-from serin.stack.host.state import running_stack
-from serin.stack.prefect.lost_runs import STARTING_S
-from serin.stack.prefect.reconcile import build_reconciler
+from serin.prefect.reconcile import STARTING_S, build_reconciler
 
 _LOOK_S = 2.0
 

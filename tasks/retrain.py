@@ -16,7 +16,7 @@ from serin.formats.reason import Kind, Reason
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
-from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release

@@ -15,10 +15,9 @@ from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline import roll_out as use_case
 from serin.reports.charts import curves
-from serin.reports.rollout_charts import evidence_drawing
+from serin.reports.rollout_page import evidence_drawing
 from serin.rollout.run.story import tell
-from serin.spec.rollout import RolloutSpec
-from serin.spec.serving import ServingSpec
+from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from tasks.approval import Approval
 from tasks.in_thread import in_thread
@@ -34,10 +33,10 @@ from tasks.run_log import run_log
     retry_condition_fn=error_is_retryable,
     cache_policy=NO_CACHE,
 )
-async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> Release:
+async def roll_out_release(spec: PipelineSpec, release: Release) -> Release:
     """Makes the release live for all clients. Raises RolloutFailed with the reason when it was rolled back."""
     with run_log():
-        running = await asyncio.to_thread(use_case.begin_rollout, serving, rollout, release, by=_who())
+        running = await asyncio.to_thread(use_case.begin_rollout, spec, release, by=_who())
     return release if running is None else use_case.rollout_outcome(release, await _follow(release, running))
 
 
@@ -48,10 +47,10 @@ async def roll_out_release(serving: ServingSpec, rollout: RolloutSpec, release: 
     retry_condition_fn=error_is_retryable,
     cache_policy=NO_CACHE,
 )
-async def begin_rollout(serving: ServingSpec, rollout: RolloutSpec, release: Release) -> str | None:
+async def begin_rollout(spec: PipelineSpec, release: Release) -> str | None:
     """Returns the running rollout of the release, starting it if there is none. None: the release is already live."""
     with run_log():
-        return await asyncio.to_thread(use_case.begin_rollout, serving, rollout, release, by=_who())
+        return await asyncio.to_thread(use_case.begin_rollout, spec, release, by=_who())
 
 
 @task(task_run_name="follow_rollout {release.name}", cache_policy=NO_CACHE)

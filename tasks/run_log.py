@@ -17,9 +17,12 @@ from functools import partial
 
 from prefect import get_run_logger
 
+from serin.machine import environment
 from serin.machine.log_times import log_at
 from serin.pipeline.follow_files import PROCESSES
 from serin.pipeline.roll_out import DECISIONS
+from serin.prefect.run_summary import summary
+from serin.store.artifacts import Release
 
 Say = Callable[[str, float], None]  # a line, and when it was logged
 
@@ -123,3 +126,9 @@ class _Passing(logging.Handler):
             line = f"{f'dask worker {worker}' if worker else 'dask'}: {line}"
         say = self._warn if warning else self._info if record.name == DECISIONS else None
         self._less(line[:_LONGEST], record.created, say=say)
+
+
+def log_result(release: Release, *, served: bool) -> None:
+    """Log what a pipeline has made, as its last lines. `served`: the version was rolled out and is live."""
+    for line in summary(environment.home(), release, served=served):
+        get_run_logger().info(line)

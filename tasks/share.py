@@ -11,8 +11,8 @@ from typing import ParamSpec, TypeVar
 from prefect.runtime import flow_run
 
 from serin.machine import environment
-from serin.store.run_outcomes import share_outcome
 from serin.store.stage_keys import notes
+from serin.store.stage_results import share_outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")

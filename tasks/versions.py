@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.errors import NotFound
-from serin.spec.load import load_stored_spec
+from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -20,7 +20,7 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
             raise NotFound(kind="model", name=model, known=store.models())
         version = versions[-1]
     bundle = store.bundle(model, version, hold=True)
-    return Release(model=model, version=bundle.version), load_stored_spec(Path(bundle.path) / "spec.yaml")
+    return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
 
 
 def live_models() -> list[str]:

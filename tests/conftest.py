@@ -1,7 +1,5 @@
 """Before anything is collected: tests must not see or touch a developer's own stack, store or Prefect profile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.kit.s3"]
 _STATE = Path(tempfile.mkdtemp(prefix="serin-tests-"))
 
 for _name in [
@@ -60,6 +59,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_STATE, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _sockets() -> Iterator[None]:
+    """Short folders of sockets and small files in memory, as a session of a user has them, are gone with the tests."""
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK | os.X_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="st-", dir=place) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
     """A real Prefect server with an empty database, one for all tests: it takes seconds to start. It is the stack's,
@@ -75,7 +87,7 @@ def prefect_server() -> Iterator[None]:
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         }
         harness = get_current_settings().to_environment_variables(exclude_unset=True)
-        command = [sys.executable, "-m", "serin.stack.prefect.server", str(server.port)]
+        command = [sys.executable, "-m", "serin.prefect.server", str(server.port)]
         return subprocess.Popen(command, env={**os.environ, **harness, **own})
 
     with pytest.MonkeyPatch.context() as patch:

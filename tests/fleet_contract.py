@@ -3,9 +3,6 @@
 A subclass gives a `scene`: a fleet, a store, and a way to kill a release's process as the kernel does.
 """
 
-from __future__ import annotations
-
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +14,7 @@ from serin.rollout.run.ports import Processes
 from serin.serving.client.client import predict
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
+from tests.kit.waiting import until
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -34,10 +32,7 @@ class Scene:
     within_s: float = 120.0
 
     def wait(self, what: str, check: Callable[[], bool]) -> None:
-        end = time.monotonic() + self.within_s
-        while not check():
-            assert time.monotonic() < end, f"{what}: not within {self.within_s:g} s"
-            time.sleep(0.1)
+        until(check, what, within_s=self.within_s, every_s=0.1)
 
     def wait_ready(self, release: Release) -> None:
         self.wait(f"{release.name} ready", lambda: self.fleet.state(release) == "ready")

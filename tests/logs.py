@@ -1,7 +1,5 @@
 """What Serin logs, for tests that look at it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

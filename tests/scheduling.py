@@ -1,7 +1,5 @@
 """Which tests a worker of `make test` is given at once, in which order, and how many workers there are."""
 
-from __future__ import annotations
-
 import os
 
 from xdist.scheduler import LoadScopeScheduling

@@ -1,7 +1,5 @@
 """Signals to processes that may have ended already."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

@@ -16,7 +16,7 @@ from benchmarks.machine import machine
 from benchmarks.race import EVERYTHING, Choice, Lap, Result, Role, Unequal, race
 from benchmarks.report import Report
 from serin.export.build import export_model
-from serin.export.session import has_device
+from serin.scoring.session import has_device
 from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 

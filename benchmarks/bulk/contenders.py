@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.clock import Watch
-from serin.export.score.bulk import find_pieces, score_into_folder
-from serin.export.score.predict import Scorer
 from serin.formats.wire import to_wire
+from serin.scoring.bulk import find_pieces, score_into_folder
+from serin.scoring.predict import Scorer
 
 _kept: dict[str, Any] = {}
 

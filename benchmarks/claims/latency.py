@@ -13,9 +13,9 @@ import torch
 from benchmarks.claims.claim import Claim
 from benchmarks.claims.trainings import SHAPE, Place, Settings, Table, train
 from serin.export.convert.torch2onnx import torch2onnx
-from serin.export.session import open_session
 from serin.machine.hardware import core_count
 from serin.models.build import build_model
+from serin.scoring.session import open_session
 
 SIZES = (1, 64, 4096)
 APART = 5e-3  # of a logit; products on a GPU are rounded to TF32

@@ -12,10 +12,10 @@ from benchmarks.claims.claim import Claim
 from benchmarks.claims.trainings import SHAPE, Place, Settings, Table, Trained, train
 from serin.export.convert.network import graph_network
 from serin.export.convert.torch2onnx import torch2onnx
-from serin.export.session import open_session
 from serin.export.variants.build import Unavailable, build_variants
-from serin.export.variants.flops import count_flops
+from serin.export.variants.choose import count_flops
 from serin.models.build import build_model
+from serin.scoring.session import open_session
 from serin.training.programs.pruning import prune
 from serin.training.results.judge import judge_scores
 

@@ -26,9 +26,9 @@ from typing import Any
 from benchmarks.child import ContenderFailed
 from benchmarks.orchestration.place import Place, Say, stack_in, write_pipeline
 from benchmarks.report import last_line
-from serin.stack.host.state import running_stack
-from serin.stack.prefect.follow import begin_run
-from serin.stack.prefect.login import stack_api
+from serin.host.state import running_stack
+from serin.prefect.follow import begin_run
+from serin.prefect.login import stack_api
 
 TOGETHER = 10
 ROWS = 2_000

@@ -31,8 +31,8 @@ from serin.models.trees import scores
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.store import Store
-from serin.training.data.folds import fold_numbers, pooled, write_fold
 from serin.training.launch.job import TrainingJob
+from serin.training.programs.auto import fold_numbers, pooled, write_fold
 from serin.training.programs.auto_fit import fit_candidate
 from serin.training.programs.auto_portfolio import Candidate, candidates
 

@@ -16,7 +16,7 @@ _made: dict[str, Score] = {}
 def ours(request: dict[str, Any], num: Any, cat: Any) -> Score:
     from pathlib import Path
 
-    from serin.export.session import open_session
+    from serin.scoring.session import open_session
 
     core, threads = ("fp32_core", "fp32_threads") if request["exact"] else ("core", "ort_threads")
     session = open_session(Path(request[core]), threads=request[threads])

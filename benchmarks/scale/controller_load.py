@@ -20,16 +20,16 @@ from typing import Any
 import psutil
 
 from benchmarks.scale.hosts_reports import HOSTS
+from serin.cluster.controller import LedController
 from serin.formats.bundle import write_manifest
 from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.cluster.host_report import PREFIX
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
-from serin.rollout.cluster.leadership import Leadership
-from serin.rollout.cluster.mailbox import StoreMailbox
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command
-from serin.stack.cluster.controller import LedController
-from serin.store.objects import open_objects
+from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.mailbox import StoreMailbox
+from serin.store.open import open_objects
 from serin.store.store import Store
 
 _REACHED_S = 240.0
@@ -146,7 +146,7 @@ def _publish(store: Store, model: str) -> None:
     version = store.reserve_version(model)
     with store.workspace() as folder:
         write_schema(folder, _SCHEMA)
-        (folder / "spec.yaml").write_text("serving: {p99_ms: 50}\n", encoding="utf-8")
+        (folder / "spec.yaml").write_text("objectives: {latency_ms: 50}\n", encoding="utf-8")
         write_manifest(
             folder, name=model, model_version=version, spec_digest="0" * 64, lineage={}, metrics={}
         )

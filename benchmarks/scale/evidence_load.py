@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.race import Lap, Result, Unequal, race
+from serin.cluster.agent.evidence import Progress, cut_evidence
 from serin.formats.cluster.desired_state import DesiredState, EvidenceArm
 from serin.formats.cluster.evidence import HostEvidence
 from serin.formats.serving.request_log import START, read_requests
@@ -23,7 +24,6 @@ from serin.rollout.decide.blocks import Block
 from serin.rollout.decide.cutting import Arm
 from serin.rollout.decide.evidence import Evidence, fold, fold_blocks
 from serin.rollout.decide.plan import Plan
-from serin.stack.agent.evidence import Progress, cut_evidence
 
 MODEL, CANDIDATE, STABLE, EPOCH, SHARE = "flights", "flights-v2", "flights-v1", 3, 0.25
 GATEWAYS = 3

@@ -11,7 +11,7 @@ import time
 
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.serving.request import Request
-from serin.store.objects import open_objects
+from serin.store.open import open_objects
 from tests.fakes.agents import FakeAgent
 
 HOSTS = ("a", "b", "c")

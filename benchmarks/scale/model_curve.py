@@ -44,8 +44,8 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     from benchmarks.training.ours import run as train
     from benchmarks.training.table import make_table
     from serin.export.build import export_model
-    from serin.export.score.predict import Scorer
     from serin.formats.weights import read_weights
+    from serin.scoring.predict import Scorer
     from serin.store.store import Store
     from tests.unit.export.small_dataset import flights, make_trained
 

@@ -34,7 +34,7 @@ from benchmarks.serving.servers import (
     running,
 )
 from serin.machine.hardware import core_count
-from serin.serving.client.load_connections import Target
+from serin.serving.tuning.load_connections import Target
 
 WARM_UP_S = 0.1
 ADDED = ("serin", TRITON)  # the gateway's cost is their difference
@@ -96,7 +96,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
         figures={str(case): _figures(laps) for case, laps in found.items()},
         line=last_line(found),
         notes=[
-            f"`serin, waits`: with a queue delay of {QUEUE_DELAY_US} us (serving.queue_delay_us, 0 by default)",
+            f"`serin, waits`: with a queue delay of {QUEUE_DELAY_US} us (serving.queue_delay, 0 by default)",
             "unless the name says otherwise, serin and Triton get binary tensors and the peers JSON",
             f"`{BEST_PEER}{BINARY}`: plain bytes, cheaper to read in Python than the protocol's binary tensors",
             f"`{BEHIND.strip(', ')}`: behind an Envoy that only forwards requests, with as many threads as ours",

@@ -23,14 +23,13 @@ from benchmarks.child import ContenderFailed
 from benchmarks.machine import machine
 from benchmarks.serving.gpu_limit import InProcess, difference
 from benchmarks.serving.gpu_servers import MAX_ROWS, Running, Wanted, flights_bundle, serving
-from serin.export.session import Device
 from serin.formats.schema import Schema, read_schema
 from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import core_count
+from serin.scoring.session import Device
 from serin.serving.client.client import predict
-from serin.serving.client.latencies import Latencies
-from serin.serving.client.load import Closed, LoadResult, model_target, run_load
-from serin.serving.client.load_connections import Target
+from serin.serving.tuning.load import Closed, Latencies, LoadResult, model_target, run_load
+from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import Bundle
 from tests.unit.export.small_dataset import flights
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from serin.export.session import Device, open_session
 from serin.formats.wire import Array
+from serin.scoring.session import Device, open_session
 
 Feed = Mapping[str, Array]
 

@@ -67,7 +67,7 @@ def publish(store: Store, *, queue_delay_us: int, more: Mapping[str, Any] | None
     with store.workspace() as folder:
         onnx.save(graph(), folder / "model.onnx")
         write_schema(folder, SCHEMA)
-        own = {"threads": 1, "max_batch_rows": 256, "queue_delay_us": queue_delay_us}
+        own = {"threads": 1, "max_batch_rows": 256, "queue_delay": f"{queue_delay_us}us"}
         settings = {**(more or {}), "serving": {**own, **(more or {}).get("serving", {})}}
         (folder / "spec.yaml").write_text(json.dumps(settings))
         golden = rows(40, seed=7)

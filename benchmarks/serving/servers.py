@@ -24,10 +24,10 @@ from serin.errors import ReleaseNotReady
 from serin.machine.ports import free_ports
 from serin.machine.process import Process
 from serin.serving.children import Children
-from serin.serving.client.load import Closed, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, default_threads
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
+from serin.serving.tuning.load import Closed, run_load
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 

@@ -12,11 +12,11 @@ from benchmarks.race import Lap
 from benchmarks.serving import model
 from serin.machine.ports import free_ports
 from serin.serving.children import Children
-from serin.serving.client.load import Closed, model_target, run_load
-from serin.serving.client.load_connections import Target
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
+from serin.serving.tuning.load import Closed, model_target, run_load
+from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 

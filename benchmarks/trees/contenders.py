@@ -20,7 +20,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.data.tree_matrix import features_on, quantile_matrix, sizes_of
 from serin.training.launch.job import TrainingJob
-from serin.training.programs.trees import tree_settings
+from serin.training.programs.grow_trees import tree_settings
 
 _kept: dict[str, Any] = {}
 

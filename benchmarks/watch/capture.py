@@ -25,10 +25,10 @@ from serin.machine.ports import free_ports
 from serin.machine.process import Process
 from serin.monitoring.capture.counters import read_captures
 from serin.serving.children import Children
-from serin.serving.client.load import Closed, Open, model_target, run_load
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
+from serin.serving.tuning.load import Closed, Open, model_target, run_load
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 
@@ -175,7 +175,7 @@ def _start_gateway(home: Path, host: Children, fleet: Releases, releases: list[R
 def _watcher(home: Path) -> Process:
     return Process(
         name=WATCHER,
-        command=(sys.executable, "-m", "serin.stack.watch.watcher"),
+        command=(sys.executable, "-m", "serin.watcher.watcher"),
         environment={**os.environ, "SERIN_HOME": str(home), "SERIN_STORE": str(home / "store")},
         folder=Path.cwd(),
         log=home / "watcher.log",

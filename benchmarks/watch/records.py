@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from serin.formats.serving.request_log import START, read_requests
-from serin.formats.serving.request_table import request_table
 from serin.formats.serving.spool import Recorded, encode_block, encode_header, spool_folder
 from serin.monitoring.capture.merge import merge_parts
-from serin.monitoring.capture.recorder import Recorder
+from serin.monitoring.capture.recorder import Recorder, request_table
 from serin.monitoring.history.sketch import Sketch, bins_of
 from serin.monitoring.history.store import DAY_S, History
 from serin.monitoring.history.tally import MINUTE_S, Series, Tally

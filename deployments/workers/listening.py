@@ -26,10 +26,10 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventNameFilter
 from websockets.exceptions import WebSocketException
 
+from serin.cluster.host_worker import Reports
+from serin.host.standing import begin_beats
 from serin.machine import environment
 from serin.machine.heartbeat import beat
-from serin.stack.host.standing import begin_beats
-from serin.stack.host_worker import Reports
 
 from .asking import Asking  # relative: the entry point loads this package under another name
 

@@ -20,8 +20,8 @@ from anyio.abc import Process
 from prefect.settings import get_current_settings
 from prefect.utilities.processutils import sanitize_subprocess_env
 
+from serin.host.run_processes import record_run, run_processes
 from serin.machine import environment
-from serin.stack.host.run_processes import record_run, run_processes
 
 from .run_output import open_run_output  # relative: the entry point loads this package under another name
 

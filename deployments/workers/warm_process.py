@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.host.run_processes import record_run
 from serin.machine import environment
-from serin.stack.host.run_processes import record_run
-from serin.stack.prefect.processes import is_starting
+from serin.prefect.processes import is_starting
 
 from .run_output import open_run_output  # relative: as in the worker, whose package has another name
 
@@ -40,7 +40,7 @@ _MODULE = "deployments.workers.warm_process"
 _ENGINE = "prefect.engine"
 _IMPORTED = (
     "prefect.flow_engine", "prefect.task_engine", "prefect.deployments.steps.core", "fastapi", _ENGINE,
-    "serin.stack.prefect.pull", "flows.placed", "flows.pipeline", "flows.stages", "serin.etl.build",
+    "serin.prefect.pull", "flows.placed", "flows.pipeline", "flows.stages", "serin.etl.build",
     "fsspec.implementations.local", "graphviz", "encodings.idna",  # what Prefect imports in its first run
 )  # fmt: skip
 _STARTING_S, _LOOK_S = 60.0, 0.1

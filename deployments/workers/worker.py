@@ -18,7 +18,7 @@ from prefect.utilities.processutils import sanitize_subprocess_env
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 
 from serin.machine import environment
-from serin.stack.prefect.processes import WORKER_TYPE
+from serin.prefect.processes import WORKER_TYPE
 
 from .listening import Listening  # relative: the entry point loads this package under another name
 from .standby import RunProcess, Standby, end_group

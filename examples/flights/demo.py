@@ -108,7 +108,7 @@ def release(
     run([SERIN, "run", str(path), "--no-serve"])
     version = Store.open().versions(MODEL)[-1]
     with clients(address, rows) as traffic:
-        start = [SERIN, "rollout", "start", MODEL, str(version), "--why", why]
+        start = [SERIN, "rollout", "start", f"{MODEL}:{version}", "--why", why]
         run(start, code=0 if ends == "promoted" else 1)
     now, failed = model_status(), sum(traffic.failures.values())
     if (now["rollout"]["version"], now["rollout"]["phase"]) != (version, ends):

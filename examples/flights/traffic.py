@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from serin.serving.client.load import LoadResult, Open, json_target, run_load
+from serin.serving.tuning.load import LoadResult, Open, json_target, run_load
 
 REQUESTS_PER_S = 100
 LONGEST_S = 24 * 3600.0

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-    from serin.export.explain.explanation import Contributions
+    from serin.scoring.explain.explanation import Contributions
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 5, 8
 _OWN = ("base", "margin", "score")

@@ -1,12 +1,11 @@
-"""Trained weights and published model versions as notebooks use them: metrics, scores, the model card."""
+"""Datasets, trained weights and published versions as notebooks use them: frames, metrics, scores, their pages."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from serin.api.page import Page
-from serin.api.result import Result
+from serin.api.result import Page, Result
 from serin.pipeline.stage import StageResult
 from serin.store import artifacts
 from serin.store.store import Store
@@ -17,11 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from serin.api.explanation import Explanation
-    from serin.export.explain.explainer import Explainer
-    from serin.export.score.predict import Scorer
     from serin.pipeline.labels import LabelsAdded
+    from serin.scoring.explain.explainer import Explainer
+    from serin.scoring.predict import Scorer
 
 _CARD = "card.md"
+_REPORT = "report.html"
 
 
 class Checkpoint(Result):
@@ -137,13 +137,13 @@ class Model(Result):
 
     @cached_property
     def _scorer(self) -> Scorer:
-        from serin.export.score.predict import Scorer
+        from serin.scoring.predict import Scorer
 
         return Scorer(self.path, digest=self.digest)
 
     @cached_property
     def _explainer(self) -> Explainer:
-        from serin.export.explain.explainer import Explainer
+        from serin.scoring.explain.explainer import Explainer
 
         return Explainer(self.path, digest=self.digest)
 
@@ -152,3 +152,42 @@ class Model(Result):
 
     def _facts(self) -> dict[str, object]:
         return {name: f"{value:.4f}" for name, value in sorted(self.metrics.items())}
+
+
+class Dataset(Result):
+    """The features and targets that a model learns from, split into train, valid and test.
+
+    `digest` names the content; `rows` counts the rows of each split; `path` is the folder. `ran` says whether it was
+    built by this call, `why` gives the reason, `receipt` the cost (None when an earlier dataset was found).
+
+    Examples:
+        >>> dataset = pipeline.build_dataset()
+        >>> sorted(dataset.rows)
+        ['test', 'train', 'valid']
+        >>> dataset.to_pandas("test").columns.tolist()
+        ['weight', 'distance', 'carrier', 'target']
+    """
+
+    digest: str
+    rows: dict[str, int]
+
+    def __init__(self, result: StageResult[artifacts.Dataset]) -> None:
+        super().__init__(result)
+        self.digest, self.rows = result.value.digest, dict(result.value.rows)
+
+    def to_pandas(self, split: Literal["train", "valid", "test"] = "train") -> pd.DataFrame:
+        """The rows of a split: numeric features as the model gets them (filled, clipped, scaled), categories as the
+        values that their codes mean, then `target`. The index is the row's number in the main table."""
+        from serin.pipeline.frames import read_frame
+
+        return read_frame(self.path, split)
+
+    def report(self) -> Page:
+        """The page about the dataset: distributions, nulls, relation to the target, warnings. A notebook shows it."""
+        return Page(self.path / _REPORT)
+
+    def _title(self) -> str:
+        return f"Dataset {self.digest[:12]}"
+
+    def _facts(self) -> dict[str, object]:
+        return {"rows": ", ".join(f"{split} {count:,}" for split, count in self.rows.items())}

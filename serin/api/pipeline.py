@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel
 
-from serin.api.dataset import Dataset
-from serin.api.model import Checkpoint, Model
+from serin.api.model import Checkpoint, Dataset, Model
 from serin.api.progress import showing_progress
 from serin.errors import SpecError
 from serin.machine import environment
@@ -142,15 +141,15 @@ class Pipeline:
     def roll_out(self) -> Model:
         """Brings the exported version to its clients, step by step, as `rollout` in the spec says, and returns when it
         is live. Needs a running stack (`serin up`); RolloutFailed gives the reason of a rollback."""
+        from serin.host.state import running_stack
         from serin.pipeline import roll_out
         from serin.pipeline.run_stage import run_export
-        from serin.stack.host.state import running_stack
 
         running_stack(environment.home())
         with showing_progress(f"rollout of {self.name}"):
             bundle = run_export(self._spec).value
             release = Release(model=bundle.model, version=bundle.version)
-            done = roll_out.roll_out(self._spec.serving, self._spec.rollout, release)
+            done = roll_out.roll_out(self._spec, release)
         return Model(StageResult(value=bundle, ran=done.ran, why=done.why))
 
     def run(
@@ -166,7 +165,7 @@ class Pipeline:
         `placed`: each stage on the worker that suits it. `fresh`: stages to do again. `serve`: roll the version out.
         `approved_by`: as for `export`. PipelineFailed names the run that did not complete."""
         from serin.pipeline.run_stage import run_export
-        from serin.stack.prefect.flow_run import run_pipeline
+        from serin.prefect.flow_run import run_pipeline
 
         with showing_progress(f"run of {self.name}"):
             run_pipeline(

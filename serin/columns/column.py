@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.nulls import is_null, is_null_string, null_of, without_null_strings
+from serin.formats.nulls import is_null, is_null_string, null_of, parse_times
 from serin.formats.schema import INT64_NULL, Kind
 
 Array = npt.NDArray[Any]
@@ -256,20 +256,12 @@ def _ints(values: pa.ChunkedArray) -> Array:
 
 def _times(values: pa.ChunkedArray) -> Array:
     if kind_of_type(values.type) == "string":
-        values = _parsed(values.cast(pa.string()))
+        values = parse_times(values.cast(pa.string()))
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
         nanoseconds = _filled(values.cast(pa.int64()), INT64_NULL)
         return np.where(nanoseconds == INT64_NULL, INT64_NULL, nanoseconds // 1000)
     zone = values.type.tz if pa.types.is_timestamp(values.type) else None
     return _filled(values.cast(pa.timestamp("us", tz=zone)).cast(pa.int64()), INT64_NULL)
-
-
-def _parsed(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = without_null_strings(values)
-    try:
-        return values.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return values.cast(pa.timestamp("us", tz="UTC"))  # every value names its zone
 
 
 def _bools(values: pa.ChunkedArray) -> Array:

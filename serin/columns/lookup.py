@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.columns.keys import KeyIndex
-from serin.columns.label_encoder import label_encoder
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -51,3 +50,21 @@ def _column(table: pa.Table, name: str) -> Column:
     kind = kind_of_type(values.type)
     assert kind is not None, name
     return column_from_arrow(values, kind)
+
+
+def label_encoder(
+    graph: GraphBuilder,
+    values: str,
+    *,
+    keys: Sequence[str] | Sequence[int],
+    places: Sequence[int],
+    default: int,
+) -> str:
+    """int64: the place of the key that a value equals, else `default`. At least one key; all of one type."""
+    attributes: dict[str, Any] = {
+        "keys_strings" if isinstance(keys[0], str) else "keys_int64s": list(keys),
+        "values_int64s": list(places),
+        "default_int64": default,
+    }
+    places_found: str = graph.op("LabelEncoder", values, domain="ai.onnx.ml", **attributes)
+    return places_found

@@ -1,4 +1,5 @@
-"""The float32 nearest to an exact number: one rounding, ties to even, subnormal results included.
+"""The float32 nearest to an exact number: one rounding, ties to even, subnormal results included. And how far apart two
+float32 values are, in units in the last place.
 
 A quotient or a root is cut off after at least 26 bits, and its last bit is set when anything was cut off (rounding to
 odd). What is rounded to float32 after that is what the exact number would be rounded to.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,3 +95,26 @@ def _free_bits(values: UInt64) -> UInt64:
     """How many bits above the first one are 0, or one less than that."""
     bits = np.frexp(values.astype(np.float64))[1]
     return (64 - np.minimum(bits, 64)).astype(np.uint64)
+
+
+def ulps_apart(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Counts the float32 values between each two, plus 1 if they differ; NaN equals NaN and is far from the rest."""
+    apart: npt.NDArray[np.int64] = np.abs(_place(left) - _place(right))
+    return np.where(
+        np.isnan(left) | np.isnan(right), np.where(np.isnan(left) & np.isnan(right), 0, 2**32), apart
+    )
+
+
+def alike(
+    left: npt.NDArray[np.float32], right: npt.NDArray[np.float32], slack: float
+) -> npt.NDArray[np.bool_]:
+    """Returns where two results of logarithms or sines agree: within 1 ulp, or within `slack`."""
+    with np.errstate(invalid="ignore"):
+        close: npt.NDArray[np.bool_] = np.abs(left.astype(np.float64) - right) <= slack
+    return close | (ulps_apart(left, right) <= 1)
+
+
+def _place(values: Any) -> npt.NDArray[np.int64]:
+    """Returns the rank of each value among all float32 values; 0 and -0 share one."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

@@ -33,7 +33,6 @@ METRICS_OF_TASK: Final[Mapping[Task, tuple[str, ...]]] = {
     "multiclass": ("accuracy", "logloss"),
     "regression": ("rmse", "calibration"),
 }
-HIGHER_IS_BETTER: Final = ("auc", "accuracy")
 
 _SURE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _BINS: Final = 20

@@ -71,10 +71,10 @@ def agent(
     SERIN_STORE names the store that all hosts share, SERIN_HOST this host. Gateway and releases keep serving while the
     store or the controller is away.
     """
+    from serin.cluster.agent.run import run_agent
+    from serin.cluster.agent.settings import AgentSettings, advertised
+    from serin.host.standing import stop_on_signals
     from serin.serving.envoy.tls import tls_pair
-    from serin.stack.agent.run import run_agent
-    from serin.stack.agent.settings import AgentSettings, advertised
-    from serin.stack.host.standing import stop_on_signals
 
     tls = tls_pair(tls_cert, tls_key)
     settings = AgentSettings(

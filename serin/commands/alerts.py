@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serin.commands.arguments import DurationOption, Why
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def silence(
     model: Annotated[
         str | None, typer.Option("--model", help="Silence all alerts of this model.", show_default=False)
     ] = None,
-    lasts: Annotated[str, typer.Option(help="For how long, such as 30m, 2h or 3d.")] = "2h",
-    why: Annotated[str, typer.Option("--why", help="A reason, for the journal.")] = "",
+    lasts: Annotated[float, DurationOption("For how long, such as 30m or 3d. [default: 2h]")] = 7200.0,
+    why: Why = "",
 ) -> None:
     """Notify nobody of some alerts for a time. Alerts that are still open at its end are sent then.
 
@@ -105,7 +105,7 @@ def silence(
         raise typer.BadParameter("give either a PATTERN or --model")
     now = time.time()
     made = AlertBook(environment.home()).silence(
-        pattern=pattern, model=model, until=now + _seconds(lasts), by=environment.user(), why=why, now=now
+        pattern=pattern, model=model, until=now + lasts, by=environment.user(), why=why, now=now
     )
     show(f"silence {made.id} lasts until {when(made.until)}; `serin alerts unsilence {made.id}` ends it")
     _hint_if_nothing_matches(made, now)
@@ -128,8 +128,8 @@ def send_test(
 ) -> None:
     """Send a test message to receivers now. Exit code 1 when one of them does not accept it."""
     from serin.errors import NotFound
+    from serin.monitoring.alerts.delivery import try_receiver
     from serin.monitoring.alerts.receivers import ReceiverFile
-    from serin.monitoring.alerts.try_receiver import try_receiver
 
     known = ReceiverFile(environment.home()).read()
     chosen = [each for each in known if name in (None, each.name)]
@@ -238,15 +238,3 @@ def _url_from_stdin() -> str:
     if sys.stdin.isatty():
         return str(typer.prompt("URL", hide_input=True, err=True))
     return sys.stdin.readline().strip()
-
-
-def _seconds(lasts: str) -> float:
-    from serin.spec.section import seconds
-
-    try:
-        found = float(seconds(lasts))
-    except ValueError as error:
-        raise SpecError(where="--lasts", problems=[("", str(error))]) from error
-    if found <= 0:
-        raise SpecError(where="--lasts", problems=[("", "a silence must be longer than 0")])
-    return found

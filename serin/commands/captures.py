@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serin.commands.arguments import ModelVersion, numbered
 from serin.commands.forget_captures import forget_captures
 from serin.commands.output import Json, counted, human_bytes, say, show, show_json, show_problems, show_table
 from serin.errors import NotFound, StoreUnreachable
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from serin.monitoring.capture.shared_read import SharedRecords
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-
-Model = Annotated[str, typer.Argument(help="The model's name.")]
-Version = Annotated[int | None, typer.Option(help="Only this version. [default: all]")]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +41,7 @@ def list_captures(
     from serin.commands.recording import check_model, known_models
     from serin.machine.contained import contained
     from serin.monitoring.capture.counters import CapturesView, models_captured
-    from serin.stack.shared_captures import all_hosts
+    from serin.watcher.shared_captures import all_hosts
 
     home, shared = environment.home(), _shared()
     known = {*models_captured(home), *(shared.models() if shared else ())}
@@ -71,7 +69,7 @@ def list_captures(
 
 def _shared() -> SharedRecords | None:
     """The records that hosts share; None where they do not, and when the store does not answer."""
-    from serin.stack.shared_captures import shared_records
+    from serin.watcher.shared_captures import shared_records
 
     try:
         found = shared_records(environment.home())
@@ -110,16 +108,16 @@ def _rows(view: CapturesView) -> list[tuple[Any, ...]]:
 
 
 def show_captures(
-    model: Model,
-    version: Version = None,
+    name: ModelVersion,
     rows: Annotated[int, typer.Option("--rows", "-n", min=1, help="The newest rows to show.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show the rows that were recorded last, as CSV or JSON."""
+    """Show the rows that were recorded last, as CSV or JSON. [default: of all versions]"""
     import pyarrow.csv as pacsv
 
     from serin.formats.rows import flat
 
+    model, version = numbered(name)
     table = _found(model, version, _shared()).newest(rows, version=version)
     if as_json:
         show_json(table.to_pylist())
@@ -129,9 +127,8 @@ def show_captures(
 
 
 def export_captures(
-    model: Model,
+    name: ModelVersion,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .parquet, .csv or .jsonl.")],
-    version: Version = None,
     since: Annotated[
         datetime | None,
         typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived from then on, UTC."),
@@ -141,10 +138,14 @@ def export_captures(
         typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived before then, UTC."),
     ] = None,
 ) -> None:
-    """Write recorded rows to a file. Where hosts share a store, it must answer: no host is left out."""
-    from serin.formats.rows import write_rows
-    from serin.stack.shared_captures import shared_records
+    """Write recorded rows to a file. [default: of all versions]
 
+    Where hosts share a store, it must answer: no host is left out.
+    """
+    from serin.formats.rows import write_rows
+    from serin.watcher.shared_captures import shared_records
+
+    model, version = numbered(name)
     found = _found(model, version, shared_records(environment.home()))
     first, last = (None if each is None else each.replace(tzinfo=UTC).timestamp() for each in (since, until))
     count = 0
@@ -159,7 +160,7 @@ def _found(model: str, version: int | None, shared: SharedRecords | None) -> All
     """The records of a model. NotFound, or NotRecorded, when there are none."""
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
-    from serin.stack.shared_captures import all_hosts
+    from serin.watcher.shared_captures import all_hosts
 
     found = all_hosts(environment.home(), shared, model)
     if not found.versions and model not in models_captured(environment.home()):

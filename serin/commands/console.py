@@ -11,7 +11,7 @@ from serin.errors import NameInvalid
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.stack.console.secrets import Role
+    from serin.host.console import Role
 
 
 def register(app: typer.Typer) -> None:
@@ -31,8 +31,8 @@ def secret(
     as_json: Json = False,
 ) -> None:
     """Show the secrets of the two roles: a viewer reads, an operator may also act."""
-    from serin.stack.console.secrets import role_secret, rotate_secret
-    from serin.stack.host.state import read_stack
+    from serin.host.console import role_secret, rotate_secret
+    from serin.host.state import read_stack
 
     home = environment.home()
     found = {name: (rotate_secret if rotate else role_secret)(home, name) for name in _roles(role)}
@@ -47,7 +47,7 @@ def secret(
 
 
 def _roles(role: str | None) -> tuple[Role, ...]:
-    from serin.stack.console.secrets import ROLES
+    from serin.host.console import ROLES
 
     if role is not None and role not in ROLES:
         raise NameInvalid(kind="role", name=role, rule="one of viewer, operator")

@@ -24,8 +24,8 @@ def controller(
     Runs in the foreground until SIGTERM or SIGINT. `serin up` has its own controller.
     """
     from serin.api.progress import without_progress_lines
-    from serin.stack.cluster.controller import run
-    from serin.stack.host.standing import log_to_stdout, stop_on_signals
+    from serin.cluster.controller import run
+    from serin.host.standing import log_to_stdout, stop_on_signals
 
     stop = stop_on_signals()
     with without_progress_lines():

@@ -109,9 +109,9 @@ def _why_not(model: str) -> str:
     from serin.commands.recording import why_not_recorded
     from serin.formats.drift import read_drift as read_statistics
     from serin.monitoring.capture.counters import models_captured
-    from serin.spec.load import load_stored_spec
-    from serin.stack.watch.served import served_models
+    from serin.spec.load import load_spec
     from serin.store.store import Store
+    from serin.watcher.served import served_models
 
     status = next((each for each in served_models(environment.home()) if each.name == model), None)
     if status is None or status.live is None:
@@ -119,7 +119,7 @@ def _why_not(model: str) -> str:
     bundle = Path(Store.open().bundle(model, status.live).path)
     if not (bundle / "spec.yaml").is_file():
         return f"version {status.live} was imported without a spec"
-    monitoring = load_stored_spec(bundle / "spec.yaml").monitoring
+    monitoring = load_spec(bundle / "spec.yaml").monitoring
     if monitoring.drift is None:
         return f"the spec of version {status.live} has no monitoring.drift; add it and run the pipeline again"
     if read_statistics(bundle) is None:

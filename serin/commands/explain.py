@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serin.commands.arguments import ModelVersion
 from serin.commands.output import Json, counted, show, show_json
 
 if TYPE_CHECKING:
     from serin.api.explanation import ExplainedRow, Explanation
-    from serin.export.explain.explainer import Explainer
+    from serin.scoring.explain.explainer import Explainer
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 20, 5
 
@@ -22,13 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL[:VERSION]",
-            help="A model's name, with a number or an alias after a colon. [default: live, else the newest]",
-        ),
-    ],
+    model: ModelVersion,
     rows: Annotated[Path, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.")],
     out: Annotated[
         Path | None,
@@ -46,16 +41,16 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which raw columns made the score of each row, the largest contributions first.
+    """Show which raw columns made the score of each row, the largest contributions first. [default: live, else
+    the newest]
 
     Computed in this process: TreeSHAP for trees, integrated gradients for networks. The contributions of a row and the
     base value add up to its margin: log-odds for a probability, the value itself in a regression.
     """
     from serin.commands.predictions import open_bundle
-    from serin.export.explain.explainer import Explainer
+    from serin.scoring.explain.explainer import Explainer
 
-    name, _, version = model.partition(":")
-    bundle = open_bundle(name, version)
+    bundle = open_bundle(model)
     pieces = _explain_file(Explainer(bundle.path, digest=bundle.digest), rows, Path(bundle.path), number)
     if out is not None:
         count = _write(pieces, out)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serin.commands.arguments import DurationOption, Yes
 from serin.commands.output import Json, confirm, counted, say, show, show_json, show_table, when
 from serin.errors import SpecError
 from serin.machine import environment
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serin.monitoring.capture.shared_read import SharedRecords
-    from serin.stack.shared_captures import ForgetState
+    from serin.watcher.shared_captures import ForgetState
 
 
 def forget_captures(
@@ -30,14 +31,15 @@ def forget_captures(
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="The most seconds to wait for other hosts. They do it in any case.")
+        float,
+        DurationOption("The longest wait for other hosts, which do it in any case. [default: 1m]", zero=True),
     ] = 60.0,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete recorded rows and their labels for good: those of a person, for example. Waits for rows on their way."""
     from serin.expressions import ExpressionError
-    from serin.stack.shared_captures import shared_records
+    from serin.watcher.shared_captures import shared_records
 
     home = environment.home()
     shared = shared_records(home)
@@ -57,7 +59,7 @@ def forget_captures(
 def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool) -> None:
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
-    from serin.stack.captures import forget_rows, record_all
+    from serin.watcher.captures import forget_rows, record_all
 
     record_all(home, model)
     if model not in models_captured(home):
@@ -83,7 +85,7 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
 def _forget_everywhere(
     home: Path, shared: SharedRecords, model: str, where: str, wait: float, *, yes: bool, as_json: bool
 ) -> None:
-    from serin.stack.shared_captures import ask_to_forget, check_request, wait_until_forgotten
+    from serin.watcher.shared_captures import ask_to_forget, check_request, wait_until_forgotten
 
     check_request(home, shared, model, where)
     confirm(f"Delete the recorded rows of {model} on all hosts where {where}, and their labels?", yes=yes)
@@ -98,7 +100,7 @@ def _forget_everywhere(
 
 def _show_states(model: str, shared: SharedRecords | None, *, as_json: bool) -> None:
     from serin.commands.recording import check_model
-    from serin.stack.shared_captures import forget_states
+    from serin.watcher.shared_captures import forget_states
 
     if shared is None:
         check_model(model)

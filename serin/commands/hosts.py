@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from serin.commands.arguments import Yes
 from serin.commands.output import Json, confirm, show, show_json, show_table
 from serin.machine import environment
 
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command()(worker)
     hosts = typer.Typer(help="The hosts that share a store.", no_args_is_help=True)
     hosts.command("list")(list_hosts)
-    hosts.command("forget")(forget)
+    hosts.command("remove")(remove)
     app.add_typer(hosts, name="hosts")
 
 
@@ -36,7 +37,7 @@ def worker(
 
     SERIN_STORE must name the store that all hosts share. It stays in the foreground, for systemd or a container.
     """
-    from serin.stack.host_worker import worker_command
+    from serin.cluster.host_worker import worker_command
 
     command, variables, folder = worker_command(environment.home(), pool.value, limit=limit)
     os.chdir(folder)
@@ -46,7 +47,7 @@ def worker(
 
 def list_hosts(as_json: Json = False) -> None:
     """List the hosts that have reported to the store, with the age of their last report."""
-    from serin.stack.hosts import read_hosts
+    from serin.cluster.host_list import read_hosts
 
     found = read_hosts()
     if as_json:
@@ -67,12 +68,12 @@ def list_hosts(as_json: Json = False) -> None:
     show_table(("host", "workers", "runs", "GPUs", "gateway", "last report"), rows, empty=empty)
 
 
-def forget(
+def remove(
     host: Annotated[str, typer.Argument(help="The host's name in `serin hosts list`.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Forget a host that is gone for good: its reports are removed, and rollouts no longer wait for it."""
-    from serin.stack.hosts import forget_host
+    """Remove a host that is gone for good: its reports are removed, and rollouts no longer wait for it."""
+    from serin.cluster.host_list import forget_host
 
     confirm(f"Forget {host}?", yes=yes)
     forget_host(host)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, show_table, when
-from serin.errors import SpecError
+from serin.commands.output import Json, say, show, show_json, show_table, when
+from serin.errors import GatewayRejected, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def add(
 ) -> None:
     """Take the tokens of an OpenID provider. From the first one on, the gateway refuses clients without a key or
     token."""
-    from serin.commands.keys import publish
-    from serin.stack.wiring import build_gateway, key_file
+    from serin.host.wiring import build_gateway, key_file
 
     home = environment.home()
     issuer = _issuer(
@@ -79,7 +78,7 @@ def add(
 
 def list_issuers(as_json: Json = False) -> None:
     """List the issuers, and when their public keys were last read."""
-    from serin.stack.wiring import build_gateway, key_file
+    from serin.host.wiring import build_gateway, key_file
 
     home = environment.home()
     ring, jwks = key_file(home).read(), build_gateway(home).keys.jwks
@@ -112,14 +111,28 @@ def list_issuers(as_json: Json = False) -> None:
 
 def remove(name: Name) -> None:
     """Refuse the tokens of an issuer, effective at once. Removing the last one does not open the gateway."""
-    from serin.commands.keys import publish
-    from serin.stack.wiring import build_gateway, key_file
+    from serin.host.wiring import build_gateway, key_file
 
     home = environment.home()
     issuer = key_file(home).remove_issuer(name)
     publish()
     build_gateway(home).keys.jwks.forget(issuer)
     show(f"tokens of {issuer.url} are no longer taken")
+
+
+def publish() -> None:
+    """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
+    from serin.host.wiring import build_gateway
+
+    gateway = build_gateway(environment.home())
+    if not gateway.ready():
+        say("no gateway is running here; the change applies from its next start")
+        return
+    try:
+        gateway.follow_keys()
+    except GatewayRejected as error:
+        say(f"stored, but not applied yet ({error}); the controller will retry")
+        raise
 
 
 def _models(issuer: Issuer) -> str:

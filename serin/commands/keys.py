@@ -1,4 +1,4 @@
-"""Who may call the gateway: API keys (create, list, revoke, require) and issuers of tokens."""
+"""Who may call the gateway: API keys (create, list, remove, require) and issuers of tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.commands import issuers
+from serin.commands.arguments import DurationOption
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import GatewayRejected, SpecError, StackUnusable
+from serin.errors import StackUnusable
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
     group.command("create")(create)
     group.command("list")(list_keys)
-    group.command("revoke")(revoke)
+    group.command("remove")(remove)
     group.command("require")(require)
     issuers.register(group)
     app.add_typer(group, name="keys")
@@ -34,8 +35,8 @@ def create(
         list[str] | None, typer.Option(help="A model that the key may call; can be repeated. [default: all]")
     ] = None,
     lasts: Annotated[
-        str | None,
-        typer.Option(help="How long the key is valid, such as 12h or 90d. [default: until revoked]"),
+        float | None,
+        DurationOption("How long the key is valid, such as 12h or 90d. [default: until removed]"),
     ] = None,
     rate: Annotated[
         str | None,
@@ -45,11 +46,11 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
-    from serin.stack.wiring import key_file
+    from serin.host.wiring import key_file
 
     keys = key_file(environment.home())
-    entry, key = keys.create(name, models=model, lasts_s=_seconds(lasts), rate=rate, burst=burst)
-    publish()
+    entry, key = keys.create(name, models=model, lasts_s=lasts, rate=rate, burst=burst)
+    issuers.publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
         return
@@ -58,8 +59,8 @@ def create(
 
 
 def list_keys(as_json: Json = False) -> None:
-    """List all keys, also revoked and expired ones. The keys themselves are not stored."""
-    from serin.stack.wiring import key_file
+    """List all keys, also removed and expired ones. The keys themselves are not stored."""
+    from serin.host.wiring import key_file
 
     ring = key_file(environment.home()).read()
     if as_json:
@@ -81,13 +82,13 @@ def list_keys(as_json: Json = False) -> None:
         show("no key is required: anyone who can reach the gateway's port gets answers")
 
 
-def revoke(name: Name) -> None:
-    """Revoke a key, effective at once. Revoking the last key does not open the gateway."""
-    from serin.stack.wiring import key_file
+def remove(name: Name) -> None:
+    """Remove a key: it is refused at once, and listed as revoked. Removing the last key does not open the gateway."""
+    from serin.host.wiring import key_file
 
     key_file(environment.home()).revoke(name)
-    publish()
-    show(f"{name} is revoked")
+    issuers.publish()
+    show(f"{name} is removed")
 
 
 def require(
@@ -96,8 +97,8 @@ def require(
     ] = True,
 ) -> None:
     """Require a key although none exists yet, or stop requiring one."""
-    from serin.stack.host.state import read_stack
-    from serin.stack.wiring import key_file
+    from serin.host.state import read_stack
+    from serin.host.wiring import key_file
 
     stack = read_stack(environment.home())
     if not on and stack is not None and stack.is_alive and stack.is_public:
@@ -106,41 +107,12 @@ def require(
             "run `serin down` first, or `serin up` without --address"
         )
     key_file(environment.home()).require(on)
-    publish()
+    issuers.publish()
     show(
         "a key is required"
         if on
         else "no key is required: anyone who can reach the gateway's port gets answers"
     )
-
-
-def publish() -> None:
-    """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
-    from serin.stack.wiring import build_gateway
-
-    gateway = build_gateway(environment.home())
-    if not gateway.ready():
-        say("no gateway is running here; the change applies from its next start")
-        return
-    try:
-        gateway.follow_keys()
-    except GatewayRejected as error:
-        say(f"stored, but not applied yet ({error}); the controller will retry")
-        raise
-
-
-def _seconds(lasts: str | None) -> float | None:
-    if lasts is None:
-        return None
-    from serin.spec.section import seconds
-
-    try:
-        found = float(seconds(lasts))
-    except ValueError as error:
-        raise SpecError(where="--lasts", problems=[("", str(error))]) from error
-    if found <= 0:
-        raise SpecError(where="--lasts", problems=[("", "the lifetime of a key must be longer than 0")])
-    return found
 
 
 def _facts(entry: ApiKey) -> dict[str, object]:

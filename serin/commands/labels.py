@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serin.commands.arguments import Model, ModelVersion
 from serin.commands.output import Json, counted, say, show, show_json, show_table, when
 from serin.errors import NotRecorded
 from serin.machine import environment
@@ -24,7 +25,6 @@ _AMBIGUOUS = "has a client's id that several requests share", "have a client's i
 _UNCLEAR = "names no row of a request with several rows", "name no row of a request with several rows"
 _BEYOND = "names a row that its request does not have", "name a row that their request does not have"
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
 LabelTable = Annotated[
     str,
     typer.Argument(
@@ -72,9 +72,6 @@ Time = Annotated[
         "[default: the later arrival]",
     ),
 ]
-Version = Annotated[
-    str, typer.Option(help="The version whose target the labels are. [default: live, else the newest]")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +83,7 @@ def register(app: typer.Typer) -> None:
 
 
 def add_labels(
-    model: Model,
+    name: ModelVersion,
     table: LabelTable,
     id_column: Id = None,
     row: Row = None,
@@ -94,10 +91,11 @@ def add_labels(
     on: On = None,
     value: Value = None,
     time: Time = None,
-    version: Version = "",
     as_json: Json = False,
 ) -> None:
-    """Add labels. Late, repeated and corrected ones are normal: of several for one row the newest counts.
+    """Add labels: targets of a version. [default: the live one, else the newest]
+
+    Late, repeated and corrected labels are normal: of several for one row the newest counts.
 
     A label is about the request with its id (and row), about the request with the client's id, or about every request
     with the same values in the columns of `--on`. A label whose request is not recorded is kept until it is.
@@ -107,13 +105,13 @@ def add_labels(
     from serin.pipeline.label_tables import read_labels
     from serin.pipeline.labels import add, truth_of
 
-    bundle = open_bundle(model, version)
+    bundle = open_bundle(name)
     columns = Columns(id=id_column, row=row, client_id=client_id, on=tuple(on or ()), value=value, time=time)
     done = add(bundle, read_labels(table, truth_of(bundle), columns), columns)
     if as_json:
         show_json(dataclasses.asdict(done))
     else:
-        _show(model, done, columns.given.get(done.key, done.key))
+        _show(bundle.model, done, columns.given.get(done.key, done.key))
     if done.mixed:
         say(
             "warning: some labels were added with --time and others without; the latter count as of their arrival. "
@@ -242,13 +240,16 @@ def _judged(objective: Objective) -> str:
 def _view(model: str) -> QualityView:
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
-    from serin.monitoring.quality.view import read_quality
+    from serin.monitoring.quality.view import quality_file, read_quality
 
     view = read_quality(environment.home(), model)
     if view is not None:
         return view
     if model in models_captured(environment.home()):
-        reason = "records and labels are not counted yet; is the stack up (`serin status`)?"
+        reason = (
+            "records and labels are not counted yet: the watcher writes "
+            f"{quality_file(environment.home(), model)}; is the stack up (`serin status`)?"
+        )
         raise NotRecorded(model=model, reason=reason)
     raise not_recorded(model)
 

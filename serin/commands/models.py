@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from serin.commands import signing
-from serin.commands.output import Json, confirm, human_bytes, say, show, show_json, show_problems, show_table
-from serin.commands.predict import predict
-from serin.errors import NotFound, SerinError, SpecError
+from serin.commands.arguments import DurationOption, ModelVersion, Yes
+from serin.commands.output import (
+    Json,
+    confirm,
+    counted,
+    human_bytes,
+    say,
+    show,
+    show_json,
+    show_problems,
+    show_table,
+)
+from serin.errors import SerinError, SpecError
 from serin.machine import environment
+from serin.spec.names import split_version
+from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
     from serin.formats.importance import Importance
     from serin.formats.schema import InputColumn
+    from serin.formats.serving.serving_cost import ServingCost
     from serin.store.artifacts import Bundle
-    from serin.store.store import Store
+    from serin.store.receipt import Receipt
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
 _SHOWN_COLUMNS = 10
-Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
+_Rows = Annotated[
+    str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder, glob or URL too.")
+]
+_Device = Annotated[
+    Literal["auto", "cpu", "gpu"],
+    typer.Option(help="For --batch: where. auto: a GPU for a version that was exported for one."),
+]
+_Ids = Annotated[
+    bool,
+    typer.Option(
+        "--ids", help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by."
+    ),
+]
+_UNITS = {"cpu_s": "CPU s", "gpu_s": "GPU s", "joules": "J", "cost": "cost"}
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +59,7 @@ def register(app: typer.Typer) -> None:
     group.command("verify")(signing.verify_model)
     group.command("sign")(signing.sign_model)
     group.command("import")(import_model)
-    group.command("delete")(delete_model)
+    group.command("remove")(remove_model)
     app.add_typer(group, name="models")
     for command in (predict, gpus, gc):
         app.command()(command)
@@ -41,8 +67,8 @@ def register(app: typer.Typer) -> None:
 
 def list_models(as_json: Json = False) -> None:
     """List every version with its aliases and metrics."""
+    from serin.host.state import running_here
     from serin.machine.contained import contained
-    from serin.stack.host.state import running_here
     from serin.store.store import Store
 
     store, failed = Store.open(), dict[str, str]()
@@ -77,9 +103,8 @@ def list_models(as_json: Json = False) -> None:
     show_problems(failed)
 
 
-def show_model(model: Model, version: Version = "", as_json: Json = False) -> None:
+def show_model(name: ModelVersion, as_json: Json = False) -> None:
     """Show one version: its origin, request columns and metrics. [default: the newest]"""
-    from serin.commands.version_costs import cost_lines, costs_json
     from serin.formats.answers import answer_meaning
     from serin.formats.bundle import read_manifest
     from serin.formats.importance import read_importance
@@ -87,7 +112,7 @@ def show_model(model: Model, version: Version = "", as_json: Json = False) -> No
     from serin.formats.schema import read_schema
     from serin.store.store import Store
 
-    bundle = find_bundle(Store.open(), model, version)
+    bundle = Store.open().find(name)
     folder = Path(bundle.path)
     manifest, schema, importance = read_manifest(folder), read_schema(folder), read_importance(folder)
     if as_json:
@@ -139,23 +164,18 @@ def _form(column: InputColumn) -> str:
     return f"null: {column.null}{also}" if column.dims == (1,) else "x".join(map(str, column.dims))
 
 
-def diff_models(
-    model: Model,
-    left: Annotated[str, typer.Argument(help="A number or an alias.")],
-    right: Annotated[str, typer.Argument(help="Another.")],
-    as_json: Json = False,
-) -> None:
+def diff_models(left: ModelVersion, right: ModelVersion, as_json: Json = False) -> None:
     """Show how two versions differ: columns, spec, metrics, origin, files."""
     from serin.formats.bundle_diff import diff_bundles
     from serin.store.store import Store
 
     store = Store.open()
-    first, second = (store.bundle(model, version) for version in (left, right))
+    first, second = store.find(left), store.find(right)
     found = diff_bundles(Path(first.path), Path(second.path))
     if as_json:
         show_json([difference._asdict() for difference in found])
         return
-    columns = ("part", "what", f"version {first.version}", f"version {second.version}")
+    columns = ("part", "what", *(f"{each.model}:{each.version}" for each in (first, second)))
     show_table(columns, [tuple(difference) for difference in found], empty="the two versions are identical")
 
 
@@ -172,8 +192,7 @@ def import_model(
     ] = False,
 ) -> None:
     """Import a version, or a team's own Triton repository, under the next version number."""
-    from serin.export.take_over import import_bundle
-    from serin.export.take_repository import import_repository, is_repository
+    from serin.export.take_over import import_bundle, import_repository, is_repository
     from serin.store.store import Store
 
     if is_repository(folder):
@@ -187,23 +206,20 @@ def import_model(
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
 
 
-def delete_model(
-    name: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]", help="A model, or one of its versions.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
-    """Delete versions and their recorded requests for good: one, or all of a model. Refused while one is served or
+def remove_model(name: ModelVersion, yes: Yes = False) -> None:
+    """Remove versions and their recorded requests for good: one, or all of a model. Refused while one is served or
     rolled out."""
-    from serin.stack.captures import delete_records
     from serin.stack.delete_versions import delete_versions, versions_to_delete
-    from serin.stack.shared_captures import delete_shared_records
     from serin.store.store import Store
+    from serin.watcher.captures import delete_records
+    from serin.watcher.shared_captures import delete_shared_records
 
     store, home = Store.open(), environment.home()
-    model, _, version = name.partition(":")
-    going = versions_to_delete(store, home, model, version or None)
+    model, version = split_version(name)
+    going = versions_to_delete(store, home, model, version)
     what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
     confirm(f"Delete {what} of {model} from {store.url}, and the requests recorded of it?", yes=yes)
-    going = delete_versions(store, home, model, version or None)
+    going = delete_versions(store, home, model, version)
     whole = not store.versions(model)
     size = delete_records(home, model, going, whole=whole) + delete_shared_records(
         home, model, going, whole=whole
@@ -219,9 +235,9 @@ def gpus(as_json: Json = False) -> None:
 
     Those of this machine, and of all hosts that report to the store that SERIN_STORE names.
     """
+    from serin.cluster.host_list import read_hosts_if_reachable
+    from serin.host.gpu_use import read_gpu_use
     from serin.machine.leases import waiters
-    from serin.stack.gpu_use import read_gpu_use
-    from serin.stack.hosts import read_hosts_if_reachable
 
     home, own = environment.home(), environment.host()
     found, waiting = read_gpu_use(home), waiters(home)
@@ -264,7 +280,9 @@ def gpus(as_json: Json = False) -> None:
 
 def gc(
     keep_versions: Annotated[int, typer.Option(min=1, help="The newest versions of each model to keep.")] = 5,
-    keep_days: Annotated[float, typer.Option(min=0, help="Keep datasets and runs younger than this.")] = 7.0,
+    keep: Annotated[
+        float, DurationOption("Keep datasets and runs younger than this. [default: 7d]", zero=True)
+    ] = 604_800.0,
     remove: Annotated[
         bool, typer.Option("--remove", help="Remove it; without this it is only listed.")
     ] = False,
@@ -272,17 +290,14 @@ def gc(
 ) -> None:
     """List old versions, unused datasets, old runs, expired records and leftovers of crashes; remove them with
     --remove."""
-    from serin.stack.captures import expired_records
-    from serin.stack.shared_captures import expired_shared_records
     from serin.store.remote_retention import collect_remote_garbage
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
+    from serin.watcher.captures import expired_records
+    from serin.watcher.shared_captures import expired_shared_records
 
     store = Store.open()
-    if not store.local and not store.url.startswith("s3://"):
-        problem = "this object store has its own retention (lifecycle rules); use those"
-        raise SpecError(where=store.url, problems=[("", problem)])
-    policy = Policy(keep_versions=keep_versions, keep_days=keep_days)
+    policy = Policy(keep_versions=keep_versions, keep_days=keep / 86_400)
     home = environment.home()
     collect = collect_garbage if store.local else collect_remote_garbage
     found = collect(store, home, policy, remove=remove)
@@ -298,18 +313,6 @@ def gc(
         show(f"{total} removed" if remove else f"{total} can be removed: add --remove")
 
 
-def find_bundle(store: Store, model: str, version: str) -> Bundle:
-    """A version by MODEL VERSION or MODEL:VERSION; the newest when none is named."""
-    if ":" in model and not version:
-        model, _, version = model.partition(":")
-    if version:
-        return store.bundle(model, version)
-    versions = store.versions(model)
-    if not versions:
-        raise NotFound(kind="model", name=model, known=store.models())
-    return store.bundle(model, versions[-1])
-
-
 def _lineage(value: object) -> str:
     """Returns a source as table, path, size and time; anything else unchanged."""
     return " ".join(str(part) for part in value.values()) if isinstance(value, dict) else str(value)
@@ -317,3 +320,113 @@ def _lineage(value: object) -> str:
 
 def _metrics(metrics: dict[str, float]) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())) or "-"
+
+
+def predict(
+    name: ModelVersion,
+    rows: _Rows,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Score in bulk with Dask, without the stack.")
+    ] = False,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
+    ] = None,
+    device: _Device = "auto",
+    grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
+    ids: _Ids = False,
+) -> None:
+    """Score rows through the gateway, or in bulk without it (--batch). Without a version, the gateway chooses it; in
+    bulk it is the live one, else the newest."""
+    from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
+
+    if batch and ids:
+        raise typer.BadParameter("--ids is for requests through the gateway; --batch sends none")
+    bundle = open_bundle(name)
+    if batch:
+        count = predict_in_bulk(bundle, rows, out, scheduler=scheduler, device=device)
+    else:
+        protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
+        count = predict_through_gateway(
+            bundle,
+            Path(rows),
+            None if out is None else Path(out),
+            pinned=split_version(name)[1] is not None,
+            protocol=protocol,
+            ids=ids,
+        )
+    if out is not None:
+        show(f"{counted(count, 'row')} scored by {bundle.model}, written to {out}")
+
+
+def costs_json(bundle: Bundle, lineage: Mapping[str, Any]) -> dict[str, Any]:
+    from serin.formats.serving.serving_cost import read_serving_cost
+    from serin.store.version_cost import read_version_cost
+
+    name = Release(model=bundle.model, version=bundle.version).name
+    serving = read_serving_cost(environment.home(), name)
+    made = read_version_cost(environment.home(), name, lineage)
+    return {**made.to_json(), "serving": None if serving is None else serving.view()}
+
+
+def cost_lines(bundle: Bundle, lineage: Mapping[str, Any]) -> list[str]:
+    """One line per stage, their sum, and serving. Nothing when nothing is known."""
+    from serin.formats.serving.serving_cost import read_serving_cost
+    from serin.store.version_cost import read_version_cost
+
+    home, name = environment.home(), Release(model=bundle.model, version=bundle.version).name
+    made, serving = read_version_cost(home, name, lineage), read_serving_cost(home, name)
+    lines = [f"    {stage:<8} {_receipt(receipt)}" for stage, receipt in made.receipts.items()]
+    if lines:
+        unknown = f" (unknown: {', '.join(made.unknown)})" if made.unknown else ""
+        numbers = _numbers(seconds=made.seconds, gpu_s=made.gpu_s, joules=made.joules, cost=made.cost)
+        lines.append(f"    {'together':<8} {numbers}{unknown}")
+    if serving is not None:
+        lines += [f"    {'serving':<8} {line}" for line in _serving(serving)]
+    return ["  cost", *lines] if lines else []
+
+
+def _receipt(receipt: Receipt) -> str:
+    """Time, device, and what was measured of it."""
+    shares = [cost.busy_share for cost in receipt.device if cost.busy_share is not None]
+    peaks = [cost.peak_bytes for cost in receipt.device if cost.peak_bytes is not None]
+    parts = [
+        _numbers(seconds=receipt.seconds, joules=receipt.joules, cost=receipt.cost),
+        f"on {', '.join(dict.fromkeys(cost.name for cost in receipt.device))}",
+        f"busy {sum(shares) / len(shares):.0%}" if shares else "",
+        f"{human_bytes(sum(peaks))} at most" if peaks else "",
+        "" if receipt.data_wait_share is None else f"waiting for data {receipt.data_wait_share:.0%}",
+        "" if receipt.mfu is None else f"MFU {receipt.mfu:.1%}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _serving(cost: ServingCost) -> list[str]:
+    whole = _numbers(seconds=cost.seconds, gpu_s=cost.gpu_s, joules=cost.joules, cost=cost.cost)
+    parts = [
+        f"{cost.predictions:,} predictions in {whole}, {cost.cpu_s:,.1f} CPU s",
+        f"{human_bytes(cost.peak_memory_bytes)} at most",
+        "" if cost.gpu_peak_bytes is None else f"{human_bytes(cost.gpu_peak_bytes)} of GPU memory at most",
+        "" if cost.busy_share is None else f"GPU busy {cost.busy_share:.0%} while alone on it",
+    ]
+    lines = [", ".join(part for part in parts if part)]
+    each = cost.per_1000()
+    if each:
+        numbers = ", ".join(f"{each[name]:.4g} {unit}" for name, unit in _UNITS.items() if name in each)
+        lines.append(f"per 1,000 predictions: {numbers}")
+    return lines
+
+
+def _numbers(
+    *, seconds: float, gpu_s: float = 0.0, joules: float | None = None, cost: float | None = None
+) -> str:
+    parts = [
+        f"{seconds:,.1f} s",
+        f"{gpu_s:,.1f} GPU s" if gpu_s else "",
+        "" if joules is None else f"{joules:,.0f} J",
+        "" if cost is None else f"cost {cost:,.4f}",
+    ]
+    return ", ".join(part for part in parts if part)

@@ -61,19 +61,22 @@ def init(
             "several times. [default: guessed]"
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a pipeline.yaml that is there.")] = False,
 ) -> None:
-    """A commented spec from a table: types, target and features guessed and explained."""
+    """A commented spec from a table: types, target and features guessed and explained. The model is called like FOLDER,
+    or like the table in this folder."""
     from serin.commands.schema import MODELINE, SCHEMA_FILE, schema_text
-    from serin.draft.guess import draft_table
+    from serin.draft.guess import draft_table, model_name
 
     path = folder / "pipeline.yaml"
-    if path.exists() and not force:
-        raise SpecError(where=str(path), problems=[("", "is there already; --force replaces it")])
+    if path.exists():
+        raise SpecError(
+            where=str(path), problems=[("", "is there already; name another folder, or remove it")]
+        )
     source = table or str(_only_table(folder))
     beside = source if "://" in source else os.path.relpath(source, folder)
     try:
-        draft = draft_table(source, target or None, path_in_spec=beside)
+        name = model_name(str(folder.resolve())) if folder != Path() else None
+        draft = draft_table(source, target or None, path_in_spec=beside, name=name)
     except SourceMissing as error:
         problem = f"nothing at {source}; name a file, a folder of files or a URL"
         raise SpecError(where="serin init", problems=[("--table", problem)]) from error
@@ -117,7 +120,7 @@ def run(
     as_of: AsOf = None,
 ) -> None:
     """Run the pipeline on the stack. With --follow (the default), exit code 0 means that it completed."""
-    from serin.stack.prefect.flow_run import resume_run, run_pipeline
+    from serin.prefect.flow_run import resume_run, run_pipeline
 
     if resume is not None:
         if spec is not None or placed or fresh or approved_by is not None:
@@ -229,7 +232,7 @@ def export(
         )
         return
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
-    show(f"next: serin rollout start {bundle.model} {bundle.version}")
+    show(f"next: serin rollout start {bundle.model}:{bundle.version}")
 
 
 def _load(path: Path, as_of: str | None = None) -> PipelineSpec:

@@ -26,8 +26,8 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 if TYPE_CHECKING:
-    from serin.export.score.predict import Place
     from serin.monitoring.capture.bulk import BulkRecords
+    from serin.scoring.predict import Place
 
 BulkDevice = Literal["auto", "cpu", "gpu"]
 _IDS = "_id", "_row"
@@ -47,12 +47,12 @@ def predict_through_gateway(
 ) -> int:
     """Scores rows as clients do; `pinned` calls the bundle's version, else the gateway chooses. `ids`: the result also
     has the request's id and the number of the row in it, by which labels are joined. Returns the number of rows."""
+    from serin.host.guard import read_guard
+    from serin.host.state import running_stack
+    from serin.host.wiring import build_gateway
     from serin.serving.client.client import predict
     from serin.serving.triton.installation import NO_FILTER
     from serin.serving.triton.repository import serving_settings
-    from serin.stack.guard import read_guard
-    from serin.stack.host.state import running_stack
-    from serin.stack.wiring import build_gateway
 
     home = environment.home()
     url = running_stack(home).gateway_url
@@ -83,18 +83,19 @@ def predict_in_bulk(
     rows: str,
     out: Path | str | None,
     *,
-    workers: int | None,
     scheduler: str | None,
+    workers: int | None = None,
     device: BulkDevice = "cpu",
 ) -> int:
     """Scores with the bundle's own graph, on this machine or a Dask cluster. Returns the number of rows.
 
     `rows`: a file, a folder of files or a glob, also at a URL. `out`: a file, or a folder (without a suffix) or a URL
-    for a file per piece; such a result is completed by another run after the first was killed.
+    for a file per piece; such a result is completed by another run after the first was killed. `workers`: one for each
+    core by default.
     """
-    from serin.export.score.bulk import find_pieces, score_into_folder, score_pieces
-    from serin.export.score.parts import read_parts
-    from serin.export.score.pieces import is_url
+    from serin.scoring.bulk import find_pieces, score_into_folder, score_pieces
+    from serin.scoring.parts import read_parts
+    from serin.scoring.pieces import is_url
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
@@ -144,7 +145,7 @@ def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:
         return "a Dask scheduler's workers score on their CPUs; leave out --scheduler"
     if not inventory():
         return "there is no GPU here"
-    from serin.export.session import has_device
+    from serin.scoring.session import has_device
 
     if not has_device("cuda"):
         return "ONNX Runtime has no CUDA provider; pip install 'serin[gpu]'"
@@ -156,7 +157,7 @@ def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:
 def _records(bundle: Bundle) -> BulkRecords | None:
     """The records of this run; None when the version's spec records nothing."""
     from serin.monitoring.capture.bulk import BulkRecords
-    from serin.stack.watch.capture_duty import read_capture_spec
+    from serin.watcher.capture_duty import read_capture_spec
 
     settings = read_capture_spec(Path(bundle.path))
     if not settings.share:
@@ -165,15 +166,12 @@ def _records(bundle: Bundle) -> BulkRecords | None:
     return BulkRecords(environment.home(), release, read_schema(Path(bundle.path)), settings)
 
 
-def open_bundle(model: str, version: str) -> Bundle:
-    """Returns the requested version, else the live one, else the newest: a model need not be served to be scored in
-    bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
-    store, found = Store.open(), version
-    if not found:
-        live = store.aliases(model).get("live")
-        versions = store.versions(model)
-        found = str(live or (versions[-1] if versions else "live"))
-    return find_trusted(store, model, found)
+def open_bundle(name: str) -> Bundle:
+    """Returns what MODEL[:VERSION] names; the live version, else the newest, when it names none: a model need not be
+    served to be scored in bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
+    store = Store.open()
+    found = store.release(name, prefer="live")
+    return find_trusted(store, found.model, found.version)
 
 
 def _score(

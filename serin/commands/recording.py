@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.errors import NotFound, NotRecorded
+from serin.errors import MonitoringError, NotFound, NotRecorded
 from serin.machine import environment
 from serin.monitoring.capture.counters import models_captured
 from serin.rollout.run.status import model_status
-from serin.stack.watch.capture_duty import read_capture_spec
 from serin.store.store import Store
+from serin.watcher.capture_duty import read_capture_spec
 
 
 def check_model(model: str) -> None:
@@ -24,7 +24,7 @@ def known_models() -> list[str]:
     return sorted({*Store.open().models(), *models_captured(environment.home())})
 
 
-def not_recorded(model: str) -> NotRecorded:
+def not_recorded(model: str) -> MonitoringError:
     """The error for a model without records. NotFound for a name that no model has."""
     check_model(model)
     return NotRecorded(model=model, reason=why_not_recorded(model))

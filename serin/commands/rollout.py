@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.commands import rollout_story
+from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, numbered
 from serin.commands.output import Json, counted, say, show, show_json, show_problems, show_table, when
 from serin.errors import CommandRefused, NotFound, RolloutRefused
 from serin.machine import environment
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from serin.rollout.run.commands import Kind
     from serin.rollout.run.status import ModelStatus
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
-Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
 Follow = Annotated[bool, typer.Option(help="Show every decision until the rollout has ended.")]
 
 
@@ -30,16 +29,13 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Roll out a model version step by step.", no_args_is_help=True)
     for command in (start, status, watch, pause, resume, approve, promote, abort, rollback):
         group.command()(command)
-    for command in (rollout_story.report, rollout_story.replay):
-        group.command()(command)
+    group.command()(rollout_story.report)
+    group.command()(rollout_story.replay)
     app.add_typer(group, name="rollout")
 
 
 def start(
-    model: Model,
-    version: Annotated[
-        int | None, typer.Argument(help="The version to roll out.", min=1, show_default=False)
-    ] = None,
+    name: ModelVersion,
     stable: Annotated[
         str | None,
         typer.Option("--stable", metavar="URL", help="A running server: http://host:port[,host:port]."),
@@ -51,30 +47,29 @@ def start(
         Path | None, typer.Option("--spec", help="Use the plan of this spec. [default: the version's own]")
     ] = None,
     request_timeout: Annotated[
-        str | None,
-        typer.Option(
-            help="With --stable and --candidate: how long a request may take, such as 30s. "
-            "[default: from the spec or the last rollout, else 5s]",
-            show_default=False,
+        float | None,
+        DurationOption(
+            "With --stable and --candidate: how long a request may take, such as 30s. "
+            "[default: from the spec or the last rollout, else 5s]"
         ),
     ] = None,
     follow: Follow = True,
     why: Why = "",
 ) -> None:
-    """Roll out a version. With --follow (the default), exit code 0 means that it was promoted.
+    """Roll out a version. [default: the newest] With --follow, exit code 0 means that it was promoted.
 
     With --stable and --candidate: between any two servers of the KServe v2 protocol. Clients call MODEL at the gateway;
     the second address of a URL is the server's gRPC port.
     """
-    if stable is not None and candidate is not None and version is None:
-        version = _take_in(model, stable, candidate, _request_timeout_s(request_timeout, spec))
-        plan = _plan_of(spec)
-    elif version is None or stable is not None or candidate is not None:
-        raise typer.BadParameter("give a VERSION, or both --stable and --candidate")
+    if stable is not None and candidate is not None and ":" not in name:
+        model, plan = name, _plan_of(spec)
+        version = _take_in(model, stable, candidate, request_timeout or _request_timeout_s(spec))
+    elif stable is not None or candidate is not None:
+        raise typer.BadParameter("give MODEL:VERSION, or MODEL with both --stable and --candidate")
     elif request_timeout is not None:
         raise typer.BadParameter("--request-timeout is for servers elsewhere; set it in the version's spec")
     else:
-        plan = _plan(model, version, spec)
+        model, version, plan = _plan_of_version(name, spec)
     tell_controller("start", model, version=version, plan=plan, why=why)
     if follow:
         _follow(model)
@@ -96,7 +91,7 @@ def status(
     show_table(
         columns,
         [_row(entry) for entry in found],
-        empty="no rollouts yet: `serin rollout start MODEL VERSION`",
+        empty="no rollouts yet: `serin rollout start MODEL`",
     )
     show_problems(failed)
 
@@ -108,7 +103,7 @@ def watch(model: Model) -> None:
         from rich.console import Console
 
         from serin.commands.rollout_view import watch_live
-        from serin.pipeline.rollouts import find_rollouts
+        from serin.rollout.run.access import find_rollouts
 
         (now,) = _statuses(model)
         watch_live(find_rollouts(), model, now.rollout.id, Console())
@@ -142,18 +137,9 @@ def abort(model: Model, why: Why = "") -> None:
     tell_controller("abort", model, why=why)
 
 
-def rollback(
-    model: Model,
-    version: Annotated[
-        int | None,
-        typer.Option(
-            "--to", help="Any earlier version. [default: the one before]", min=1, show_default=False
-        ),
-    ] = None,
-    why: Why = "",
-    follow: Follow = True,
-) -> None:
-    """Return to the version that was live before: at once while it is still warm, else by a new rollout."""
+def rollback(name: ModelVersion, why: Why = "", follow: Follow = True) -> None:
+    """Return to an earlier version: at once while it is still warm, else by a new rollout. [default: the one before]"""
+    model, version = numbered(name)
     warning = _unwatched(model, version)
     tell_controller("rollback", model, version=version, why=why)
     if warning:
@@ -165,7 +151,7 @@ def rollback(
 def _unwatched(model: str, version: int | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
     from serin.monitoring.alerts.read import read_alerts
-    from serin.spec.load import load_stored_spec
+    from serin.spec.load import load_spec
     from serin.store.store import Store
 
     alerts = [
@@ -177,7 +163,7 @@ def _unwatched(model: str, version: int | None) -> str:
     if not alerts or version is None:
         return ""
     spec = Path(Store.open().bundle(model, version).path) / "spec.yaml"
-    if spec.is_file() and load_stored_spec(spec).monitoring.drift is not None:
+    if spec.is_file() and load_spec(spec).monitoring.drift is not None:
         return ""
     return (
         f"version {version} is not watched: its spec has no monitoring.drift. "
@@ -188,11 +174,14 @@ def _unwatched(model: str, version: int | None) -> str:
 def tell_controller(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
+    from serin.host.state import running_stack
+    from serin.rollout.run.access import HomeRollouts, find_rollouts
     from serin.rollout.run.commands import Command, ask_by
     from serin.rollout.run.status import status_of
-    from serin.stack.deciding import deciding_rollouts
 
-    rollouts = deciding_rollouts(environment.home())
+    rollouts = find_rollouts()
+    if isinstance(rollouts, HomeRollouts):
+        running_stack(environment.home())  # raises NotUp: nobody would answer
     if kind != "start" and status_of(rollouts, model) is None:
         raise NotFound(kind="rollout of", name=model, known=rollouts.models())
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
@@ -202,28 +191,18 @@ def tell_controller(
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 
-def _request_timeout_s(given: str | None, spec: Path | None) -> float | None:
-    """Returns the timeout in seconds; None if nothing sets it."""
+def _request_timeout_s(spec: Path | None) -> float | None:
     from serin.spec.load import load_spec
-    from serin.spec.section import seconds
 
-    if given is None:
-        return float(load_spec(spec).serving.request_timeout) if spec else None
-    try:
-        found = float(seconds(given))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if found <= 0:
-        raise typer.BadParameter(f"{given!r}: the timeout must be longer than 0")
-    return found
+    return float(load_spec(spec).serving.request_timeout) if spec else None
 
 
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
-    from serin.pipeline.rollouts import find_cluster
+    from serin.host.state import running_stack
+    from serin.rollout.run.access import find_cluster
     from serin.rollout.run.status import model_status
     from serin.serving.external import External, parse_address
-    from serin.stack.host.state import running_stack
     from serin.store.store import Store
 
     try:
@@ -257,17 +236,18 @@ def _plan_of(spec: Path | None) -> Plan | None:
     if spec is None:
         return None
     wanted = load_spec(spec)
-    return Plan.from_spec(wanted.rollout, wanted.serving)
+    return Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
 
 
-def _plan(model: str, version: int, spec: Path | None) -> Plan | None:
+def _plan_of_version(name: str, spec: Path | None) -> tuple[str, int, Plan]:
     from serin.rollout.decide.plan import Plan
-    from serin.spec.load import load_spec, load_stored_spec
+    from serin.spec.load import load_spec
     from serin.store.store import Store
 
-    bundle = Store.open().bundle(model, version)
-    wanted = load_spec(spec) if spec else load_stored_spec(Path(bundle.path) / "spec.yaml")
-    return Plan.from_spec(wanted.rollout, wanted.serving)
+    bundle = Store.open().find(name)
+    wanted = load_spec(spec) if spec else load_spec(Path(bundle.path) / "spec.yaml")
+    plan = Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
+    return bundle.model, bundle.version, plan
 
 
 def _follow(model: str, *, returning: bool = False) -> None:
@@ -292,7 +272,7 @@ def _say(decision: Decision) -> None:
 
 def _end(model: str, rollout: str, *, returning: bool = False) -> None:
     from serin.pipeline.roll_out import rollout_outcome
-    from serin.pipeline.rollouts import find_rollouts
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.record import decision2rollout
 
     decisions = find_rollouts().decisions(model, rollout)
@@ -306,7 +286,7 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
 
 
 def _statuses(model: str | None) -> list[ModelStatus]:
-    from serin.pipeline.rollouts import find_rollouts
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.status import status_of, statuses
 
     rollouts = find_rollouts()

@@ -5,67 +5,47 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from serin.commands.arguments import ModelVersion
 from serin.commands.output import Json, show, show_json, when, write_file
 from serin.errors import NotFound
+from serin.spec.names import split_version
 
 if TYPE_CHECKING:
     from serin.formats.serving.journal import Decision
     from serin.rollout.decide.plan import Plan
     from serin.rollout.run.replay import Replay
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
-Which = Annotated[
-    str | None,
-    typer.Option(
-        "--rollout",
-        metavar="VERSION|ID",
-        help="The last rollout of this version. [default: the newest rollout]",
-        show_default=False,
-    ),
-]
+_JUDGED: Final = (
+    "quantiles", "margin", "bad_margin", "tolerance_ms", "warmup_s", "false_rollback", "false_promotion",
+    "error_tolerance", "max_error_share", "slo_ms", "max_slow_share",
+)  # fmt: skip
 
 
 def report(
-    model: Model,
-    rollout: Which = None,
+    name: ModelVersion,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The file to write. [default: MODEL-rollout.html]", show_default=False),
     ] = None,
 ) -> None:
-    """Write the report of a rollout as one HTML file: evidence over time, both arms' latencies, every decision."""
+    """Write the report of a rollout as one HTML file: evidence over time, both arms' latencies, every decision.
+    [default: the newest rollout]"""
     from serin.reports.rollout_page import story2html
     from serin.rollout.run.story import tell
 
-    path = out or Path(f"{model}-rollout.html")
-    write_file(path, story2html(tell(_decisions(model, rollout))))
+    path = out or Path(f"{split_version(name)[0]}-rollout.html")
+    write_file(path, story2html(tell(_decisions(name))))
     show(str(path))
 
 
 def replay(
-    model: Model,
-    rollout: Which = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(help="Judge with this latency margin.", min=0, show_default=False),
-    ] = None,
-    tolerance_ms: Annotated[
-        float | None,
-        typer.Option(help="Judge with this latency tolerance in milliseconds.", min=0, show_default=False),
-    ] = None,
-    false_rollback: Annotated[
-        float | None,
-        typer.Option(
-            help="Judge with this probability of a false rollback.", min=1e-9, max=0.5, show_default=False
-        ),
-    ] = None,
-    error_tolerance: Annotated[
-        float | None,
-        typer.Option(help="Judge with failures allowed this many times as often.", min=1, show_default=False),
+    name: ModelVersion,
+    spec: Annotated[
+        Path | None, typer.Option(help="Judge as this spec says. [default: as then]", show_default=False)
     ] = None,
     log: Annotated[
         list[Path] | None,
@@ -77,8 +57,9 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge the stored requests of a rollout again, second by second, with other settings. Changes nothing."""
-    from serin.pipeline.rollouts import find_rollouts
+    """Judge the stored requests of a rollout again, second by second, perhaps by another spec. Changes
+    nothing. [default: the newest rollout]"""
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.replay import replay as judge_again
 
     rollouts = find_rollouts()
@@ -87,39 +68,34 @@ def replay(
         raise typer.BadParameter(
             "several gateways have the requests: copy gateway/requests.jsonl of each host, and name each with --log"
         )
-    decisions = _decisions(model, rollout)
-    change = _changed(margin, tolerance_ms, false_rollback, error_tolerance)
-    found = judge_again(decisions, logs, change)
+    decisions = _decisions(name)
+    found = judge_again(decisions, logs, _as_in(spec))
     if as_json:
         show_json(_as_json(found))
         return
     _show(found, decisions)
 
 
-def _changed(
-    margin: float | None,
-    tolerance_ms: float | None,
-    false_rollback: float | None,
-    error_tolerance: float | None,
-) -> Callable[[Plan], Plan]:
-    changes: dict[str, float] = {}
-    if margin is not None:
-        changes |= {"margin": margin, "bad_margin": 2 * margin}
-    if tolerance_ms is not None:
-        changes["tolerance_ms"] = tolerance_ms
-    if false_rollback is not None:
-        changes["false_rollback"] = false_rollback
-    if error_tolerance is not None:
-        changes["error_tolerance"] = error_tolerance
-    return lambda plan: dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+def _as_in(spec: Path | None) -> Callable[[Plan], Plan]:
+    """Returns a function that makes a plan judge as a spec says. Its steps stay: the traffic followed them."""
+    from serin.rollout.decide.plan import Plan
+    from serin.spec.load import load_spec
+
+    if spec is None:
+        return lambda plan: plan
+    wanted = load_spec(spec)
+    other = Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
+    return lambda plan: dataclasses.replace(plan, **{each: getattr(other, each) for each in _JUDGED})
 
 
-def _decisions(model: str, rollout: str | None) -> list[Decision]:
-    from serin.pipeline.rollouts import find_rollouts
+def _decisions(name: str) -> list[Decision]:
+    """The last rollout of the version that MODEL[:VERSION] names, or the model's newest. A rollout's id is taken as a
+    version, too."""
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.record import decision2rollout
     from serin.rollout.run.status import status_of
 
-    rollouts = find_rollouts()
+    rollouts, (model, rollout) = find_rollouts(), split_version(name)
     now = status_of(rollouts, model)
     if now is None:
         raise NotFound(kind="rollout of", name=model, known=[])

@@ -19,8 +19,7 @@ from rich.text import Text
 from serin.commands.output import when
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
-from serin.reports.rollout_charts import EvidencePoint
-from serin.reports.rollout_shadow import ShadowStory
+from serin.reports.rollout_page import EvidencePoint, ShadowStory
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout

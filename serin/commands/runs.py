@@ -11,8 +11,8 @@ import typer
 from serin.commands.output import Json, show, show_json, show_table, when
 from serin.errors import NotFound
 from serin.machine import environment
-from serin.stack.prefect.login import needed_server
-from serin.stack.run_entries import (
+from serin.prefect.login import needed_server
+from serin.prefect.run_entries import (
     flow_run_details,
     flow_run_entries,
     known_runs,
@@ -97,7 +97,7 @@ def log_of_run(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Show so many of the last lines.")] = 200,
 ) -> None:
     """The log of a run, oldest line first; of a training, its progress."""
-    from serin.stack.prefect.run_control import show_log
+    from serin.prefect.run_control import show_log
 
     training = training_details(run, lines=lines)
     if training is not None:
@@ -109,16 +109,15 @@ def log_of_run(
 
 def cancel(run: Run) -> None:
     """Cancel a run, with everything that it has started. A training keeps its last checkpoint."""
-    from serin.stack.prefect.run_control import cancel_run
+    from serin.prefect.run_control import cancel_run
 
     show(f"run {cancel_run(environment.home(), run)!r} is cancelled; `serin run --resume {run}` resumes it")
 
 
 def report_run(
     run: Annotated[str | None, typer.Argument(help="A run's name. [default: the newest pipeline]")] = None,
-    pictures: Annotated[bool, typer.Option("--pictures", help="With pictures, as data URLs.")] = False,
 ) -> None:
     """A run and what its stages left, as one page of Markdown: for a comment, a mail, a file."""
-    from serin.stack.prefect.run_report import report
+    from serin.prefect.run_control import report
 
-    show(report(needed_server(environment.home()).api, run, pictures=pictures))
+    show(report(needed_server(environment.home()).api, run))

@@ -1,4 +1,4 @@
-"""`serin schema`: the spec's JSON schema, for YAML editors, and its reference page."""
+"""`serin schema`: the spec's JSON schema, for YAML editors."""
 
 from __future__ import annotations
 
@@ -21,23 +21,17 @@ def register(app: typer.Typer) -> None:
 
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write to this file. [default: standard output]")] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="The reference page instead of the JSON schema.")
-    ] = False,
 ) -> None:
     """The JSON schema of the spec: every key with its type, default and description, for YAML editors."""
-    from serin.spec.reference.markdown import spec_reference
-
-    text = spec_reference() if markdown else schema_text()
     if out is None:
-        show(text.rstrip("\n"))
+        show(schema_text().rstrip("\n"))
         return
-    write_file(out, text)
+    write_file(out, schema_text())
     show(f"wrote {out}")
 
 
 def schema_text() -> str:
     """The JSON schema as it is written to a file."""
-    from serin.spec.reference.json_schema import spec_schema
+    from serin.spec.json_schema import editor_schema
 
-    return json.dumps(spec_schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(editor_schema(), indent=1, ensure_ascii=False) + "\n"

@@ -34,7 +34,7 @@ def search(
     from serin.pipeline.etl import build_dataset
     from serin.pipeline.search import search_settings
     from serin.spec.load import load_search_spec, spec_file
-    from serin.training.search.chosen_spec import write_chosen
+    from serin.training.search.search import write_chosen
 
     loaded = load_search_spec(spec)
     assert loaded.search is not None

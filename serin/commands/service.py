@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
+from serin.commands.arguments import Model, Why, Yes
 from serin.commands.output import confirm, say, show
-from serin.commands.rollout import Model, Why, tell_controller
+from serin.commands.rollout import tell_controller
 from serin.errors import NotFound
 from serin.machine import environment
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _POLL_S = 0.2
 
@@ -25,9 +24,9 @@ def register(app: typer.Typer) -> None:
 def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
     """Take a model out of service: requests get 404, its servers end. Its versions stay in the store.
 
-    Requests in flight are answered first. `serin rollout start MODEL VERSION` serves a version again.
+    Requests in flight are answered first. `serin rollout start MODEL:VERSION` serves a version again.
     """
-    from serin.pipeline.rollouts import find_rollouts
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.status import status_of
 
     rollouts = find_rollouts()
@@ -39,7 +38,7 @@ def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
         time.sleep(_POLL_S)
     assert now is not None, "a journal does not lose its lines"
     if now.rollout.phase == "retired":
-        show(f"{model} is retired; `serin rollout start {model} {now.rollout.version}` serves it again")
+        show(f"{model} is retired; `serin rollout start {model}:{now.rollout.version}` serves it again")
 
 
 def logs(

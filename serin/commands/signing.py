@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serin.commands.arguments import ModelVersion
 from serin.commands.output import Json, say, show, show_json, show_table
 from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
@@ -14,8 +15,6 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from serin.store.store import Store
 
-Model = Annotated[str, typer.Argument(help="The model's name.")]
-Version = Annotated[str, typer.Argument(help="A number, or live, candidate, previous.")]
 Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
 
 
@@ -32,14 +31,12 @@ def register(app: typer.Typer) -> None:
 
 
 def sign_model(
-    model: Model,
-    version: Version = "",
+    name: ModelVersion,
     key: Annotated[
         Path | None, typer.Option(help="The private key. [default: the file that SERIN_SIGNING_KEY names]")
     ] = None,
 ) -> None:
     """Sign a version, after checking its files. [default: the newest]"""
-    from serin.commands.models import find_bundle
     from serin.formats.bundle import verify_bundle
     from serin.formats.signature import read_private_key, sign_version
     from serin.store.store import Store
@@ -49,24 +46,23 @@ def sign_model(
         problem = "name the private key with --key or SERIN_SIGNING_KEY; `serin trust create FILE` makes one"
         raise SpecError(where="serin models sign", problems=[("", problem)])
     private, store = read_private_key(path), Store.open()
-    bundle = find_bundle(store, model, version)
+    bundle = store.find(name)
     folder = Path(bundle.path)
     verify_bundle(folder, digest=bundle.digest)
-    name = sign_version(store, bundle.model, bundle.version, folder, private)
-    show(f"{bundle.model} version {bundle.version} is signed by {name[:16]}")
+    fingerprint = sign_version(store, bundle.model, bundle.version, folder, private)
+    show(f"{bundle.model} version {bundle.version} is signed by {fingerprint[:16]}")
 
 
-def verify_model(model: Model, version: Version = "") -> None:
+def verify_model(name: ModelVersion) -> None:
     """Check that every file of a version matches its manifest, that there are no others, and who has signed it.
     [default: the newest]"""
-    from serin.commands.models import find_bundle
     from serin.formats.bundle import verify_bundle
     from serin.formats.signature import signatures_of
     from serin.formats.trust import Trust
     from serin.store.store import Store
 
     store = Store.open()
-    bundle = find_bundle(store, model, version)
+    bundle = store.find(name)
     manifest = verify_bundle(Path(bundle.path), digest=bundle.digest)
     show(
         f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "

@@ -14,7 +14,7 @@ from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
 if TYPE_CHECKING:
-    from serin.stack.host.state import Stack
+    from serin.host.state import Stack
     from serin.stack.status import ServerStatus
 
 _STORE_S = 1.0  # a status shows what it can when the store does not answer
@@ -84,7 +84,7 @@ def up(
 
 
 def _show_addresses(stack: Stack, *, as_json: bool) -> None:
-    from serin.stack.prefect.login import login_file
+    from serin.prefect.login import login_file
 
     addresses = {
         "gateway": stack.gateway_url,
@@ -111,8 +111,8 @@ def _show_addresses(stack: Stack, *, as_json: bool) -> None:
 
 def down() -> None:
     """Stop the local stack. Requests in flight are answered first; nothing is left running."""
-    from serin.stack.agent.run import end_agent
-    from serin.stack.down import take_down
+    from serin.cluster.agent.run import end_agent
+    from serin.host.down import take_down
 
     if not end_agent(environment.home()):
         take_down(environment.home())
@@ -122,29 +122,27 @@ def down() -> None:
 def status(as_json: Json = False) -> None:
     """Show what runs, which releases take traffic, and their latency. Exit code 1 when the stack is not healthy."""
     from serin.errors import StoreError
-    from serin.store.objects import StoreProbe
+    from serin.store.open import StoreProbe
 
     home, probe, hosts = environment.home(), StoreProbe(environment.store_url()), []
-    from serin.machine.process_identity import stack_decides  # while the store is asked
-    from serin.stack.agent.status import read_agent_status
+    from serin.machine.process import stack_decides  # while the store is asked
 
-    found: Shown | None = read_agent_status(home)
+    decides = stack_decides(home)
+    found: Shown | None = None if decides else _of_agent(home)
     server: ServerStatus | None = None
     try:
         probe.check(_STORE_S)
     except StoreError as error:
-        if found is None and not stack_decides(home):
+        if found is None and not decides:
             raise  # what there is to show is in the store
         say(f"hosts are not shown: {error}")
         found = found or _of_stack(home, ask_store=False)
     else:
-        from serin.stack.cluster.status import read_cluster_status
-        from serin.stack.hosts import read_hosts_if_reachable
-        from serin.stack.status import read_server_status
+        from serin.cluster.host_list import read_hosts_if_reachable
 
         hosts = read_hosts_if_reachable()
-        server = read_server_status(home)
-        found = found or read_cluster_status(home) or server or _of_stack(home, ask_store=True)
+        server = None if decides else _of_server(home)
+        found = found or (None if decides else _of_cluster(home)) or server or _of_stack(home, ask_store=True)
     if as_json:
         also = {"prefect": server.to_json()["prefect"]} if server else {}
         entries = [entry.to_json() for entry in hosts]
@@ -158,6 +156,30 @@ def status(as_json: Json = False) -> None:
             show(f"host {entry}")
     if not found.well:
         raise typer.Exit(1)
+
+
+def _of_agent(home: Path) -> Shown | None:
+    from serin.host.state import read_stack
+
+    if read_stack(home) is None:
+        return None
+    from serin.cluster.agent.status import read_agent_status
+
+    return read_agent_status(home)
+
+
+def _of_server(home: Path) -> ServerStatus | None:
+    if environment.prefect_api_url() is None:
+        return None
+    from serin.stack.status import read_server_status
+
+    return read_server_status(home)
+
+
+def _of_cluster(home: Path) -> Shown | None:
+    from serin.cluster.status import read_cluster_status
+
+    return read_cluster_status(home)
 
 
 def _of_stack(home: Path, *, ask_store: bool) -> Shown:
@@ -187,7 +209,7 @@ def deploy(
 
     They go to the stack's Prefect server, or, if no stack is up, to the one that PREFECT_API_URL names.
     """
-    from serin.stack.prefect.deploy import deploy
+    from serin.prefect.deploy import deploy
 
     for name in deploy(environment.home(), file, slurm=slurm or ()):
         show(name)
@@ -196,7 +218,7 @@ def deploy(
 def doctor(as_json: Json = False) -> None:
     """Check this machine: what is present, what is missing, and what to do. Exit code 1 when something required is
     missing."""
-    from serin.stack.doctor.checks import examine
+    from serin.stack.doctor import examine
 
     findings = examine(environment.home())
     if as_json:
@@ -212,8 +234,8 @@ def doctor(as_json: Json = False) -> None:
 
 def env() -> None:
     """Print shell lines that point this shell at the stack: eval "$(serin env)"."""
-    from serin.stack.host.state import running_stack
-    from serin.stack.prefect.login import login_file
+    from serin.host.state import running_stack
+    from serin.prefect.login import login_file
 
     stack = running_stack(environment.home())
     show(f"export SERIN_HOME={shlex.quote(str(stack.home))}")
@@ -225,8 +247,8 @@ def env() -> None:
 def install_triton() -> None:
     """Create Triton's own environment beside this one, and prepare the database of the stack's Prefect server; does
     nothing when both exist."""
+    from serin.prefect.template import prepare
     from serin.serving.triton.installation import find_triton, install_triton
-    from serin.stack.prefect.template import prepare
 
     install_triton()
     prepare()
@@ -235,8 +257,8 @@ def install_triton() -> None:
 
 def install_gateway() -> None:
     """Compile the gateway's request filter, if you use another Triton than that of `serin install triton`."""
+    from serin.prefect.template import prepare
     from serin.serving.triton.installation import install_request_filter
-    from serin.stack.prefect.template import prepare
 
     library = install_request_filter()
     prepare()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from serin.commands.arguments import ModelVersion
 from serin.commands.output import Json, show, show_json
 
-Limit = Annotated[
-    float | None,
-    typer.Option(min=0.1, help="The p99 limit in milliseconds. [default: serving.p99_ms of its spec]"),
-]
 Rows = Annotated[
     str,
     typer.Option(
@@ -39,42 +37,38 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
-    model: Annotated[str, typer.Argument(help="The model's name.")],
-    version: Annotated[
-        str, typer.Option(help="A number or an alias. [default: the live one, else the newest]")
-    ] = "",
-    p99_ms: Limit = None,
+    model: ModelVersion,
     rows: Rows = "",
     max_rows: MaxRows = None,
     gpu_price: GpuPrice = 1.0,
-    seconds: Annotated[float, typer.Option(min=20, help="The approximate time limit in seconds.")] = 240.0,
     as_json: Json = False,
 ) -> None:
-    """Measure which instances, threads, queue delay and batch limit give the most requests/s below the p99 limit.
+    """Measure which instances, threads, queue delay and batch limit give the most requests/s that keep `objectives`.
+    [default: the live version, else the newest]
 
     The next release uses them. Where there is a GPU and the model was exported for one, both devices are tuned and the
     one worth its price is chosen. A separate Triton is used: live releases are not touched, but share the machine's
     cores with it.
     """
     from serin.commands.predictions import open_bundle
-    from serin.serving.triton.repository import serving_settings
     from serin.serving.tuning.report import findings, to_json, values, write_report
     from serin.serving.tuning.requests import declared_mix, parse_mix
     from serin.serving.tuning.tune import Tuner
+    from serin.spec.stored import stored_objectives
 
-    bundle = open_bundle(model, version)
+    bundle = open_bundle(model)
     try:
         mix = parse_mix(rows) if rows else declared_mix(bundle)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    limit = p99_ms or serving_settings(bundle).p99_ms
+    promised = stored_objectives(Path(bundle.path))
     tuner = Tuner(
         bundle=bundle,
-        p99_ms=limit,
+        limit_ms=promised.latency_ms,
+        share=promised.latency_share,
         mix=mix,
         gpu_price=gpu_price,
         largest_request_rows=max_rows,
-        budget_s=seconds,
     )
     tuning = tuner.run()
     settings, plot = write_report(tuning)
@@ -87,4 +81,6 @@ def tune(
     for line, why in lines.items():
         show(f"  {line:<{max(map(len, lines))}}  {why}")
     show(f"settings {settings}\nplot     {plot}")
-    show(f"next: releases of {model} that start from now on use these values, unless their spec sets others")
+    show(
+        f"next: releases of {bundle.model} that start from now on use these values, unless their spec sets others"
+    )

@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from serin.console.forms import read_signed_form
+from serin.cluster.combined_fleet import CombinedVersions
+from serin.console.login import read_signed_form
 from serin.console.sessions import Session
 from serin.console.state import Console
 from serin.console.views.models import known_model
@@ -26,7 +27,6 @@ from serin.monitoring.alerts.read import read_alerts
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.serving.external import External
-from serin.stack.combined_fleet import CombinedVersions
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)

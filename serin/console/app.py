@@ -1,9 +1,11 @@
-"""The console as a web application: its routes, and what an error looks like."""
+"""The console as a web application: its routes, the data of its charts, and what an error looks like."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -15,22 +17,88 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
-from serin.console.history_data import history_data
-from serin.console.live import Live, fingerprint
 from serin.console.login import Login
-from serin.console.palette import stylesheet
 from serin.console.state import STATIC, Console
 from serin.console.views.all_views import VIEWS
+from serin.console.views.traffic import SPANS, chosen_span, span_history
 from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
-from serin.stack.console.settings import ConsoleSettings
+from serin.host.console import ConsoleSettings
+from serin.monitoring.history.read import HistoryPoint, HistoryView, SeriesHistory
+from serin.reports.svg import DAY, NIGHT, SERIES
+
+_MOST_STREAMS: Final = 200
+_QUIET_S: Final = 15.0  # a comment is sent after this time, so that proxies keep the connection
+_ARMS: Final = {"stable": "blue", "candidate": "orange", "baseline": "pale", "pinned": "grey"}
+_WHAT: Final = ("latency", "failures", "requests")
+
+
+class Live:
+    """The streams of all views."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._streams = 0
+
+    def handler(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        async def stream(request: Request) -> Response:
+            if self._console.session(request) is None:
+                raise HTTPException(401, "log in first")
+            if self._streams >= _MOST_STREAMS:
+                raise HTTPException(503, "too many open pages")
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+            return StreamingResponse(
+                self._events(view, request), media_type="text/event-stream", headers=headers
+            )
+
+        return stream
+
+    async def _events(self, view: View, request: Request) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            sent, quiet_s = request.query_params.get("seen", ""), 0.0
+            yield "retry: 3000\n\n"
+            while not await request.is_disconnected():
+                session = self._console.session(request)
+                if session is None:
+                    yield event("ended", "")
+                    return
+                try:
+                    html = await run_in_threadpool(
+                        self._console.fragment, view, view_parameters(view, request), may_act=session.may_act
+                    )
+                except (SerinError, OSError) as error:
+                    log.warning("%s cannot be read: %s", view.path, error)
+                else:
+                    digest = fingerprint(html)
+                    quiet_s += view.every_s
+                    if digest != sent:
+                        sent, quiet_s = digest, 0.0
+                        yield event("view", html)
+                if quiet_s >= _QUIET_S:
+                    quiet_s = 0.0
+                    yield ": waiting\n\n"
+                await asyncio.sleep(view.every_s)
+        finally:
+            self._streams -= 1
+
+
+def event(name: str, text: str) -> str:
+    """Returns one event; its text may have several lines."""
+    data = "\n".join(f"data: {line}" for line in text.splitlines() or [""])
+    return f"event: {name}\n{data}\n\n"
+
+
+def fingerprint(html: str) -> str:
+    return hashlib.sha256(html.encode()).hexdigest()[:16]
+
 
 log = logging.getLogger(__name__)
 
@@ -153,3 +221,96 @@ class _Static(StaticFiles):
         if b"v=" in scope["query_string"]:
             response.headers["cache-control"] = _YEAR
         return response
+
+
+def stylesheet() -> str:
+    """Returns the colours as variables. `data-theme` on the root element overrides the system's choice."""
+    day, night = (
+        "".join(f"--{name}:{code};" for name, code in each.items()) + f"color-scheme:{scheme};"
+        for each, scheme in ((DAY, "light"), (NIGHT, "dark"))
+    )
+    return (
+        f":root{{{day}}}\n"
+        f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{night}}}}}\n"
+        f":root[data-theme=dark]{{{night}}}\n"
+    )
+
+
+def history_data(console: Console) -> Callable[[Request], Awaitable[Response]]:
+    async def data(request: Request) -> Response:
+        if console.session(request) is None:
+            raise HTTPException(401, "log in first")
+        what, span = request.query_params.get("what", ""), chosen_span(request.query_params)
+        if what not in _WHAT:
+            raise HTTPException(404, "there is no such chart")
+        found = await run_in_threadpool(chart_data, console.home, request.path_params["model"], what, span)
+        return JSONResponse(found)
+
+    return data
+
+
+def chart_data(home: Path, model: str, what: str, span: str) -> dict[str, Any]:
+    """Returns columns of numbers: times first, then one for each line. None breaks a line."""
+    found = span_history(home, model, span)
+    times = _grid(found, span) if found else []
+    lines: list[dict[str, Any]] = []
+    columns: list[list[Any]] = [list(times)]
+    for series, colour in _coloured(found):
+        by_time = {point.t: point for point in series.points}
+        for label, value, style in _lines(what, series):
+            lines.append({"label": label, "colour": colour, **style})
+            columns.append([value(by_time[t]) if t in by_time else None for t in times])
+    return {
+        "fingerprint": f"{what}:{[line['label'] for line in lines]}",
+        "unit": {"latency": " ms", "failures": "%", "requests": ""}[what],
+        "zero": what != "latency",
+        "log": what == "latency",
+        "series": lines,
+        "columns": columns,
+    }
+
+
+def _grid(found: HistoryView, span: str) -> list[int]:
+    """Returns times at equal distances over the whole span, so that a pause is a gap, and those of other points."""
+    times = {point.t for series in found.series for point in series.points}
+    if not times:
+        return []
+    step = SPANS[span][1]
+    regular = range(int(found.since) // step * step, int(found.until), step)
+    return sorted({*times, *regular})
+
+
+def _coloured(found: HistoryView | None) -> list[tuple[SeriesHistory, str]]:
+    """Returns the series with a colour each: an arm's own for its newest release, others for older ones."""
+    spare, taken, coloured = iter(SERIES * 20), set[str](), []
+    for series in sorted(found.series if found else (), key=lambda each: -_last(each)):
+        colour = _ARMS.get(series.arm, "")
+        if not colour or colour in taken:
+            colour = next(spare)
+        taken.add(colour)
+        coloured.append((series, colour))
+    return sorted(coloured, key=lambda each: (each[0].release, each[0].arm))
+
+
+def _last(series: SeriesHistory) -> int:
+    return max((point.t for point in series.points), default=0)
+
+
+def _lines(
+    what: str, series: SeriesHistory
+) -> list[tuple[str, Callable[[HistoryPoint], float | None], dict[str, Any]]]:
+    name = f"{series.release} {series.arm}".strip()
+    if what == "latency":
+        return [
+            (f"{name} p99", lambda point: point.p99_ms, {"width": 2}),
+            (f"{name} p50", lambda point: point.p50_ms, {"dash": [3, 4], "width": 1.2}),
+        ]
+    if what == "failures":
+        return [
+            (
+                name,
+                lambda point: 100 * point.errors / point.requests if point.requests else None,
+                {"width": 2},
+            )
+        ]
+    return [(f"{name} requests/s", lambda point: point.requests / point.width_s, {"width": 2})]

@@ -1,11 +1,14 @@
-"""Login and logout: with the secret of a role, or with an OpenID Connect provider."""
+"""Login and logout, with the secret of a role or an OpenID Connect provider; and forms that change something, which are
+read within limits and only from the console's own pages."""
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
 import re
 from collections.abc import Mapping
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -13,11 +16,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from serin.console import oidc
-from serin.console.forms import read_form, read_signed_form
-from serin.console.guard import source_of
-from serin.console.sessions import new_session, seal, session2cookie, unseal
+from serin.console.guard import from_own_page, source_of
+from serin.console.sessions import Session, csrf_token, new_session, seal, session2cookie, unseal
 from serin.console.state import Console
-from serin.stack.console.secrets import Role, matching_role, signing_key
+from serin.host.console import Role, matching_role, signing_key
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ _NAME_REFUSED = (
 )
 _STARTED = "serin-oidc"
 _STARTED_S = 600
+_MOST_BYTES = 16_384
+_FORM = "application/x-www-form-urlencoded"
 
 
 class Login:
@@ -170,3 +174,29 @@ def local_path(fields: Mapping[str, str]) -> str:
     """Returns the page to go to after the login; never one of another site."""
     path = fields.get("next", "/")
     return path if re.fullmatch(r"/(?![/\\])[\w/.-]*", path) else "/"
+
+
+async def read_form(console: Console, request: Request) -> dict[str, str]:
+    """Returns the fields of a form. Raises HTTPException for another page's, and for what is not a form."""
+    if not from_own_page(request, console.settings.url):
+        raise HTTPException(403, "this form was not sent from a page of the console")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != _FORM:
+        raise HTTPException(415, "a form is expected")
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, "the form is too large")
+    try:
+        return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=20))
+    except ValueError as error:
+        raise HTTPException(400, "the form cannot be read") from error
+
+
+async def read_signed_form(console: Console, request: Request, session: Session) -> dict[str, str]:
+    """Returns the fields of a form that this session's page contained."""
+    fields = await read_form(console, request)
+    expected = csrf_token(console.home, session)
+    if not hmac.compare_digest(fields.get("csrf", "").encode(), expected.encode()):
+        raise HTTPException(403, "this form is not from your session; open the page again and repeat")
+    return fields

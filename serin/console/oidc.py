@@ -15,8 +15,7 @@ from urllib.parse import quote, urlencode
 import httpx
 import jwt
 
-from serin.stack.console.secrets import Role
-from serin.stack.console.settings import OidcSettings
+from serin.host.console import OidcSettings, Role
 
 __all__ = ["Begun", "LoginRefused", "OidcSettings", "Person", "begin", "finish"]
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import uvicorn
 
 from serin.console.app import build_app
+from serin.host.console import ROLES, read_settings, role_secret
+from serin.host.standing import begin_beats, log_to_stdout, run_server
+from serin.host.state import read_stack
+from serin.host.wiring import console_socket
 from serin.machine import environment
-from serin.stack.console.secrets import ROLES, role_secret
-from serin.stack.console.settings import read_settings
-from serin.stack.host.standing import begin_beats, log_to_stdout, run_server
-from serin.stack.host.state import read_stack
-from serin.stack.wiring import console_socket
 
 log = logging.getLogger("serin.console.server")  # not __name__, which is __main__ here
 

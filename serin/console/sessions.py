@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.stack.console.secrets import ROLES, Role, signing_key
+from serin.host.console import ROLES, Role, signing_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from serin.console.guard import Attempts
 from serin.console.sessions import Session, cookie2session, csrf_token
 from serin.console.views.view import Parameters, View
 from serin.errors import SerinError
-from serin.stack.console.settings import ConsoleSettings
-from serin.stack.host.state import read_stack
+from serin.host.console import ConsoleSettings
+from serin.host.state import read_stack
 
 STATIC = Path(__file__).parent / "static"
 _MOST_KEPT = 500

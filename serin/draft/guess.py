@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.draft.free_names import free_names
 from serin.draft.guess_columns import Guess, guess_columns, time_column
 from serin.draft.guess_target import GuessedTarget, guess_target
 from serin.draft.sniff_csv import sniff_table, table_lines
 from serin.draft.table_sample import TableSample, sample_table
 from serin.draft.write_spec import Guessed, spec_text
 from serin.errors import TableUnusable
+from serin.spec.rename import is_reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def draft_table(
     if not any(guess.use in ("numeric", "categorical", "time") for guess in guesses):
         raise TableUnusable(table=str(table), problem="no column is left to make a feature of")
     found = Guessed(
-        name=name or _model_name(str(table)),
+        name=name or model_name(str(table)),
         table=tuple(table_lines(path_in_spec or str(table), sniffed)),
         seen=sniffed.seen,
         sample=sample,
@@ -92,6 +92,19 @@ def _notices(
         yield "XGBoost is not installed here: pip install 'serin[xgboost]'"
 
 
-def _model_name(path: str) -> str:
+def model_name(path: str) -> str:
+    """What a model is called after a path, which may be a file, a folder or a URL."""
     stem = re.sub(r"[^a-z0-9]+", "-", path.rstrip("/").rsplit("/", 1)[-1].split(".")[0].lower()).strip("-")
     return (stem if stem[:1].isalpha() else f"model-{stem}")[:60].strip("-") or "model"
+
+
+def free_names(columns: Collection[str], *, kept: Collection[str]) -> dict[str, str]:
+    """Reserved name -> a new name that no column has. `kept`: what the target reads, which no client sends."""
+    found: dict[str, str] = {}
+    for name in columns:
+        if is_reserved(name) and name not in kept:
+            new = f"input_{name or 'without_name'}"
+            while new in columns or new in found.values():
+                new = f"input_{new}"
+            found[name] = new
+    return found

@@ -1,8 +1,8 @@
 """From tables to a published dataset: read, join, split, fit on the training rows, transform, write.
 
-`build_dataset` finds or publishes; `_compute` does the work in two halves. `relational/prepare.py` chooses how the
-pieces of the main table are prepared, `dataset/assemble.py` turns them into a dataset. `engines/attempts.py` calls both
-again when memory runs out. The same spec and files give the same dataset, bit for bit, whatever engine and pieces.
+`build_dataset` finds or publishes; `compute.py` does the work between. Its rooms, in the order of the work: `sources/`
+(files and tables), `binding/` (columns of the spec), `relational/` (the rows of each piece), `dataset/` (split, fit,
+write), on one of the `engines/`. The same spec and files give the same bits, whatever engine and pieces.
 """
 
 from __future__ import annotations
@@ -10,27 +10,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
-from serin.etl.dataset.assemble import Assembly
+from serin.etl.compute import Earlier, Wanted, compute
 from serin.etl.dataset.compare import family_key, find_previous
-from serin.etl.engines.attempts import run_within_memory
-from serin.etl.engines.engine import Engine
-from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import judge_freshness
-from serin.etl.relational.piece_cache import PieceCache
-from serin.etl.relational.prepare import Preparation, prepare_pieces
-from serin.etl.sources.file_cache import FileCache, digests_in
-from serin.etl.sources.find import SQL, find_all_again, find_table
-from serin.etl.sources.late_digests import Sources, computed_beside, find_settled
-from serin.etl.sources.layout import Layout, lay_out
-from serin.etl.sources.tables import Piece, Table, open_table, refuse_changed
+from serin.etl.sources.file_cache import digests_in
+from serin.etl.sources.find import SQL, Sources, computed_beside, find_all_again, find_settled, find_table
+from serin.etl.sources.tables import refuse_changed
 from serin.formats.canonical import canonical
-from serin.formats.dataset import FORMAT, VERSION, SourceFile
+from serin.formats.dataset import SourceFile
 from serin.formats.shards import part_paths
 from serin.machine.durable import Syncs
 from serin.machine.stopping import check_stopped
@@ -38,11 +29,10 @@ from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
 from serin.store.artifacts import Dataset
-from serin.store.stage_keys import StageKey, key_of, made_by, said
+from serin.store.stage_keys import StageKey, key_of
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
-_FIT_VERSION = 4  # raised when the same inputs would give other numbers than before
 
 
 def build_dataset(
@@ -61,31 +51,14 @@ def build_dataset(
     replaces what they kept.
     """
     with store.using_kept() as kept:
-        wanted = _Wanted(
+        wanted = Wanted(
             data=data, features=features, etl=etl, store=store, kept=kept, name=name, piece_rows=piece_rows,
             fresh=fresh,
         )  # fmt: skip
         return _build_if_new(wanted) or _find_or_build(wanted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """The arguments of `build_dataset`, and the folder with what builds keep."""
-
-    data: DataSpec
-    features: Sequence[FeatureSpec]
-    etl: EtlSpec
-    store: Store
-    kept: Path
-    name: str
-    piece_rows: int | None
-    fresh: bool
-
-    def sources(self) -> Sources:
-        return _sources(self.data, self.store, rows=self.kept / SQL)
-
-
-def _build_if_new(wanted: _Wanted) -> Dataset | None:
+def _build_if_new(wanted: Wanted) -> Dataset | None:
     """Builds where no earlier dataset can be the one, and computes the digests of the tables' files beside that. None
     where they have to be known first."""
     store, family = wanted.store, family_key(wanted.name, wanted.data)
@@ -94,15 +67,15 @@ def _build_if_new(wanted: _Wanted) -> Dataset | None:
         return None
     if not wanted.fresh and store.knows_dataset(_likeness(wanted, settled.sources)):
         return None
-    with computed_beside(wanted.sources) as hashed:
+    with computed_beside(lambda: _sources(wanted.data, wanted.store, rows=wanted.kept / SQL)) as hashed:
         return _build(wanted, settled.sources, hashed, unchanged=settled.unchanged)
 
 
-def _find_or_build(wanted: _Wanted) -> Dataset:
-    sources = wanted.sources()
+def _find_or_build(wanted: Wanted) -> Dataset:
+    sources = _sources(wanted.data, wanted.store, rows=wanted.kept / SQL)
     files = _files(sources)
     _log_unreliable(files)
-    key = dataset_key(wanted.data, wanted.features, files)
+    key = _reliable(dataset_key(wanted.data, wanted.features, files), files)
     known = None if wanted.fresh or key is None else wanted.store.find_dataset(key)
     if known is not None:
         logger.info(f"dataset {known.digest[:12]} is there already, from the same spec and files")
@@ -114,7 +87,7 @@ def _find_or_build(wanted: _Wanted) -> Dataset:
 
 
 def _build(
-    wanted: _Wanted, sources: Sources, hashed: Callable[[], Sources], *, unchanged: Callable[[], bool]
+    wanted: Wanted, sources: Sources, hashed: Callable[[], Sources], *, unchanged: Callable[[], bool]
 ) -> Dataset | None:
     """Computes and publishes. `hashed`: waits for the sources with their digests. None when the files are not
     `unchanged` since they were found."""
@@ -131,119 +104,29 @@ def _build(
             kept=kept,
             fresh=wanted.fresh,
         )
-        digest = _compute(wanted, sources, hashed, earlier, syncs, scratch, result)
+        digest = compute(wanted, sources, hashed, earlier, syncs, scratch, result)
         files = _files(hashed())
         refuse_changed(files, find_all_again(data.tables, files, kept / SQL, digests_in(kept)))
         if not unchanged():
             logger.info("a file was touched while it was read: building again")
             return None
-        key = dataset_key(data, features, files) or secrets.token_hex(32)  # a random key is never looked up
-        edition = _edition(digest, features, files)
+        key = dataset_key(data, features, files)
+        edition = _edition(digest, key, files)
         check_stopped()
         syncs.wait()
-        published = store.publish_dataset(key, edition, result, lasting=set(part_paths(result)))
+        lookup = _reliable(key, files) or secrets.token_hex(32)  # a random key is never looked up
+        published = store.publish_dataset(lookup, edition, result, lasting=set(part_paths(result)))
         for another in (family, _likeness(wanted, sources)):
             store.remember_dataset(another, edition)
         return published
 
 
-def _likeness(wanted: _Wanted, sources: Sources) -> str:
-    """The same for all datasets that may have the same key: made by the same rules from files of the same sizes."""
-    files = [[file.table, file.path, file.size] for file in _files(sources)]
-    return hashlib.sha256(canonical({"like": files, **_rules(wanted.data, wanted.features)})).hexdigest()
+def _likeness(wanted: Wanted, sources: Sources) -> str:
+    return dataset_key(wanted.data, wanted.features, _files(sources), content=False).digest
 
 
 def _files(sources: Sources) -> list[SourceFile]:
     return [file for found in sources.values() for file in found]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """What earlier builds of this pipeline left: whether there was one (`known`), its last dataset, and the cache
-    folder.
-
-    The dataset is None when no check compares with it; a `fresh` build replaces the cache.
-    """
-
-    family: str
-    known: bool
-    previous: Dataset | None
-    kept: Path
-    fresh: bool = False
-
-
-def _compute(
-    wanted: _Wanted,
-    sources: Sources,
-    hashed: Callable[[], Sources],
-    earlier: Earlier,
-    syncs: Syncs,
-    scratch: Path,
-    result: Path,
-) -> str:
-    """Fills the folder `result`, which is on the disk when `syncs` has nothing left to do. Returns the digest."""
-    data, features = wanted.data, wanted.features
-    tables = _open_tables(sources, earlier, scratch)
-    layout = lay_out(data, features, tables)
-    main = tables[data.main]
-    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
-    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
-    cache = _piece_cache(data, layout, sources, earlier)
-    work = Preparation(
-        data=data, features=features, layout=layout, tables=tables, scratch=scratch, cache=cache
-    )
-
-    def fill(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
-        """One attempt. Called again, with smaller pieces or another engine, when memory runs out."""
-        syncs.drop()
-        _empty(result)
-        engine.tell = progress = Progress()
-        progress.begin("read and joined")
-        held, joins = prepare_pieces(work, engine, pieces, rows=rows)
-        return Assembly(
-            data=data,
-            features=features,
-            layout=layout,
-            joins=joins,
-            files=lambda: _files(hashed()),
-            previous=earlier.previous,
-            engine=engine,
-            progress=progress,
-            syncs=syncs,
-        ).fill(held, result)
-
-    size = sum(file.size for file in _files(sources))
-    return run_within_memory(
-        fill,
-        table=main,
-        layout=layout,
-        etl=wanted.etl,
-        data_bytes=size,
-        scratch=scratch,
-        piece_rows=wanted.piece_rows,
-    )
-
-
-def _open_tables(
-    sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path
-) -> dict[str, Table]:
-    converted = FileCache.converted(earlier.kept, again=earlier.fresh)
-    tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
-    if converted.found:
-        asked = converted.found + converted.made
-        logger.info(f"{converted.found} of {asked} files to convert were found in the cache")
-    return tables
-
-
-def _piece_cache(
-    data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
-) -> PieceCache | None:
-    """Pieces kept for the next build. Only from the second build on, and for tables of several files: they grow."""
-    known = all(file.content for found in sources.values() for file in found)
-    if not known or not earlier.known or len(sources[data.main]) < 2:
-        return None
-    others = [file for name, found in sources.items() if name != data.main for file in found]
-    return PieceCache.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
 
 
 def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> Dataset | None:
@@ -256,8 +139,19 @@ def find_dataset(data: DataSpec, features: Sequence[FeatureSpec], store: Store) 
 
 
 def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> str | None:
-    """The key of the dataset that the tables would give now; None when a file has no reliable digest."""
-    return dataset_key(data, features, [file for found in _sources(data, store).values() for file in found])
+    """The key of the dataset that the tables would give now; None when a file has no reliable digest: then no earlier
+    dataset can be used."""
+    files = _files(_sources(data, store))
+    return _reliable(dataset_key(data, features, files), files)
+
+
+def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:
+    """What decides the dataset that the tables would give now, to report what has changed."""
+    return dataset_key(data, features, _files(_sources(data, store)))
+
+
+def _reliable(key: StageKey, files: Sequence[SourceFile]) -> str | None:
+    return key.digest if all(file.content for file in files) else None
 
 
 def _sources(data: DataSpec, store: Store, *, rows: Path | None = None) -> dict[str, tuple[SourceFile, ...]]:
@@ -273,58 +167,28 @@ def _log_unreliable(files: Sequence[SourceFile]) -> None:
         )
 
 
-def dataset_key(data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str | None:
-    """A digest of everything that decides the dataset: the two sections, the files, Serin's code and the libraries.
-    None when a file has no reliable digest: then no earlier dataset can be used."""
-    if not all(file.content for file in files):
-        return None
-    document = {
-        "files": [[file.table, file.path, file.size, file.content] for file in files],
-        **_rules(data, features),
-    }
-    return hashlib.sha256(canonical(document)).hexdigest()
-
-
-def _rules(data: DataSpec, features: Sequence[FeatureSpec]) -> dict[str, Any]:
-    """What decides a dataset besides its files."""
-    return {
-        "format": [FORMAT, VERSION, _FIT_VERSION],
-        "data": said(data),
-        "features": [said(feature) for feature in features],
-        "operators": [feature.operators for feature in features],
-        "made_by": made_by("etl"),
-    }
-
-
-def _edition(digest: str, features: Sequence[FeatureSpec], files: Sequence[SourceFile]) -> str:
-    """The name of a published dataset. Its digest leaves out values that may differ in their last bit; with other code
-    or libraries they may differ by more. A dataset of another snapshot has another lineage."""
-    operators = [feature.operators for feature in features]
-    snapshots = {(file.table, *astuple(file.snapshot)) for file in files if file.snapshot is not None}
-    document = [digest, made_by("etl"), operators, *([sorted(snapshots)] if snapshots else [])]
-    return hashlib.sha256(canonical(document)).hexdigest()
-
-
-def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:
-    """The parts of `dataset_key` by name, to report what has changed."""
-    files = [file for found in _sources(data, store).values() for file in found]
-    tables = " ".join(f"{file.table} {file.path} {file.size} {file.content}" for file in files)
+def dataset_key(
+    data: DataSpec, features: Sequence[FeatureSpec], files: Sequence[SourceFile], *, content: bool = True
+) -> StageKey:
+    """What decides a dataset. Without the files' `content` it is the same for all that may have the same key."""
+    tables = [[file.table, file.path, file.size, file.content if content else ""] for file in files]
     return key_of(
         "etl",
-        form=_FIT_VERSION,
         data=data,
         features=tuple(features),
         operators=operators_of(features),
-        tables=tables,
+        tables=canonical(tables).decode(),
     )
+
+
+def _edition(digest: str, key: StageKey, files: Sequence[SourceFile]) -> str:
+    """The name of a published dataset. Its digest leaves out values that may differ in their last bit; with other code
+    or libraries they may differ by more. A dataset of another snapshot has another lineage."""
+    made_by = [key.parts[part] for part in ("sources", "versions", "operators")]
+    snapshots = {(file.table, *astuple(file.snapshot)) for file in files if file.snapshot is not None}
+    return hashlib.sha256(canonical([digest, made_by, sorted(snapshots)])).hexdigest()
 
 
 def operators_of(features: Sequence[FeatureSpec]) -> str:
     """The user's own operators with the digests of their code."""
     return canonical([feature.operators for feature in features if feature.operators]).decode()
-
-
-def _empty(folder: Path) -> None:
-    """Removes the files of an attempt that ran out of memory."""
-    shutil.rmtree(folder)
-    folder.mkdir()

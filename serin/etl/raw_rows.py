@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import TableEmpty
+from serin.etl.binding.layout import Layout, lay_out
 from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.relational.relation import Prepared
 from serin.etl.sources.find import find_again
-from serin.etl.sources.layout import Layout, lay_out
 from serin.etl.sources.tables import Piece, open_table
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import InputColumn, Kind

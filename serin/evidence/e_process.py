@@ -8,9 +8,13 @@ fractions run side by side, since the best one is not known in advance; the e-va
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
 
 import numpy as np
+
+from serin.machine.typed_json import Document, Stored
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -20,6 +24,7 @@ BETTORS: Final = len(STAKES)
 _SPREAD: Final = 2.0  # a difference of this many standard deviations wins the whole stake
 _LARGEST: Final = 600.0  # of a logarithm: its exponential is still finite
 _HALVINGS: Final = 40
+_TRACKED: Final = 4  # the stake whose latest restart says since when
 
 
 def start(*shape: int) -> Array:
@@ -95,3 +100,55 @@ def split_evidence(candidate: int, requests: int, share: float) -> float:
     )
     this_share = candidate * math.log(share) + others * math.log1p(-share)
     return math.exp(min(any_share - this_share, _LARGEST))
+
+
+# The claim: in every block, given the past, the mean loss is at most the limit. A bettor multiplies by 1 + stake
+# (mean / limit - 1), which is 1 on average at the limit and never negative. The Shiryaev-Roberts statistic M = (1 +
+# M) x factor sums the wealth of bettors started at each block, so that it finds a change after any time without one.
+# While the claim holds the mean of M after n blocks is at most n: with an alarm at c, the mean number of blocks until
+# a false alarm is at least c.
+def _nothing() -> Array:
+    return np.full(len(STAKES), -np.inf)
+
+
+def _json2logs(found: Sequence[float | None]) -> Array:
+    return np.array([-np.inf if each is None else each for each in found])
+
+
+def _logs2json(logs: Array) -> list[float | None]:
+    return [None if value == -np.inf else float(value) for value in logs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeanEvidence(Document):
+    """`log_m`: the logarithm of M, by stake. The others follow the tracked stake since its latest restart: `run` its
+    log wealth, `since` the time of the restart, `rows` and `total` the rows after it and the sum of their losses."""
+
+    log_m: Annotated[Array, Stored(_json2logs, _logs2json)] = field(default_factory=_nothing)
+    run: float = 0.0
+    since: float | None = None
+    rows: int = 0
+    total: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """M, the mean over the stakes."""
+        return float(np.exp(np.minimum(self.log_m, _LARGEST)).mean())
+
+    @property
+    def mean(self) -> float | None:
+        """The mean loss since the latest restart."""
+        return self.total / self.rows if self.rows else None
+
+    def add(self, *, began: float, mean: float, rows: int, limit: float, most: float) -> MeanEvidence:
+        """Returns the evidence after a block. `most`: evidence beyond it is not remembered, so that a loss that has
+        come back within the limit is recognised."""
+        factors = np.log1p(STAKES * (mean / limit - 1.0))
+        log_m = np.minimum(np.logaddexp(0.0, self.log_m) + factors, np.log(most) + 1.0)
+        run = min(self.run + float(factors[_TRACKED]), float(np.log(most)))
+        if run <= 0:
+            return MeanEvidence(log_m=log_m)
+        since = began if self.since is None else self.since
+        return MeanEvidence(
+            log_m=log_m, run=run, since=since, rows=self.rows + rows, total=self.total + mean * rows
+        )

@@ -15,18 +15,15 @@ from serin.errors import ExportFailed
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
 from serin.export.drift.version import ReadTraining, version_statistics
-from serin.export.explain.feature_columns import trace_features
-from serin.export.explain.keep import keep_for_explanations
+from serin.export.explain import keep_for_explanations, trace_features
 from serin.export.gate.golden import write_golden
 from serin.export.gate.groups import check_groups
 from serin.export.importance import measure_importance
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
 from serin.export.quality import measure_quality
-from serin.export.score.predict import BATCH_ROWS
-from serin.export.session import open_session, run_in_batches
 from serin.export.validate import Proven, prove_model
-from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, write_document
+from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.drift import FILE as DRIFT
 from serin.formats.drift import DriftStatistics
@@ -38,8 +35,11 @@ from serin.formats.quality import FILE as QUALITY
 from serin.formats.quality import QualityReference
 from serin.formats.trained import read_record, read_trained
 from serin.formats.wire import Array, RawRows, to_wire
+from serin.machine.documents import write_facts
 from serin.machine.stopping import check_stopped
 from serin.reports.model_card import model_card
+from serin.scoring.predict import BATCH_ROWS
+from serin.scoring.session import open_session, run_in_batches
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.store.store import Store
@@ -176,7 +176,7 @@ def _fill(
     keep_for_explanations(work, trained, folder, columns, proven.features, variant=chosen)
     for name, each in measured.items():
         if each is not None:
-            write_document(work / name, each.to_json())
+            write_facts(work / name, each.to_json())
 
 
 def _scores(proven: Proven) -> Score:

@@ -28,14 +28,14 @@ from serin.errors import (
     SpecError,
 )
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
-from serin.export.score.predict import Scorer
 from serin.formats.champion import ChampionReport, Contest
 from serin.formats.schema import Schema
 from serin.formats.trust import find_trusted
 from serin.formats.wire import Array, RawRows
 from serin.metrics import paired_bootstrap
+from serin.scoring.predict import Scorer
 from serin.spec.features import FeatureSpec
-from serin.spec.load import load_stored_spec
+from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -114,7 +114,7 @@ def _find_live(store: Store, model: str, version: int) -> Bundle:
 def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
     try:
         scorer = Scorer(live.path, digest=live.digest)
-        before = load_stored_spec(Path(live.path) / "spec.yaml")
+        before = load_spec(Path(live.path) / "spec.yaml")
     except (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError) as error:
         raise _Incomparable(f"the live model cannot be opened: {error}") from error
     return scorer, before

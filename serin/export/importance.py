@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.export.gate.quality import METRICS, answers, loss, measure
+from serin.export.gate.quality import METRICS, loss, measure
 from serin.formats.explain import FeatureColumns
 from serin.formats.importance import ColumnImportance, Importance
 from serin.formats.schema import Task
 from serin.formats.shards import Rows, read_split
 from serin.formats.wire import Array
 from serin.machine.stopping import check_stopped
+from serin.scoring.answers import answers
 
 logger = logging.getLogger(__name__)
 

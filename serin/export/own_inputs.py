@@ -22,7 +22,6 @@ from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import tile
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.publish import publish_version
-from serin.export.session import open_session, run_in_batches
 from serin.formats.bundle import GOLDEN, MODEL, output_column
 from serin.formats.champion import ChampionReport
 from serin.formats.gate import GateReport, ScoreScale, scores_apart
@@ -30,6 +29,7 @@ from serin.formats.schema import Schema, read_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
 from serin.reports.model_card import own_inputs_card
+from serin.scoring.session import open_session, run_in_batches
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Release
 from serin.store.store import Store

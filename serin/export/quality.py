@@ -17,11 +17,11 @@ import numpy as np
 
 from serin.columns.scored import LOSS_OF_TASK, measured, reliability, row_loss
 from serin.columns.segments import segment_masks
-from serin.export.gate.quality import answers
 from serin.formats.quality import QualityReference
 from serin.formats.schema import INT64_NULL, Schema
 from serin.formats.shards import read_split
 from serin.formats.wire import Array, RawRows
+from serin.scoring.answers import answers
 from serin.spec.pipeline import PipelineSpec
 
 logger = logging.getLogger(__name__)

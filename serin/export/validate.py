@@ -21,11 +21,9 @@ from serin.export.convert.network import Network, read_network
 from serin.export.convert.onnx2trt import engine_of
 from serin.export.gate.gate import Batch, batch_sizes, check_features, check_metric, check_scores
 from serin.export.gate.golden import GoldenRows, read_golden_rows, tile
-from serin.export.session import Device, has_device, open_session, run_in_batches
 from serin.export.variants.build import CALIBRATION_ROWS, build_variants
-from serin.export.variants.choose import judge_variants
+from serin.export.variants.choose import judge_variants, race, thread_counts
 from serin.export.variants.context import Runnable, TestRows, VariantContext, front_and_core
-from serin.export.variants.latency import race, thread_counts
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
 from serin.formats.gate import GateReport, Runtime, scores_apart
@@ -35,6 +33,7 @@ from serin.formats.wire import Array
 from serin.machine import environment
 from serin.machine.hardware import inventory
 from serin.machine.stopping import check_stopped
+from serin.scoring.session import Device, has_device, open_session, run_in_batches
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Checkpoint
 

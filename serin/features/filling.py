@@ -1,4 +1,5 @@
-"""The common part of all fills: nulls become one value. Fills differ only in where the value comes from."""
+"""The common part of all fills: nulls become one value. Fills differ only in where the value comes from.
+A fill may add an indicator: 1 where a value is null, else 0."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from serin.columns.column import any_true, array_module
 from serin.features.fitted import FittedNumbers, Floats
-from serin.features.operator import NumberOperator
+from serin.features.operator import NumberOperator, register_fitted
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
 class FillOperator(NumberOperator):
@@ -66,3 +69,26 @@ class Fill(FittedNumbers):
 def float32_of(value: float) -> float:
     """The nearest float32; never -0."""
     return float(np.float32(value)) + 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Missing(FittedNumbers):
+    def transform(self, values: Floats) -> Floats:
+        return np.isnan(values).astype(np.float32)
+
+    @classmethod
+    def to_onnx(
+        cls,
+        graph: GraphBuilder,
+        values: str,
+        null: str | None,
+        steps: Sequence[Missing],  # noqa: ARG003
+    ) -> tuple[str, str | None]:
+        where = graph.op("IsNaN", values) if null is None else null
+        return graph.op("Cast", where, to=_FLOAT), None
+
+    def describe(self) -> str:
+        return "1 where it is null, else 0"
+
+
+register_fitted("numeric", "missing", Missing)

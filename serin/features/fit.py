@@ -9,8 +9,8 @@ from typing import Any
 from serin.features.aggregates.aggregate import Fit, together
 from serin.features.aggregates.distribution import measure_distribution
 from serin.features.codes import CategoricalFeature
+from serin.features.filling import Missing
 from serin.features.fitted import Encoding
-from serin.features.missing import Missing
 from serin.features.numbers import Numbers
 from serin.features.operator import Operator, Source
 from serin.features.own import fit_own

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,33 @@ class NumericStep(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
+class StoredFields:
+    """The common part of what is stored by its fields alone."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(cast("Any", self))}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], inner: None = None) -> Self:  # noqa: ARG003
+        kind = cast("Any", cls)
+        made: Self = kind(**{field.name: cls.value_of(document[field.name]) for field in fields(kind)})
+        return made
+
+    @staticmethod
+    def value_of(plain: Any) -> Any:
+        return tuple(plain) if isinstance(plain, list) else plain
+
+
+def _plain(value: Any) -> Any:
+    return (
+        list(value) if isinstance(value, tuple) else value.to_json() if hasattr(value, "to_json") else value
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class FittedNumbers:
+class FittedNumbers(StoredFields):
     """The common part of most numeric steps: they are exact, nulls stay null, and only their fields are stored."""
 
     exact: ClassVar[bool] = True
@@ -75,13 +100,6 @@ class FittedNumbers:
     @property
     def shape(self) -> tuple[str, ...]:
         return (type(self).__module__, type(self).__qualname__)
-
-    def to_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        return cls(**{field.name: document[field.name] for field in fields(cls)})
 
 
 class CategoricalStep(Protocol):

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column, array_module
-from serin.columns.label_encoder import label_encoder
+from serin.columns.lookup import label_encoder
 from serin.features.aggregates.value_counts import group_rows
+from serin.features.fitted import StoredFields
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:
@@ -71,3 +72,13 @@ class NumbersByValue:
         rows = [[float("nan") if value is None else value for value in row] for row in document["numbers"]]
         numbers = np.asarray(rows, np.float32).reshape(len(keys) + 2, -1)
         return cls(keys, numbers)
+
+
+class StoredTable(StoredFields):
+    """The same for what has such a table."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def value_of(plain: Any) -> Any:
+        return NumbersByValue.from_json(plain) if isinstance(plain, dict) else StoredFields.value_of(plain)

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 from serin.errors import BundleBroken, NameInvalid
 from serin.formats.schema import ELEMENTS, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.wire import Array, to_wire
+from serin.machine.documents import write_facts
+from serin.machine.typed_json import Document
 from serin.store.artifacts import Release
 from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
 
@@ -48,9 +50,13 @@ class ManifestFile:
     sha256: str
     size: int
 
+    def __post_init__(self) -> None:
+        if self.size < 0 or not _SHA256.fullmatch(self.sha256):
+            raise ValueError("no sha256 and size")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Document, form=BUNDLE_FORMAT, version=BUNDLE_VERSION):
     """The identity, origin and content of a bundle. `digest` is the sha256 of the manifest's own file."""
 
     name: str
@@ -74,12 +80,6 @@ class Golden:
         return len(self.row)
 
 
-def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """A bundle's file of facts (metrics.json, gate.json, ...), for programs and people."""
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
 def write_manifest(
     folder: Path,
     *,
@@ -91,22 +91,22 @@ def write_manifest(
 ) -> Manifest:
     """Seal `folder`: every file in it becomes part of the bundle."""
     _check_release(folder, name, model_version)
-    files = {}
-    for relative, path in _regular_files(folder):
-        if relative != MANIFEST:
-            files[relative] = ManifestFile(sha256=_sha256(path), size=path.stat().st_size)
-    document = {
-        "format": BUNDLE_FORMAT,
-        "version": BUNDLE_VERSION,
-        "name": name,
-        "model_version": model_version,
-        "spec_digest": spec_digest,
-        "lineage": dict(lineage),
-        "metrics": dict(metrics),
-        "files": {relative: {"sha256": f.sha256, "size": f.size} for relative, f in sorted(files.items())},
+    files = {
+        relative: ManifestFile(sha256=_sha256(path), size=path.stat().st_size)
+        for relative, path in sorted(_regular_files(folder))
+        if relative != MANIFEST
     }
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    manifest = Manifest(
+        name=name,
+        model_version=model_version,
+        spec_digest=spec_digest,
+        lineage=dict(lineage),
+        metrics=dict(metrics),
+        files=files,
+    )
+    document = manifest.to_json()
+    del document["digest"]
+    write_facts(folder / MANIFEST, document)
     return read_manifest(folder)
 
 
@@ -119,18 +119,10 @@ def read_manifest(folder: Path) -> Manifest:
         raw = path.read_bytes()
         document = json.loads(raw)
         check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN)
-        if document["format"] != BUNDLE_FORMAT:
-            raise ValueError(f"not a {BUNDLE_FORMAT} document")
-        manifest = Manifest(
-            name=document["name"],
-            model_version=document["model_version"],
-            spec_digest=document["spec_digest"],
-            lineage=dict(document["lineage"]),
-            metrics={name: float(value) for name, value in document["metrics"].items()},
-            files={_valid_path(name): _entry(name, entry) for name, entry in document["files"].items()},
-            digest=hashlib.sha256(raw).hexdigest(),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = replace(Manifest.from_json(document), digest=hashlib.sha256(raw).hexdigest())
+        for name in manifest.files:
+            _valid_path(name)
+    except (OSError, ValueError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
     _check_release(folder, manifest.name, manifest.model_version)
     return manifest
@@ -241,13 +233,6 @@ def _valid_path(name: str) -> str:
     if not 1 <= len(parts) <= deepest or "/".join(parts) != name or not all(map(_PART.fullmatch, parts)):
         raise ValueError(f"{name!r} is not a valid name for a bundle's file")
     return name
-
-
-def _entry(name: str, entry: Mapping[str, Any]) -> ManifestFile:
-    sha256, size = entry["sha256"], entry["size"]
-    if not isinstance(size, int) or size < 0 or not _SHA256.fullmatch(sha256):
-        raise ValueError(f"{name}: no sha256 and size")
-    return ManifestFile(sha256=sha256, size=size)
 
 
 def _check_release(folder: Path, name: str, version: int) -> None:

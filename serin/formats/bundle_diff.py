@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import yaml
 from serin.errors import BundleBroken
 from serin.formats.bundle import read_manifest
 from serin.formats.schema import read_schema
+from serin.machine.documents import read_facts
 
 
 class Difference(NamedTuple):
@@ -36,7 +36,7 @@ def diff_bundles(left: Path, right: Path) -> list[Difference]:
 
 def _parts(folder: Path) -> dict[str, Any]:
     manifest, schema = read_manifest(folder), read_schema(folder).to_json()
-    gate = _json(folder / "gate.json")
+    gate = read_facts(folder / "gate.json", dict) if (folder / "gate.json").is_file() else {}
     return {
         "inputs": {column["name"]: _without(column, "name") for column in schema["inputs"]},
         "outputs": {output["name"]: _without(output, "name") for output in schema["outputs"]},
@@ -53,13 +53,6 @@ def _spec(folder: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
 
 

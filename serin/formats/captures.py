@@ -36,10 +36,11 @@ from serin.formats.capture_columns import (
     hour_began,
     hour_of,
 )
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 from serin.machine.private import make_private
+from serin.machine.typed_json import checked
 from serin.spec.names import valid_model_name
 
 __all__ = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from serin.machine.typed_json import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChampionReport:
+class ChampionReport(Document, form="serin.champion", version=2):
     """champion.json."""
 
     verdict: Literal["better or equal", "not compared", "approved"]
@@ -33,6 +35,3 @@ class ChampionReport:
     overall: Contest | None = None
     segments: dict[str, Contest] = field(default_factory=dict)
     approved_by: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": "serin.champion", "version": 2, **asdict(self)}

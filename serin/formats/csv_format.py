@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from serin.spec.tables import FileTable, LongForm
 
@@ -61,12 +59,6 @@ class CsvFormat:
     def dates_of(self, column: str) -> tuple[str, ...]:
         return dict(self.of_column_dates).get(column, self.date_formats)
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> CsvFormat:
-        """The format that dataset.json holds; ValueError or TypeError for anything else."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: _tuples(value) for name, value in document.items() if name in known})
-
 
 PLAIN = CsvFormat()
 
@@ -91,7 +83,3 @@ def csv_format(table: str | LongForm) -> CsvFormat | None:
         names=table.names,
     )
     return None if form == PLAIN else form
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -5,20 +5,18 @@ dataset.json  features.json  statistics.json  golden.parquet  lookups/<table>.pa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from serin.errors import BundleBroken
 from serin.formats.csv_format import CsvFormat
-from serin.formats.schema import DType, InputColumn, Kind, Task, input_columns
+from serin.formats.schema import DType, InputColumn, Kind, Task, check_names
+from serin.machine.documents import read_facts, write_facts
+from serin.machine.typed_json import Document
 
 FORMAT, VERSION = "serin.dataset", 1
 FILE, FEATURES, STATISTICS, GOLDEN = "dataset.json", "features.json", "statistics.json", "golden.parquet"
 SPLITS = ("train", "valid", "test")
-_RARE = ("csv", "snapshot")  # keys of sources that are left out when they say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
+class SourceFile(Document, omit=("csv", "snapshot", "declared")):
     """A file that was read, as it was then. `modified`: ns since 1970, or what an object store says. `content`: the
     digest or mark of its content, "" when none was requested or none is reliable. `partition`: columns that the file
     has by the key=value folders it is in, or by the snapshot. `csv`: how it is written, when the table's options say
@@ -83,7 +81,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetDescription:
+class DatasetDescription(Document, form="serin.dataset"):
     """`target` is the target's expression; `targets` are the names of several. `dropped` counts rows left out, by
     reason. `split_kind`: how rows were assigned to splits, as data.split says; "" when it is not known."""
 
@@ -111,67 +109,14 @@ class DatasetDescription:
     def rows(self) -> dict[str, int]:
         return {name: split.rows for name, split in self.splits.items()}
 
-    def to_json(self) -> dict[str, Any]:
-        document = asdict(self)
-        document["inputs"] = [column.to_json() for column in self.inputs]
-        document["sources"] = [
-            {key: value for key, value in source.items() if key != "declared" and (value or key not in _RARE)}
-            for source in document["sources"]
-        ]
-        return {"format": FORMAT, "version": VERSION, **document}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> DatasetDescription:
-        """The description, or ValueError with what is wrong."""
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        task = document["task"]
-        if task not in get_args(Task):
-            raise ValueError(f"unknown task {task!r}")
-        classes = document["classes"]
-        return cls(
-            task=task,
-            target=document["target"],
-            numeric=tuple(document["numeric"]),
-            categorical=tuple(CategoricalColumn(**entry) for entry in document["categorical"]),
-            classes=None if classes is None else tuple(classes),
-            splits={name: SplitDescription(**entry) for name, entry in document["splits"].items()},
-            inputs=input_columns(document["inputs"]),
-            lookups=tuple(LookupDescription(**entry) for entry in document["lookups"]),
-            sources=tuple(_source(entry) for entry in document["sources"]),
-            digest=document["digest"],
-            dropped=dict(document["dropped"]),
-            derived=tuple(DerivedDescription(**entry) for entry in document.get("derived", ())),
-            targets=tuple(document.get("targets", ())),
-            split_kind=document.get("split_kind", ""),
-        )
-
-
-def _source(entry: Mapping[str, Any]) -> SourceFile:
-    partition = tuple((str(key), str(value)) for key, value in entry.get("partition", ()))
-    csv, snapshot = entry.get("csv"), entry.get("snapshot")
-    known = {
-        "partition": partition,
-        "csv": None if csv is None else CsvFormat.from_json(csv),
-        "snapshot": None if snapshot is None else Snapshot(**snapshot),
-    }
-    return SourceFile(**{**entry, **known})
+    def __post_init__(self) -> None:
+        check_names(self.inputs)
 
 
 def write_dataset(folder: Path, description: DatasetDescription) -> None:
-    write_description(folder, description.to_json())
-
-
-def write_description(folder: Path, document: Mapping[str, Any]) -> None:
-    """Writes what `DatasetDescription.to_json` gives."""
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+    write_facts(folder / FILE, description.to_json())
 
 
 def read_dataset(path: Path | str) -> DatasetDescription:
     """The description of the dataset in this folder; BundleBroken when there is none that can be read."""
-    file = Path(path) / FILE
-    try:
-        return DatasetDescription.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleBroken(path=str(file), reason=f"{type(error).__name__}: {error}") from error
+    return read_facts(Path(path) / FILE, DatasetDescription.from_json)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from serin.errors import BundleBroken
+from serin.machine.documents import read_facts
+from serin.machine.typed_json import Document
 
-FORMAT, VERSION = "serin.drift", 1
 FILE = "drift.json"
 
 Block = Literal["10 seconds", "minute", "hour", "day", "week"]
@@ -32,7 +32,6 @@ LEAST_TOLERANCE: Final = 0.01
 YEAR_S: Final = 365.0 * 86_400
 
 _PER_BIN: Final = ("share", "cap", "capped", "floor", "floored", "block_rows", "tolerance", "block")
-_MANY_ROWS: Final = 1e9
 
 UNSEEN: Final = "unseen values"  # the label of their bin
 
@@ -58,6 +57,10 @@ class BinnedColumn:
     edges: tuple[float, ...] = ()
     categories: tuple[str, ...] = ()
     known: str | None = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "number" and (not self.edges or list(self.edges) != sorted(self.edges)):
+            raise ValueError(f"column {self.name!r}: edges must rise")
 
     @property
     def bins(self) -> int:
@@ -137,7 +140,7 @@ class DriftSeries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriftStatistics:
+class DriftStatistics(Document, form="serin.drift"):
     """What live traffic is compared with. Made from `rows` of `total_rows` training rows, from `first` to `last`
     (seconds since 1970; None without a time column), `weeks` complete weeks.
 
@@ -156,6 +159,16 @@ class DriftStatistics:
     first: float | None
     last: float | None
 
+    def __post_init__(self) -> None:
+        for series in self.series:
+            column, segment = self.columns[series.column], series.segment
+            if any(len(getattr(series, name)) != column.bins for name in _PER_BIN):
+                raise ValueError(
+                    f"column {column.name!r} has {column.bins} bins; a series has another number"
+                )
+            if segment is not None and not self.columns[segment.column].categories[segment.category]:
+                raise ValueError(f"column {column.name!r}: unknown segment")
+
     def segment_name(self, segment: Segment) -> str:
         column = self.columns[segment.column]
         return f"{column.name}={column.categories[segment.category]}"
@@ -165,62 +178,8 @@ class DriftStatistics:
         text = json.dumps(self.to_json(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
-        series = [_entry(each) for each in self.series]
-        return {"format": FORMAT, "version": VERSION, **asdict(self), "series": series}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> DriftStatistics:
-        """The statistics, or ValueError with what is wrong."""
-        facts = dict(document)
-        if (facts.pop("format", None), facts.pop("version", None)) != (FORMAT, VERSION):
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        columns = tuple(_column(entry) for entry in facts.pop("columns"))
-        series = tuple(_series(entry, columns) for entry in facts.pop("series"))
-        return cls(columns=columns, series=series, **facts)
-
-
-def _column(entry: Mapping[str, Any]) -> BinnedColumn:
-    facts = {**entry, "edges": tuple(entry["edges"]), "categories": tuple(entry["categories"])}
-    column = BinnedColumn(**facts)
-    if column.kind == "number" and (not column.edges or list(column.edges) != sorted(column.edges)):
-        raise ValueError(f"column {column.name!r}: edges must rise")
-    return column
-
-
-def _series(entry: Mapping[str, Any], columns: tuple[BinnedColumn, ...]) -> DriftSeries:
-    segment = None if entry["segment"] is None else Segment(**entry["segment"])
-    entry = {**_without_floors(entry["share"]), **entry}
-    arrays = {name: tuple(entry[name]) for name in _PER_BIN}
-    series = DriftSeries(**{**entry, **arrays, "segment": segment})
-    column = columns[series.column]
-    if any(len(values) != column.bins for values in arrays.values()):
-        raise ValueError(f"column {column.name!r} has {column.bins} bins; a series has another number")
-    if segment is not None and not columns[segment.column].categories[segment.category]:
-        raise ValueError(f"column {column.name!r}: unknown segment")
-    if any(block not in BLOCK_S for block in series.block):
-        raise ValueError(f"column {column.name!r}: unknown block length")
-    return series
-
-
-def _entry(series: DriftSeries) -> dict[str, Any]:
-    """A series as it is written: statistics that had no floors keep their digest."""
-    facts, plain = asdict(series), _without_floors(series.share)
-    same = not series.quick and all(list(facts[name]) == list(values) for name, values in plain.items())
-    return {name: value for name, value in facts.items() if not (same and name in (*plain, "quick"))}
-
-
-def _without_floors(share: Sequence[float]) -> dict[str, Any]:
-    """What statistics without floors leave out: bets on "more" then count plain shares."""
-    return {"floor": [0.0] * len(share), "floored": share, "block_rows": [_MANY_ROWS] * len(share)}
-
 
 def read_drift(bundle: Path) -> DriftStatistics | None:
     """The statistics of a bundle; None for a bundle without, BundleBroken for a file that cannot be read."""
     path = bundle / FILE
-    if not path.is_file():
-        return None
-    try:
-        return DriftStatistics.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+    return read_facts(path, DriftStatistics.from_json) if path.is_file() else None

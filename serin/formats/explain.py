@@ -5,15 +5,12 @@ Beside it, in the same folder, is the trained model itself (formats.trained): tr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from serin.errors import BundleBroken
+from serin.machine.documents import read_facts, write_facts
+from serin.machine.typed_json import Document
 
-FORMAT, VERSION = "serin.explain", 1
 FOLDER, FILE = "explain", "columns.json"
 
 
@@ -39,7 +36,7 @@ class FeatureColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainRecord:
+class ExplainRecord(Document, form="serin.explain"):
     """`num_tensor` and `cat_tensor`: the names of the feature tensors inside model.onnx. `baseline_num` and
     `baseline_cat`: the mean of each number and the most frequent code among the training rows, from which integrated
     gradients start."""
@@ -53,32 +50,9 @@ class ExplainRecord:
 
 def write_explain(folder: Path, record: ExplainRecord) -> None:
     """Writes columns.json into the bundle's folder `explain`."""
-    document = {"format": FORMAT, "version": VERSION, **asdict(record)}
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+    write_facts(folder / FILE, record.to_json())
 
 
 def read_explain(folder: Path) -> ExplainRecord:
     """The record of a bundle's folder `explain`; BundleBroken when it cannot be read."""
-    path = folder / FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        return ExplainRecord(
-            num_tensor=document["num_tensor"],
-            cat_tensor=document["cat_tensor"],
-            columns=_columns(document["columns"]),
-            baseline_num=tuple(float(value) for value in document["baseline_num"]),
-            baseline_cat=tuple(int(code) for code in document["baseline_cat"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-
-
-def _columns(entry: Mapping[str, Any]) -> FeatureColumns:
-    return FeatureColumns(
-        numeric=tuple(entry["numeric"]),
-        categorical=tuple(entry["categorical"]),
-        sources=dict(entry["sources"]),
-    )
+    return read_facts(folder / FILE, ExplainRecord.from_json)

@@ -6,28 +6,24 @@ captures/forgotten/<model>/<seq>/<host>.json    that a host has applied it
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from serin.errors import ObjectExists
+from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
 from serin.store.numbered import NumberedWriter, numbers, read_many
 from serin.store.objects import Objects
 
 REQUESTS: Final = "captures/forget/"
 APPLIED: Final = "captures/forgotten/"
-_FORMATS: Final = {"ForgetRequest": "serin.forget_request", "Applied": "serin.forgotten"}
-_VERSION: Final = 1
 _TRIES: Final = 20
-
-Kind = TypeVar("Kind", "ForgetRequest", "Applied")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetRequest:
+class ForgetRequest(Document, form="serin.forget_request"):
     """Deletes the rows of `model` for which `where` is true. `t`: when it was made, in seconds since 1970."""
 
     seq: int
@@ -38,7 +34,7 @@ class ForgetRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(Document, form="serin.forgotten"):
     """What `host` deleted: `rows` in `files`, in its home and in the store together, each row once, and `labels`.
     `by`: the host that did it, another one if `host` is gone. `problem`: why the request cannot be applied there."""
 
@@ -58,7 +54,7 @@ def write_request(objects: Objects, model: str, where: str, *, t: float, by: str
 
     def content(seq: int) -> bytes:
         made[seq] = ForgetRequest(seq=seq, model=model, where=where, t=t, by=by)
-        return _dump(made[seq])
+        return made[seq].dump()
 
     for trial in range(_TRIES):
         try:
@@ -73,7 +69,7 @@ def write_request(objects: Objects, model: str, where: str, *, t: float, by: str
 def read_requests(objects: Objects, model: str) -> list[ForgetRequest]:
     """The requests about a model, oldest first."""
     keys = objects.keys(f"{REQUESTS}{valid_model_name(model)}/")
-    return [_load(ForgetRequest, found.content) for found in read_many(objects, keys) if found is not None]
+    return [ForgetRequest.load(found.content) for found in read_many(objects, keys) if found is not None]
 
 
 def requested_models(objects: Objects) -> dict[str, set[int]]:
@@ -88,7 +84,7 @@ def applied_by(keys: Iterable[str], host: str) -> dict[str, set[int]]:
 
 
 def write_applied(objects: Objects, request: ForgetRequest, applied: Applied) -> None:
-    objects.put(f"{APPLIED}{request.model}/{request.seq:012d}/{applied.host}.json", _dump(applied))
+    objects.put(f"{APPLIED}{request.model}/{request.seq:012d}/{applied.host}.json", applied.dump())
 
 
 def read_applied(objects: Objects, model: str) -> dict[int, dict[str, Applied]]:
@@ -98,7 +94,7 @@ def read_applied(objects: Objects, model: str) -> dict[int, dict[str, Applied]]:
     found: dict[int, dict[str, Applied]] = defaultdict(dict)
     for key, stored in zip(keys, read_many(objects, keys), strict=True):
         if stored is not None:
-            applied = _load(Applied, stored.content)
+            applied = Applied.load(stored.content)
             found[int(key.removeprefix(prefix).partition("/")[0])][applied.host] = applied
     return dict(found)
 
@@ -110,16 +106,3 @@ def _by_model(keys: Iterable[str], prefix: str) -> dict[str, set[int]]:
         if (number := name.removesuffix(".json")).isdecimal():
             found[model].add(int(number))
     return dict(found)
-
-
-def _dump(value: ForgetRequest | Applied) -> bytes:
-    document = {"format": _FORMATS[type(value).__name__], "version": _VERSION, **asdict(value)}
-    return json.dumps(document).encode()
-
-
-def _load(kind: type[Kind], content: bytes) -> Kind:
-    """Raises ValueError, TypeError or KeyError for anything else."""
-    document: dict[str, Any] = json.loads(content)
-    if (document.pop("format"), document.pop("version")) != (_FORMATS[kind.__name__], _VERSION):
-        raise ValueError(f"not a {_FORMATS[kind.__name__]} of version {_VERSION}")
-    return kind(**document)

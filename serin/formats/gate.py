@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from serin.errors import BundleBroken
 from serin.formats.groups import GroupReport
 from serin.formats.wire import Array
+from serin.machine.documents import read_facts
+from serin.machine.typed_json import json2value
 
 GATE = "gate.json"
 NETWORK_TERMS = 8  # roundings of a network's answer, in units of the target's deviation
@@ -137,22 +137,16 @@ class GateReport:
 def read_runtime(bundle: Path) -> Runtime:
     """The section `runtime` of the bundle's gate.json; one thread when there is none."""
     path = bundle / GATE
-    if not path.is_file():
-        return Runtime()
-    try:
-        section = json.loads(path.read_text(encoding="utf-8")).get("runtime") or {}
-        threads = section.get("threads", 1)
-        if not isinstance(threads, int) or threads < 1:
-            raise ValueError(f"{threads!r} is not a number of threads")
-        spread = float(section.get("spread", 0.0))
-        return Runtime(threads=threads, mix_us=dict(section.get("mix_us", {})), spread=spread)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+    return read_facts(path, _runtime) if path.is_file() else Runtime()
+
+
+def _runtime(gate: Mapping[str, Any]) -> Runtime:
+    runtime = json2value(Runtime, gate.get("runtime") or {})
+    if runtime.threads < 1:
+        raise ValueError(f"{runtime.threads!r} is not a number of threads")
+    return runtime
 
 
 def read_scales(gate: Mapping[str, Any]) -> dict[str, ScoreScale]:
-    """The section `scales` of a gate.json; empty for a classification, and for a version of an older export."""
-    return {
-        name: ScoreScale(unit=tuple(map(float, one["unit"])), rounding=tuple(map(float, one["rounding"])))
-        for name, one in (gate.get("scales") or {}).items()
-    }
+    """The section `scales` of a gate.json; empty for a classification."""
+    return json2value(dict[str, ScoreScale], gate.get("scales") or {})

@@ -46,6 +46,15 @@ def without_null_strings(texts: pa.Array | pa.ChunkedArray, null_texts: Sequence
     return pc.if_else(is_null_string(texts, null_texts), pa.scalar(None, texts.type), texts)
 
 
+def parse_times(texts: pa.ChunkedArray) -> Any:
+    """The times that strings name. ArrowInvalid when one of them is not a time."""
+    texts = without_null_strings(texts)
+    try:
+        return texts.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return texts.cast(pa.timestamp("us", tz="UTC"))  # every value names its zone
+
+
 def from_wire(kind: str, values: pa.Array | npt.NDArray[Any], null_texts: Sequence[str] = ()) -> pa.Array:
     """Values as a request brings them, strings as an Arrow array, with their natural type and true nulls."""
     if kind == "string":

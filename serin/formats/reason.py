@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, cast, get_args
 
+from serin.machine.typed_json import Document
+
 Kind = Literal["asked", "nightly", "data", "drift", "quality"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _PLAIN: Mapping[Kind, str] = {
@@ -19,37 +21,20 @@ _PLAIN: Mapping[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Document, omit=("since", "release", "facts")):
     """`text`: the reason as a clause, such as "carrier drifted since 2026-11-09 04:10 UTC". `since`: when it began;
     `noticed`: when that was noticed, both in seconds since 1970. `release`: the release it was noticed about. `facts`:
     numbers and names for machines."""
 
     kind: Kind
     text: str
-    noticed: float
     since: float | None = None
+    noticed: float
     release: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
-
-    def to_json(self) -> dict[str, Any]:
-        known = {
-            "kind": self.kind,
-            "text": self.text,
-            "since": self.since,
-            "noticed": self.noticed,
-            "release": self.release,
-            "facts": dict(self.facts),
-        }
-        return {name: value for name, value in known.items() if value not in (None, {})}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        if value["kind"] not in KINDS:
-            raise ValueError(f"{value['kind']!r} is not a reason for a training")
-        return cls.of_event(cast("Kind", value["kind"]), value, now=float(value["noticed"]))
 
     @classmethod
     def of_event(cls, kind: Kind, payload: Mapping[str, Any] | None, *, now: float) -> Self:
@@ -74,7 +59,7 @@ def read_reason(lineage: Mapping[str, Any]) -> Reason | None:
     """The reason in the lineage of a version; None when it was not trained again by itself."""
     try:
         return Reason.from_json(lineage["reason"])
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError):
         return None
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from serin.errors import BundleBroken
+from serin.machine.documents import read_facts
+from serin.machine.typed_json import Document, json2value
 
-FORMAT, VERSION = "serin.schema", 1
 FILE = "schema.json"
 ELEMENTS = b"serin.elements"  # metadata of a column: names of its lists' elements, or of its numbers, as JSON
 
@@ -39,24 +39,23 @@ NULL_OF_KIND: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputColumn:
+class InputColumn(Document, omit=("null_texts",)):
     """One column a client sends. `null` says how a missing value is written, `null_texts` which strings the model takes
     for one as well. `dims`: of one row's value; a single one but for models with custom inputs, such as
-    images."""
+    images. ValueError for a type that does not fit."""
 
     name: str
     dtype: DType
     kind: Kind
     source: str = "request"
-    null: str
+    null: str = ""  # that of the kind
     dims: tuple[int, ...] = (1,)
     null_texts: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        document = asdict(self)
-        if not self.null_texts:
-            del document["null_texts"]
-        return document
+    def __post_init__(self) -> None:
+        if DTYPE_OF_KIND.get(self.kind) != self.dtype:
+            raise ValueError(f"column {self.name!r}: kind {self.kind!r} does not travel as {self.dtype}")
+        object.__setattr__(self, "null", NULL_OF_KIND[self.kind])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class OutputTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schema:
+class Schema(Document, form="serin.schema"):
     """`classes`: the meaning of `label` and the order of `probabilities` in a multiclass model. `targets`: the order of
     `score`'s columns where there are several."""
 
@@ -77,54 +76,21 @@ class Schema:
     classes: tuple[str, ...] | None = None
     targets: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        document = {**asdict(self), "inputs": [column.to_json() for column in self.inputs]}
-        return {"format": FORMAT, "version": VERSION, **document}
+    def __post_init__(self) -> None:
+        check_names(self.inputs)
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Schema:
-        """The schema, or ValueError with what is wrong."""
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        task = document["task"]
-        if task not in get_args(Task):
-            raise ValueError(f"unknown task {task!r}")
-        outputs = tuple(
-            OutputTensor(name=entry["name"], dtype=_dtype(entry), dims=tuple(int(d) for d in entry["dims"]))
-            for entry in document["outputs"]
-        )
-        classes = document.get("classes")
-        return cls(
-            task=task,
-            inputs=input_columns(document["inputs"]),
-            outputs=outputs,
-            classes=None if classes is None else tuple(classes),
-            targets=tuple(document.get("targets", ())),
-        )
+
+def check_names(inputs: Sequence[InputColumn]) -> None:
+    """ValueError when two columns share a name."""
+    if len({column.name for column in inputs}) != len(inputs):
+        raise ValueError("two inputs have the same name")
 
 
 def input_columns(entries: Sequence[Mapping[str, Any]]) -> tuple[InputColumn, ...]:
     """The columns that JSON entries describe; ValueError when two share a name or a type does not fit."""
-    columns = []
-    for entry in entries:
-        kind, dtype = entry["kind"], _dtype(entry)
-        if DTYPE_OF_KIND.get(kind) != dtype:
-            raise ValueError(f"column {entry['name']!r}: kind {kind!r} does not travel as {dtype}")
-        columns.append(
-            InputColumn(
-                name=str(entry["name"]),
-                dtype=dtype,
-                kind=kind,
-                source=entry.get("source", "request"),
-                null=NULL_OF_KIND[kind],
-                dims=tuple(int(size) for size in entry.get("dims", (1,))),
-                null_texts=tuple(str(text) for text in entry.get("null_texts", ())),
-            )
-        )
-    names = [column.name for column in columns]
-    if len(set(names)) != len(names):
-        raise ValueError("two inputs have the same name")
-    return tuple(columns)
+    columns = json2value(tuple[InputColumn, ...], entries)
+    check_names(columns)
+    return columns
 
 
 def outputs_of(task: Task, classes: int | None = None, targets: int = 1) -> tuple[OutputTensor, ...]:
@@ -145,18 +111,7 @@ def write_schema(folder: Path, schema: Schema) -> None:
 
 
 def read_schema(folder: Path) -> Schema:
-    path = folder / FILE
-    try:
-        return Schema.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-
-
-def _dtype(entry: Mapping[str, Any]) -> DType:
-    dtype: DType = entry["dtype"]
-    if dtype not in get_args(DType):
-        raise ValueError(f"{entry['name']!r}: unknown dtype {dtype!r}")
-    return dtype
+    return read_facts(folder / FILE, Schema.from_json)
 
 
 def difference(live: Schema, new: Schema) -> str:

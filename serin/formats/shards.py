@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from serin.errors import BundleBroken
 from serin.machine.durable import begin_sync
+from serin.machine.typed_json import checked
 from serin.store.tree_digest import TreeDigest
 
 FORMAT, VERSION = "serin.shard", 2
-_READ_VERSIONS = (1, 2)  # the digest of version 1 is the SHA-256 over the files
 PART_ROWS = 2**20
 HEADER = "header.json"
 _FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
@@ -218,9 +218,7 @@ def read_split(path: Path | str, split: str) -> SplitArrays:
 
 def _read_part(folder: Path) -> Rows:
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        if header.get("format") != FORMAT or header.get("version") not in _READ_VERSIONS:
-            raise ValueError(f"not a {FORMAT} version {VERSION}")
+        header = checked(json.loads((folder / HEADER).read_text(encoding="utf-8")), FORMAT, VERSION)
         arrays = [_map(folder / name, dtype, header["files"][name]["shape"]) for name, dtype in _FILES]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleBroken(path=str(folder), reason=f"{type(error).__name__}: {error}") from error

@@ -15,14 +15,15 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import NameInvalid
 from serin.formats.captures import captures_folder, file_name, read_document
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import Document, checked
 from serin.spec.names import valid_model_name
 from serin.store.objects import Entry
 
@@ -77,7 +78,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class Sharing(Document, form="serin.shared_captures"):
     """How far a home has uploaded a model's records: all parts up to `last`. `open`: hours, as <version>/<hour>, of
     which the store has small files that are still to be replaced by one. `restored`: whether the store has rows of this
     home under an earlier name, too."""
@@ -129,19 +130,13 @@ def in_force(files: Iterable[SharedFile]) -> list[SharedFile]:
 
 def read_sharing(home: Path, model: str) -> Sharing | None:
     """None: nothing of this model is to be uploaded from here. Raises FileBroken when that cannot be read."""
-
-    def sharing(document: Any) -> Sharing:
-        found = checked(document, FORMAT, VERSION)
-        return Sharing(**{**found, "open": tuple(found["open"])})
-
     advice = f"restore it, or move it away: all records of {model} on this host are then uploaded again"
-    return read_json(captures_folder(home, model) / STATE, sharing, advice=advice)
+    return read_json(captures_folder(home, model) / STATE, Sharing.from_json, advice=advice)
 
 
 def write_sharing(home: Path, model: str, sharing: Sharing) -> None:
     """Durable once this returns. Only the process that uploads calls it."""
-    document = {"format": FORMAT, "version": VERSION, **asdict(sharing)}
-    write_whole(captures_folder(home, model) / STATE, json.dumps(document))
+    write_whole(captures_folder(home, model) / STATE, sharing.dump())
 
 
 def begin_sharing(home: Path, model: str) -> Sharing:
@@ -186,9 +181,8 @@ def dump_counters(document: Mapping[str, Any], last: int) -> bytes:
 def load_counters(content: bytes) -> dict[str, Any]:
     """Empty for anything else."""
     try:
-        document: dict[str, Any] = json.loads(content)
-        return document if (document["format"], document["version"]) == (FORMAT, VERSION) else {}
-    except (ValueError, KeyError, TypeError):
+        return checked(json.loads(content), FORMAT, VERSION)
+    except ValueError:
         return {}
 
 

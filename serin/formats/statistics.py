@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from serin.errors import BundleBroken
 from serin.formats.schema import Kind
-
-FORMAT, VERSION = "serin.statistics", 1
+from serin.machine.documents import read_facts
+from serin.machine.typed_json import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +43,15 @@ class CategoryStatistics:
 ColumnStatistics = NumberStatistics | CategoryStatistics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Statistics(Document, form="serin.statistics"):
+    columns: Mapping[str, ColumnStatistics]
+
+
 def write_statistics(file: Path, columns: Mapping[str, ColumnStatistics]) -> None:
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "columns": {name: _entry(each) for name, each in columns.items()},
-    }
+    document = _Statistics(columns=columns).to_json()
     file.write_text(json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _entry(column: ColumnStatistics) -> dict[str, Any]:
-    """As `asdict`, which would copy every number."""
-    return {each.name: getattr(column, each.name) for each in fields(column)}
-
-
-def read_statistics(file: Path) -> dict[str, ColumnStatistics]:
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
-        return {name: _column(entry) for name, entry in document["columns"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleBroken(path=str(file), reason=f"{type(error).__name__}: {error}") from error
-
-
-def _column(entry: Mapping[str, Any]) -> ColumnStatistics:
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-    }
-    return NumberStatistics(**values) if "edges" in values else CategoryStatistics(**values)
+def read_statistics(file: Path) -> Mapping[str, ColumnStatistics]:
+    return read_facts(file, _Statistics.from_json).columns

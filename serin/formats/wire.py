@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.errors import RowsUnfit, nearest
-from serin.formats.nulls import without_null_strings
+from serin.formats.capture_columns import TYPE_OF_KIND
+from serin.formats.nulls import parse_times, without_null_strings
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if pa.types.is_null(values.type):
-        values = values.cast(_EMPTY_TYPE[column.kind])
+        values = values.cast(TYPE_OF_KIND[column.kind])
     if pa.types.is_string_view(values.type):  # for which Arrow lacks functions
         values = values.cast(pa.large_string())
     try:
@@ -171,7 +172,7 @@ def _timestamps(values: pa.ChunkedArray) -> Array:
     if pa.types.is_integer(values.type):
         return _filled(values.cast(pa.int64()))  # microseconds already
     if _is_text(values.type):
-        values = _parsed_times(values)
+        values = parse_times(values)
     if pa.types.is_date(values.type):
         values = values.cast(pa.timestamp("us"))
     if not pa.types.is_timestamp(values.type):
@@ -180,14 +181,6 @@ def _timestamps(values: pa.ChunkedArray) -> Array:
         nanoseconds = _filled(values.cast(pa.timestamp("ns")).cast(pa.int64()))
         return np.where(nanoseconds == INT64_NULL, INT64_NULL, nanoseconds // 1000)
     return _filled(values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64()))
-
-
-def _parsed_times(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    values = without_null_strings(values)
-    try:
-        return values.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return values.cast(pa.timestamp("us", tz="UTC"))  # every value names its zone
 
 
 def _bools(values: pa.ChunkedArray) -> Array:
@@ -211,13 +204,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 _EXACT_BITS = {16: 11, 32: 24, 64: 53}  # of a float so many bits wide
-_EMPTY_TYPE: Mapping[str, pa.DataType] = {
-    "string": pa.string(),
-    "float": pa.float32(),
-    "int": pa.int64(),
-    "timestamp": pa.timestamp("us"),
-    "bool": pa.bool_(),
-}
 _CONVERT: Mapping[str, Callable[[pa.ChunkedArray], Array]] = {
     "float": _floats,
     "int": _ints,

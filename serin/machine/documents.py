@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serin.errors import FileBroken
+from serin.errors import BundleBroken, FileBroken
 
 T = TypeVar("T")
 
@@ -39,12 +39,18 @@ def parse_json(path: Path | str, content: bytes, parse: Callable[[Any], T], *, a
         raise FileBroken(path=path, problem=problem if content else "it is empty", advice=advice) from error
 
 
-def checked(document: Any, form: str, version: int) -> dict[str, Any]:
-    """Returns the content of a document of this format and version, else raises ValueError."""
-    found: dict[str, Any] = dict(document)
-    if (found.pop("format", None), found.pop("version", None)) != (form, version):
-        raise ValueError(f"not a {form} document of version {version}")
-    return found
+def read_facts(path: Path, parse: Callable[[Any], T]) -> T:
+    """Returns what `parse` makes of a JSON file of a bundle or a dataset. Raises BundleBroken otherwise."""
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, *UNFIT) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+
+
+def write_facts(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes such a file, for programs and people."""
+    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def warn_once(log: logging.Logger, error: FileBroken) -> None:

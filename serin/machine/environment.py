@@ -1,7 +1,7 @@
 """The only module that reads environment variables. Everything else is given values.
 
 SERIN_HOME       where all state of the local stack lies            (./.serin)
-SERIN_STORE      datasets and model versions: a folder or fsspec URL (<home>/store)
+SERIN_STORE      datasets and model versions: a folder or the URL of a bucket (<home>/store)
 SERIN_CACHE_BYTES  the most that copies of an object store's files take here (a fifth of the disk)
 SERIN_SCRATCH    a folder that all hosts see, for datasets that they compute together into an object store (unset)
 SERIN_HOST       the name of this host where several share a store    (the machine's host name)
@@ -50,6 +50,7 @@ _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is made in it)
 _SECRET_LENGTH = 6  # a shorter one occurs in a log by chance
+_OF_BUCKETS = ("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")
 
 
 def home() -> Path:
@@ -57,7 +58,7 @@ def home() -> Path:
 
 
 def supervised() -> bool:
-    """Returns whether a stack's supervisor started this process (stack/host/exec_wrapper.py)."""
+    """Returns whether a stack's supervisor started this process (host/exec_wrapper.py)."""
     return "SERIN_PROCESS" in os.environ
 
 
@@ -70,9 +71,21 @@ def cache_bytes() -> int | None:
     return _bytes("SERIN_CACHE_BYTES")
 
 
-def aws_settings() -> tuple[tuple[str, str], ...]:
-    """The variables that decide how S3 is reached, and as whom. They hold secrets: for comparisons only."""
-    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+def bucket_settings() -> tuple[tuple[str, str], ...]:
+    """The variables that decide how buckets are reached, and as whom. They hold secrets: for comparisons only."""
+    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_OF_BUCKETS)))
+
+
+def aws_variables_suffice() -> bool:
+    """Returns whether the keys are in variables and no file can say more, such as the region."""
+    config = Path(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser()
+    keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    return all(os.environ.get(key) for key in keys) and not config.is_file()
+
+
+def aws_authority() -> Path | None:
+    """The certificates of the authority that an S3 server's certificate is of; None: one of the system's."""
+    return _path("AWS_CA_BUNDLE")
 
 
 def shared_store_url() -> str | None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from serin.errors import SpecError
 from serin.machine import environment
 
@@ -64,23 +62,23 @@ def _safe(device: str) -> str:
     return device
 
 
-class _InventoryDevice(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    id: str
-    name: str = "GPU"
-    memory_bytes: int = 0
-
-
-class _InventoryFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    format: Literal["serin.inventory"]
-    version: Literal[1]
-    devices: tuple[_InventoryDevice, ...]
-
-
 def _read_inventory(path: Path) -> tuple[Device, ...]:
+    from pydantic import BaseModel, ConfigDict, ValidationError  # the first model of a process takes 25 ms
+
+    class InventoryDevice(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        id: str
+        name: str = "GPU"
+        memory_bytes: int = 0
+
+    class InventoryFile(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        format: Literal["serin.inventory"]
+        version: Literal[1]
+        devices: tuple[InventoryDevice, ...]
+
     try:
-        file = _InventoryFile.model_validate_json(path.read_bytes())
+        file = InventoryFile.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise SpecError(where=f"SERIN_INVENTORY={path}", problems=[("", str(error))]) from error
     return tuple(

@@ -20,19 +20,21 @@ JOURNALS: Final = "journals"  # decisions that no disk has yet; they outlive the
 
 def memory_folder(home: Path) -> Path | None:
     """Returns the folder; None where no stack was started since it was last taken down."""
-    link = home / "stack" / "sockets"
-    return link.readlink() if link.is_symlink() else None
+    try:
+        return (home / "stack" / "sockets").readlink()
+    except OSError:
+        return None
 
 
 def socket_folder(home: Path) -> Path:
     """Returns the folder, and makes it if needed. A link in `home` records it: another shell may have another
     TMPDIR."""
     link = home / "stack" / "sockets"
-    if not link.is_symlink():
+    if (folder := memory_folder(home)) is None:
         link.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another process was first
+        with contextlib.suppress(FileExistsError):  # another process was first, and may remove it again
             link.symlink_to(runtime_folder(home))
-    folder = link.readlink()
+        folder = memory_folder(home) or runtime_folder(home)
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
         raise StackUnusable(problem=f"{folder} belongs to another user; remove {link} and try again")

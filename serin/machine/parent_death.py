@@ -1,7 +1,7 @@
 """Ties a process to its parent: the kernel kills it when the parent ends (PR_SET_PDEATHSIG, which exec keeps).
 
 A process in its own session would survive otherwise, such as a training rank on a GPU that the kernel has just given to
-another holder. Only the standard library is imported: stack/host/exec_wrapper.py runs this file without site-packages.
+another holder. Only the standard library is imported: host/exec_wrapper.py runs this file without site-packages.
 """
 
 from __future__ import annotations

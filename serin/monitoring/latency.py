@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from serin.formats.serving.request import Request
 
@@ -48,12 +47,10 @@ def summarise(
 
 def _latency(key: tuple[str, str, str], group: list[Request], window_s: float) -> ReleaseLatency:
     model, release, arm = key
-    answered_ms = (
-        np.array([request.us for request in group if request.us is not None], dtype=np.float64) / 1000
-    )
+    answered_ms = sorted(request.us / 1000 for request in group if request.us is not None)
     p50, p95, p99 = (
-        (float(q) for q in np.quantile(answered_ms, (0.5, 0.95, 0.99), method="higher"))
-        if answered_ms.size
+        (answered_ms[math.ceil(q * (len(answered_ms) - 1))] for q in (0.5, 0.95, 0.99))
+        if answered_ms
         else (None, None, None)
     )
     return ReleaseLatency(

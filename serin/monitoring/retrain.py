@@ -6,20 +6,19 @@ runs than the budget allows.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from serin.formats.reason import Reason, utc
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.locks import locked
+from serin.machine.typed_json import Document
 from serin.monitoring.alerts.alert import Alert
 from serin.spec.monitoring import MonitoringSpec
 
-FORMAT, VERSION = "serin.retrain", 1
 Outcome = Literal["promoted", "unchanged", "failed"]
 
 _WEEK_S: Final = 7 * 86400.0
@@ -56,7 +55,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Document, form="serin.retrain"):
     """What was begun and what was refused, oldest first. `asked_again`: when the watcher last asked again, because an
     alarm was still open."""
 
@@ -209,14 +208,8 @@ class RetrainBook:
         return locked(self.path.with_suffix(".lock"))
 
     def _write(self, history: History) -> None:
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "begun": [_plain(each) for each in history.begun[-_KEPT:]],
-            "refused": [_plain(each) for each in history.refused[-_KEPT:]],
-            "asked_again": history.asked_again,
-        }
-        write_whole(self.path, json.dumps(document))
+        newest = replace(history, begun=history.begun[-_KEPT:], refused=history.refused[-_KEPT:])
+        write_whole(self.path, newest.dump())
 
 
 def read_retraining(home: Path, model: str) -> History:
@@ -225,21 +218,5 @@ def read_retraining(home: Path, model: str) -> History:
 
 
 def read_history(path: Path) -> History:
-    def history(document: Any) -> History:
-        found = checked(document, FORMAT, VERSION)
-        return History(
-            begun=tuple(Retraining(**_read(entry)) for entry in found["begun"]),
-            refused=tuple(Refusal(**_read(entry)) for entry in found["refused"]),
-            asked_again=float(found.get("asked_again", 0.0)),
-        )
-
     advice = "restore it, or move it away: then nothing is known about earlier retrainings of this model"
-    return read_json(path, history, advice=advice) or History()
-
-
-def _plain(entry: Retraining | Refusal) -> dict[str, Any]:
-    return {**asdict(entry), "reason": entry.reason.to_json()}
-
-
-def _read(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {**entry, "reason": Reason.from_json(entry["reason"])}
+    return read_json(path, History.from_json, advice=advice) or History()

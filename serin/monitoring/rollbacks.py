@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
+from serin.machine.typed_json import Document
 
-FORMAT, VERSION = "serin.rollbacks", 1
 _KEPT: Final = 100
 
 
@@ -27,6 +27,11 @@ class Rollback:
     command: str
     outcome: str | None = None
     accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rollbacks(Document, form="serin.rollbacks"):
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +64,16 @@ def refusal(now: Situation, made: tuple[Rollback, ...]) -> str | None:
 def read_rollbacks(home: Path, model: str) -> tuple[Rollback, ...]:
     """Returns the automatic rollbacks of a model, oldest first. Raises FileBroken when they cannot be read: one that
     was made must not be made again."""
-
-    def rollbacks(document: Any) -> tuple[Rollback, ...]:
-        return tuple(Rollback(**each) for each in checked(document, FORMAT, VERSION)["rollbacks"])
-
     advice = (
         f"restore it, or move it away: then a version of {model} may be rolled back automatically once more"
     )
-    return read_json(_path(home, model), rollbacks, advice=advice) or ()
+    return (read_json(_path(home, model), _Rollbacks.from_json, advice=advice) or _Rollbacks()).rollbacks
 
 
 def save_rollbacks(home: Path, model: str, rollbacks: tuple[Rollback, ...]) -> None:
     path = _path(home, model)
     make_private(path.parent)
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "rollbacks": [asdict(each) for each in rollbacks[-_KEPT:]],
-    }
-    write_whole(path, json.dumps(content, indent=1))
+    write_whole(path, json.dumps(_Rollbacks(rollbacks=rollbacks[-_KEPT:]).to_json(), indent=1))
 
 
 def _path(home: Path, model: str) -> Path:

@@ -20,7 +20,7 @@ from serin.spec.stored import stored_capture
 from serin.store.store import Store
 
 if TYPE_CHECKING:
-    from serin.etl.sources.problems import Problems
+    from serin.etl.binding.problems import Problems
     from serin.etl.sources.tables import Table
     from serin.etl.trial import Trial
 
@@ -136,7 +136,7 @@ def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
     except SpecError as error:
         assert not isinstance(source, PipelineSpec)
         raise _with_table_problems(error, source) from None
-    from serin.etl.sources.problems import Problems
+    from serin.etl.binding.problems import Problems
 
     problems = Problems()
     _check_own_files(spec, problems)
@@ -149,7 +149,7 @@ def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
 
 
 def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
-    from serin.etl.sources.layout import try_lay_out
+    from serin.etl.binding.layout import try_lay_out
     from serin.etl.trial import try_rows
 
     with _opened(spec.data, problems) as tables:
@@ -192,8 +192,8 @@ def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:
 
 def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> SpecError:
     """The error with what the readable part of the spec shows beside it."""
-    from serin.etl.sources.layout import try_lay_out
-    from serin.etl.sources.problems import Problems
+    from serin.etl.binding.layout import try_lay_out
+    from serin.etl.binding.problems import Problems
     from serin.etl.trial import try_rows
     from serin.spec.partial import read_partial
 

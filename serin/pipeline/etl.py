@@ -6,9 +6,8 @@ import threading
 
 from serin.errors import NotFound
 from serin.machine import environment
-from serin.pipeline.here import dataset_here
 from serin.pipeline.needs import etl_needs
-from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.pipeline.stage import StageCall, StageResult, dataset_here, name_attempt
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec

@@ -13,18 +13,15 @@ from serin.formats.bundle import read_manifest
 from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
 from serin.machine import environment
-from serin.pipeline.here import checkpoint_here, dataset_here
 from serin.pipeline.needs import export_needs
-from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here, name_attempt
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.stage_keys import StageKey, key_of, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
 from serin.store.version_cost import keep_receipt
-from serin.training.launch.run_dir import edition_of, own_code
-
-_FORMAT = 1  # raise it when the same inputs must give another result
+from serin.training.launch.run_dir import own_code
 
 
 def export_model(
@@ -90,9 +87,10 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
     trained = read_record(checkpoint.path).model
     operators = json.dumps([feature.operators for feature in spec.features if feature.operators])
     return key_of(
-        "export", form=_FORMAT, name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
+        "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
         training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
-        rollout=spec.rollout, monitoring=spec.monitoring, dataset=edition_of(dataset),
+        rollout=spec.rollout, monitoring=spec.monitoring, objectives=spec.objectives,
+        dataset=f"{dataset.digest} {dataset.edition}",
         weights=hashlib.sha256(record).hexdigest(), operators=operators,
         own_code=f"{own_code(spec.model)} {own_code(trained)}",
     )  # fmt: skip

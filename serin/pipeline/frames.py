@@ -21,7 +21,7 @@ from serin.store.frames import frames_folder, hold_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-    from serin.export.score.predict import Scorer
+    from serin.scoring.predict import Scorer
 
 
 def keep_frame(frame: pd.DataFrame) -> Path:

@@ -15,11 +15,11 @@ from serin.formats.schema import read_schema
 from serin.formats.shared_captures import records_home
 from serin.machine import environment
 from serin.monitoring.quality import forget as quality_forget
-from serin.monitoring.quality.key_index import KeyIndex
+from serin.monitoring.quality.keys import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Versions, Watched, answer_of, search
 from serin.monitoring.quality.truth import TruthOf
-from serin.spec.load import load_stored_spec
+from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 
@@ -49,7 +49,7 @@ class LabelsAdded:
 def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
     """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored."""
     home, of = environment.home(), truth_of(bundle)
-    capture = load_stored_spec(Path(bundle.path) / "spec.yaml").monitoring.capture
+    capture = load_spec(Path(bundle.path) / "spec.yaml").monitoring.capture
     if masked := [name for name in columns.on if name in (*capture.mask, *capture.drop)]:
         reason = "is masked or dropped in the records (monitoring.capture): labels cannot be joined by it"
         raise LabelsUnfit(model=bundle.model, column=masked[0], reason=reason)
@@ -59,7 +59,7 @@ def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
 
 def truth_of(bundle: Bundle) -> TruthOf:
     """What a version predicts. LabelsUnfit for a model whose target is not known."""
-    spec = load_stored_spec(Path(bundle.path) / "spec.yaml")
+    spec = load_spec(Path(bundle.path) / "spec.yaml")
     if not spec.has_data:
         reason = "cannot be read: the model has no data section, so its target is not known"
         raise LabelsUnfit(model=bundle.model, column="", reason=reason)
@@ -109,7 +109,7 @@ def watched_versions(store: Store, model: str) -> Versions:
     def watched(version: int) -> Watched | None:
         try:
             folder = Path(store.bundle(model, version).path)
-            spec, schema = load_stored_spec(folder / "spec.yaml"), read_schema(folder)
+            spec, schema = load_spec(folder / "spec.yaml"), read_schema(folder)
         except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
             return None
         if not spec.has_data or answer_of(schema) is None:

@@ -6,17 +6,20 @@ import importlib.util
 from contextlib import suppress
 from dataclasses import dataclass
 
-from serin.errors import DataError
+from serin.errors import DataError, StoreError
+from serin.formats.cluster.host_report import PREFIX, WorkerReport
 from serin.machine.hardware import inventory
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec, gpus_wanted
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.training import TrainingSpec
+from serin.store.stage_results import shared_objects
 from serin.training.launch.run_dir import devices_wanted
 
 _GROWS = 4  # a table takes this many times its size on disk on a GPU
 _EXPORT_BYTES = 2_000_000_000  # a network, its variants and their workspaces
+_GPU = "placed-gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ def export_needs(spec: PipelineSpec) -> Needs:
     devices = inventory()
     if not devices or not spec.has_data:
         return Needs(gpus=0, why="there is no GPU here" if not devices else "a model with its own inputs")
-    from serin.export.session import has_device  # ONNX Runtime: only where there is a GPU
+    from serin.scoring.session import has_device  # ONNX Runtime: only where there is a GPU
 
     if spec.export.target != "cpu" and has_device("cuda"):
         why = f"export.target: {spec.export.target}"
@@ -95,3 +98,30 @@ def data_bytes(data: DataSpec) -> int:
     from serin.etl.sources.find import find_table
 
     return sum(file.size for name, table in data.tables.items() for file in find_table(name, table))
+
+
+def etl_deployment(spec: PipelineSpec, needs: Needs) -> str:
+    """The deployment of the ETL: on a host with GPUs for much data, wherever that is."""
+    there = 0 if needs.gpus else gpus_elsewhere()
+    with suppress(DataError, OSError):  # tables that only other hosts see
+        if there and gpus_wanted(spec.etl.engine, data_bytes=data_bytes(spec.data), usable=there):
+            return _GPU
+    return needs.deployment
+
+
+def export_deployment(spec: PipelineSpec, needs: Needs) -> str:
+    """The deployment of the export: on a host with GPUs for what is built or measured on one."""
+    engines = {"tensorrt", "tensorrt_rtx"} & set(spec.export.variants)
+    on_gpu = spec.has_data and (spec.export.target != "cpu" or bool(engines))
+    return _GPU if not needs.gpus and on_gpu and gpus_elsewhere() else needs.deployment
+
+
+def gpus_elsewhere() -> int:
+    """The most GPUs that one host of the pool gpu reports; 0 without a store that hosts share."""
+    shared, most = shared_objects(), 0
+    with suppress(StoreError):
+        for key in [] if shared is None else shared.keys(PREFIX):
+            found = shared.read(key) if shared is not None and key.endswith("/worker-gpu.json") else None
+            with suppress(ValueError, TypeError, KeyError):  # of another version
+                most = max(most, len(WorkerReport.load(found.content).gpus) if found else 0)
+    return most

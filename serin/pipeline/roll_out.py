@@ -14,6 +14,7 @@ from pathlib import Path
 from serin.errors import (
     BundleBroken,
     NotFound,
+    RolloutError,
     RolloutFailed,
     RolloutRefused,
     RolloutUnfinished,
@@ -24,14 +25,13 @@ from serin.formats.reason import read_reason
 from serin.formats.serving.journal import Decision
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, triton_line
-from serin.pipeline.rollouts import find_rollouts
 from serin.pipeline.stage import StageResult
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
+from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.commands import Command, Kind, ask_by
 from serin.rollout.run.status import status_of
-from serin.spec.rollout import RolloutSpec
-from serin.spec.serving import ServingSpec
+from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -44,8 +44,7 @@ _log = logging.getLogger(DECISIONS)
 
 
 def roll_out(
-    serving: ServingSpec,
-    rollout: RolloutSpec,
+    spec: PipelineSpec,
     release: Release,
     *,
     by: str | None = None,
@@ -53,16 +52,14 @@ def roll_out(
     stop: threading.Event | None = None,
 ) -> StageResult[Release]:
     """The release, live for all clients. RolloutFailed with the reason when it was rolled back."""
-    running = begin_rollout(serving, rollout, release, by=by)
+    running = begin_rollout(spec, release, by=by)
     if running is None:
         return StageResult(value=release, ran=False, why=f"{release.name} is live already")
     decisions = follow_rollout(release, running, on_decision=on_decision, stop=stop)
     return StageResult(value=rollout_outcome(release, decisions), ran=True, why=decisions[-1].reason)
 
 
-def begin_rollout(
-    serving: ServingSpec, rollout: RolloutSpec, release: Release, *, by: str | None = None
-) -> str | None:
+def begin_rollout(spec: PipelineSpec, release: Release, *, by: str | None = None) -> str | None:
     """The id of the release's rollout that runs now, begun if there was none. None: the release is live already.
 
     `by`: who asks, for the journal; the user when nobody is named."""
@@ -80,7 +77,7 @@ def begin_rollout(
         version=release.version,
         by=by or environment.user(),
         why=_why_trained(release),
-        plan=Plan.from_spec(rollout, serving),
+        plan=Plan.from_spec(spec.rollout, spec.serving, spec.objectives),
     )
     answer = ask_by(rollouts.mailbox, command)
     if not answer.accepted or answer.rollout is None:
@@ -89,7 +86,7 @@ def begin_rollout(
     return answer.rollout
 
 
-def _refused(command: Command, reason: str) -> RolloutRefused:
+def _refused(command: Command, reason: str) -> RolloutError:
     """The controller's answer as an error. Its reason may be the text of such an error already."""
     error = RolloutRefused(model=command.model, command=command.kind, reason="")
     return RolloutRefused(model=command.model, command=command.kind, reason=reason.removeprefix(str(error)))

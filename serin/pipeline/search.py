@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from serin.store.artifacts import Dataset
 from serin.store.runs import name_model, run_folder
 from serin.training.search.search import SearchResult, search, search_key
 
-_log = logging.getLogger(__name__)
 CHOSEN = "chosen.yaml"
 """In the search's folder: the spec with the best settings."""
 

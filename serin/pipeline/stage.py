@@ -11,14 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from serin.errors import NotFound
 from serin.machine import environment
 from serin.machine.leases import Lease, lease
 from serin.machine.stopping import stoppable
 from serin.pipeline.needs import Needs
-from serin.store.artifacts import Bundle
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.checkpoints import fetch_checkpoint, publish_checkpoint
 from serin.store.receipt import Measurement, Receipt, measure
+from serin.store.runs import hold_run_of, run_folder
 from serin.store.stage_keys import StageKey, note, why
 from serin.store.stage_results import one_at_a_time, receipt_file
+from serin.store.store import Store
+from serin.training.launch.job import result_folder
 
 Value = TypeVar("Value")
 
@@ -132,3 +137,39 @@ class StageCall:
 def name_attempt(*, fresh: bool, attempt: str | None) -> str | None:
     """The name of a fresh try: the one that was given, else one that was never used. None when it is not fresh."""
     return (attempt or secrets.token_hex(4)) if fresh else None
+
+
+# Names of datasets and of trainings are digests of what decides them, so the same name is the same content everywhere.
+def dataset_here(dataset: Dataset) -> Dataset:
+    """The same dataset with a path of this host, and in use until this process ends. NotFound when it is gone."""
+    store = Store.open()
+    alone = environment.shared_store_url() is None
+    if alone or not dataset.path or (Path(dataset.path) / "dataset.json").is_file():
+        store.hold_dataset(dataset)
+        return dataset
+    found = store.dataset(dataset.edition)
+    if found is None:
+        raise NotFound(kind="dataset", name=dataset.edition, known=store.datasets())
+    return found
+
+
+def checkpoint_here(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The same weights with a path of this host, and in use until this process ends. None when they are gone."""
+    path, home = Path(checkpoint.path), environment.home()
+    hold_run_of(home, path)
+    if path.is_dir():
+        return checkpoint
+    if environment.shared_store_url() is None:
+        return None
+    run = path.parent.name
+    target = result_folder(run_folder(home, run, create=True))
+    if not fetch_checkpoint(Store.open(), f"{run}/{target.name}", target):
+        return None
+    return replace(checkpoint, path=str(target))
+
+
+def share_checkpoint(checkpoint: Checkpoint) -> None:
+    """Copies trained weights to the store that other hosts use, where there is one."""
+    if environment.shared_store_url() is not None:
+        path = Path(checkpoint.path)
+        publish_checkpoint(Store.open(), f"{path.parent.name}/{path.name}", path)

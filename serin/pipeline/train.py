@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 from serin.errors import Preempted, TrainingRefused
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, rank_line
-from serin.pipeline.here import checkpoint_here, dataset_here, share_checkpoint
 from serin.pipeline.needs import train_needs
-from serin.pipeline.stage import StageCall, StageResult, name_attempt
+from serin.pipeline.stage import (
+    StageCall,
+    StageResult,
+    checkpoint_here,
+    dataset_here,
+    name_attempt,
+    share_checkpoint,
+)
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset

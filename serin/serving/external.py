@@ -10,16 +10,16 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from serin.errors import ReleaseNotReady
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import Document, Stored
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Endpoint, Release
-
-FORMAT, VERSION = "serin.external", 1
 
 Tensors = Mapping[
     str, tuple[str, tuple[int, ...]]
@@ -28,6 +28,19 @@ Tensors = Mapping[
 REQUEST_TIMEOUT_S: Final = 5.0  # the default of a model in the store
 
 _ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
+_Address = Annotated[
+    Endpoint,
+    Stored(
+        lambda entry: Endpoint(**entry, elsewhere=True),
+        lambda place: {"http": place.http, "grpc": place.grpc},
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Servers(Document, form="serin.external"):
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    versions: Mapping[int, _Address] = field(default_factory=dict)
 
 
 def parse_address(text: str) -> Endpoint:
@@ -55,29 +68,30 @@ class External:
 
     def register(self, model: str, endpoint: Endpoint) -> Release:
         """Returns the version of an address: the one it has, or the next."""
-        known = self._known(model)
+        record = self._record(model)
+        known = record.versions
         for version, other in known.items():
             if (other.http, other.grpc) == (endpoint.http, endpoint.grpc):
                 return Release(model=model, version=version)
         version = max(known, default=0) + 1
-        self._write(model, {**known, version: endpoint}, self.request_timeout_s(model))
+        self._write(model, replace(record, versions={**known, version: endpoint}))
         return Release(model=model, version=version)
 
     def set_request_timeout(self, model: str, seconds: float) -> None:
         """Sets how long one request to any of the model's servers may take."""
-        self._write(model, self._known(model), seconds)
+        self._write(model, replace(self._record(model), request_timeout_s=seconds))
 
     def request_timeout_s(self, model: str) -> float:
-        return float(self._record(model).get("request_timeout_s", REQUEST_TIMEOUT_S))
+        return self._record(model).request_timeout_s
 
     def versions(self, model: str) -> list[int]:
-        return sorted(self._known(model))
+        return sorted(self._record(model).versions)
 
     def has(self, release: Release) -> bool:
-        return release.version in self._known(release.model)
+        return release.version in self._record(release.model).versions
 
     def endpoint(self, release: Release) -> Endpoint:
-        return self._known(release.model)[release.version]
+        return self._record(release.model).versions[release.version]
 
     def state(self, release: Release) -> Literal["starting", "ready"]:
         """Returns the state of a server, never dead: Serin cannot know that. One that does not answer is not ready."""
@@ -139,27 +153,13 @@ class External:
     def _file(self, model: str) -> Path:
         return self._folder / f"{valid_model_name(model)}.json"
 
-    def _known(self, model: str) -> dict[int, Endpoint]:
-        return {
-            int(version): Endpoint(**endpoint, elsewhere=True)
-            for version, endpoint in self._record(model).get("versions", {}).items()
-        }
-
-    def _record(self, model: str) -> dict[str, Any]:
-        def record(document: Any) -> dict[str, Any]:
-            found = checked(document, FORMAT, VERSION)
-            for entry in found["versions"].values():
-                Endpoint(**entry)
-            return found
-
+    def _record(self, model: str) -> _Servers:
         advice = f"restore it, or move it away and name the servers of {model} again (`serin rollout start --stable`)"
-        return read_json(self._file(model), record, advice=advice) or {}
+        return read_json(self._file(model), _Servers.from_json, advice=advice) or _Servers()
 
-    def _write(self, model: str, versions: Mapping[int, Endpoint], timeout_s: float) -> None:
-        rows = {str(version): {"http": place.http, "grpc": place.grpc} for version, place in versions.items()}
-        head = {"format": FORMAT, "version": VERSION, "request_timeout_s": timeout_s}
+    def _write(self, model: str, servers: _Servers) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(model), json.dumps({**head, "versions": rows}))
+        write_whole(self._file(model), servers.dump())
 
 
 def _alike(some: Tensors, others: Tensors) -> bool:

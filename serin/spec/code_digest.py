@@ -1,9 +1,9 @@
-"""Digests of Python code and of all that it imports. No code is run for it.
+"""Digests of Python code and of all that it imports, the user's and Serin's. No code is run for it.
 
 A local module counts by its content, an installed package by its name and version, the standard library by the
-version of Python. Imports are read from the source: in functions, under conditions, relative ones, and `import_module`
-with a name in quotes. A module whose name is computed, a change of `sys.path` and the data files that code opens
-cannot be seen.
+version of Python, Serin by what is used of it (parsed_code.py). Imports are read from the source: in functions, under
+conditions, relative ones, and `import_module` with a name in quotes. A module whose name is computed, a change of
+`sys.path` and the data files that code opens cannot be seen.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
+import secrets
 import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from serin.spec.parsed_code import Package, sha256_of, source_files
 
 _OWN = "serin"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,15 +35,18 @@ _CODE = (".py", ".pyc", ".so", ".pyd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closure:
-    """What code is made of: `files` by the name they are imported under, and the top-level names found nowhere here."""
+    """What code is made of: `files` by the name they are imported under, the dotted names that it imports of Serin
+    (`own`), and the top-level names found nowhere here."""
 
     files: dict[str, Path] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
 
     def digest(self) -> str:
         content = [[name, _of_bytes(path)] for name, path in sorted(self.files.items())]
         packages = sorted(line for name in self.elsewhere for line in _outside(name))
-        return hashlib.sha256(json.dumps([content, packages]).encode()).hexdigest()
+        own = [digest_of_own_names(tuple(sorted(self.own)))] if self.own else []
+        return hashlib.sha256(json.dumps([content, own + packages]).encode()).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
@@ -53,9 +61,9 @@ def digest_of_module(name: str) -> str:
     return walk.finished().digest()
 
 
-def closure_of_files(files: Iterable[Path], roots: Sequence[Path], *, into_own: bool = False) -> Closure:
-    """`roots`: the folders that imports are looked for in. `into_own`: Serin's modules one by one, not all at once."""
-    walk = _Walk(roots, into_own=into_own)
+def closure_of_files(files: Iterable[Path], roots: Sequence[Path]) -> Closure:
+    """`roots`: the folders that imports are looked for in."""
+    walk = _Walk(roots)
     for path in files:
         walk.add(
             path.absolute(), next((root for root in roots if path.absolute().is_relative_to(root)), None)
@@ -69,11 +77,59 @@ def local_roots() -> list[Path]:
     return [folder for folder in dict.fromkeys([Path.cwd(), *map(Path, sys.path)]) if _is_local(folder)]
 
 
+@functools.cache
+def digest_of_own(roots: tuple[str, ...], *, otherwise: Path | None = None) -> str:
+    """Returns the digest of Serin's code from `roots` on, see `Package.reach`.
+
+    Parsing takes a second or two. So the digest is kept beside the compiled modules, or in the folder `otherwise` where
+    they cannot be written, until any source file changes.
+    """
+    name = f"digest-{sha256_of(json.dumps(roots))[:16]}.{sys.implementation.cache_tag}.json"
+    compiled = Path(importlib.util.cache_from_source(str(_own_folder() / "__init__.py"))).parent
+    places = [folder / name for folder in (compiled, otherwise) if folder is not None]
+    content = digest_of_all()
+    for path in places:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads(path.read_bytes())
+            if kept["content"] == content:
+                return str(kept["digest"])
+    digest = Package(_own_folder()).reach(roots).digest()
+    for path in places:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+            scratch.write_text(json.dumps({"content": content, "digest": digest}))
+            scratch.replace(path)
+            break
+    return digest
+
+
+@functools.cache
+def digest_of_own_names(names: tuple[str, ...]) -> str:
+    """Returns the digest of what dotted names of Serin stand for, as they are imported."""
+    package = Package(_own_folder())
+    roots = tuple(sorted({package.root_of(name) for name in names}))
+    try:
+        return digest_of_all() if package.name in roots else digest_of_own(roots)
+    except LookupError:
+        return digest_of_all()  # a name that does not exist, or is made when it is asked for
+
+
+@functools.cache
+def digest_of_all() -> str:
+    """Returns the digest of every source file of Serin, byte by byte."""
+    folder, digest = _own_folder(), hashlib.sha256()
+    for name in sorted(source_files(str(folder))):
+        with open(name, "rb") as stream:  # noqa: PTH123 - Path takes longer, and there are many
+            content = stream.read()
+        digest.update(f"{os.path.relpath(name, folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
 class _Walk:
     """Every file that an import may mean is taken, in whichever folder it is: which of two would win is not judged."""
 
-    def __init__(self, roots: Sequence[Path], *, into_own: bool = False) -> None:
-        self._into_own = into_own
+    def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = list(dict.fromkeys(root.absolute() for root in roots))
         self._found = Closure()
         self._waiting: list[Path] = []
@@ -94,8 +150,8 @@ class _Walk:
             self._waiting.append(path)
 
     def absolute(self, parts: Sequence[str]) -> None:
-        if parts[0] == _OWN and not self._into_own:
-            self._found.elsewhere.add(_OWN)
+        if parts[0] == _OWN:
+            self._found.own.add(".".join(parts))
             return
         found = [(path, root) for root in self._roots for path in _hits(root, parts, self._listed)]
         for path, root in found:
@@ -173,8 +229,6 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _outside(name: str) -> list[str]:
     """An installed package and what it requires, by versions; what is in no distribution by its files."""
-    if name == _OWN:
-        return [f"{_OWN} {_own_digest()}"]
     try:
         owners = [importlib.metadata.distribution(name).metadata["Name"]]
     except importlib.metadata.PackageNotFoundError:
@@ -234,14 +288,7 @@ def _of_loose_files(name: str) -> str:
     return hashlib.sha256("".join(map(_of_bytes, files)).encode()).hexdigest()
 
 
-@functools.cache
-def _own_digest() -> str:
-    """Of all of Serin, for code that uses any of it."""
-    files = sorted(_package().rglob("*.py"))
-    return hashlib.sha256("".join(map(_of_bytes, files)).encode()).hexdigest()
-
-
-def _package() -> Path:
+def _own_folder() -> Path:
     return Path(__file__).resolve().parents[1]
 
 

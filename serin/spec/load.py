@@ -12,12 +12,22 @@ from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
-from serin.spec.kind_settings import without_unused
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
 from serin.spec.yaml_file import read_mapping
 
+_RENAMED = {
+    "serving.p99_ms": "objectives.latency_ms",
+    "serving.gpu_memory_mb": "serving.gpu_memory, a size such as 4GB",
+    "serving.queue_delay_us": "serving.queue_delay, a duration such as 500us",
+    "serving.max_string_bytes": "serving.max_string, a size such as 64KiB",
+    "monitoring.capture.days": "monitoring.capture.keep, a duration such as 30d",
+    "monitoring.capture.max_gb": "monitoring.capture.max_size, a size such as 10GB",
+    "rollout.max_error_share": "objectives.availability, the share of requests that must not fail",
+    "rollout.max_slow_share": "objectives.latency_share, the share of requests that must not be slow",
+    "monitoring.objectives": "objectives, a section at the top; its rollback: monitoring.rollback_on_burn",
+}  # keys of earlier versions of Serin
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
 
@@ -43,13 +53,6 @@ def spec_file(path: Path) -> Path:
         problem = f"is a folder without a {names}; name the spec's file, or write one: serin init {path}"
         raise SpecError(where=str(path), problems=[("", problem)])
     return found[0]
-
-
-def load_stored_spec(path: Path) -> PipelineSpec:
-    """The spec that is stored with a version. It has every key, and an older Serin may have written it, which did not
-    refuse settings that the model's kind does not use: these are left out."""
-    raw = without_unused(read_mapping(path))
-    return spec_from_mapping(raw, where=str(path), base=path.absolute().parent)
 
 
 def load_spec_as_of(path: Path, moment: str | None) -> PipelineSpec:
@@ -128,6 +131,8 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 def _sentence(item: Any) -> str:
     if item["type"] == "extra_forbidden":
+        if new := _RENAMED.get(_key(item["loc"])):
+            return f"is now {new}"
         return f"unknown key{nearest(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"
     if item["type"] == "missing":
         return "is missing; add it"

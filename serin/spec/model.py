@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 from serin.errors import nearest
 from serin.spec.section import Duration, Section
 
+KINDS = Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "auto", "module", "script", "onnx"]
 SOURCES: Mapping[str, str] = {
     "module": "pkg.mod:Net or net.py:Net",
     "script": "train.py",
@@ -46,9 +47,7 @@ class AutoSpec(Section):
 class ModelSpec(Section):
     """A built-in model, chosen by `kind`; or your own, given by `module`, `script` or `onnx`, which set `kind`."""
 
-    kind: Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "auto", "module", "script", "onnx"] = (
-        "mlp"
-    )
+    kind: KINDS = "mlp"
     """The model: `mlp` (a multi-layer perceptron), `dcn` (Deep & Cross Network v2), `ft_transformer`, `tabm`
     (an ensemble of perceptrons that share their matrices), `xgboost` (gradient-boosted trees), `auto` (tries
     several and keeps the best), or your own: `module`, `script` or `onnx`. Leave it out for your own model."""

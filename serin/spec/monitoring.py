@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from serin.errors import nearest
-from serin.spec.section import Duration, Section, is_empty
+from serin.spec.section import Duration, Section, Size, is_empty
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:per|/)\s*(day|week|month|year)")
 FEWEST_WEEKS = 8  # of training rows that show how much weeks differ
@@ -64,10 +64,10 @@ class CaptureSpec(Section):
     """Request columns whose values are replaced by null in the records."""
     drop: tuple[str, ...] = ()
     """Request columns that are left out of the records."""
-    days: float = Field(default=30, gt=0)
-    """How many days records are kept."""
-    max_gb: float = Field(default=10, gt=0)
-    """The most disk space that the model's records take, in gigabytes. The oldest hours are deleted first."""
+    keep: Duration = Field(default=30 * 86_400.0, gt=0)
+    """How long records are kept."""
+    max_size: Size = Field(default=10_000_000_000, gt=0)
+    """The most disk space that the model's records take. The oldest hours are deleted first."""
 
     def problems(self, columns: Collection[str]) -> Iterator[tuple[str, str]]:
         """Masked and dropped columns that are not among `columns`, those of a request: a typing mistake must not record
@@ -114,17 +114,6 @@ class DriftSpec(Section):
     """The request columns to watch. By default all of them, and the scores."""
 
 
-class ObjectivesSpec(Section):
-    """What is promised to clients over 30 days, and what happens when the error budget burns too fast."""
-
-    availability: float = Field(default=0.999, gt=0, lt=1)
-    """The share of requests that must be answered without a server error."""
-    latency: float = Field(default=0.99, gt=0, lt=1)
-    """The share of requests that must be answered within `serving.p99_ms`."""
-    rollback: bool = False
-    """Return to the previous version when the budget burns too fast since a release. Otherwise an alert is sent."""
-
-
 class QualitySpec(Section):
     """How good the live version must be once labels are known."""
 
@@ -157,10 +146,9 @@ class MonitoringSpec(Section):
     """When live traffic counts as different from the training rows. Needs recorded requests. By default not watched."""
     quality: QualitySpec | None = Field(default=None, exclude_if=is_empty)
     """How good the live version must be once labels are known (`serin labels add`). By default only shown."""
-    objectives: ObjectivesSpec = Field(
-        default=ObjectivesSpec(), exclude_if=lambda value: value == ObjectivesSpec()
-    )
-    """What is promised to clients over 30 days."""
+    rollback_on_burn: bool = Field(default=False, exclude_if=is_empty)
+    """Return to the previous version when the budget of `objectives` burns too fast since a release. Otherwise an alert
+    is sent."""
     retrain: tuple[Literal["nightly", "data", "drift", "quality"], ...] = ()
     """When the live version is trained again from its own spec: every night (`nightly`), when its tables have changed
     (`data`), on a drift alarm (`drift`), or on a quality alarm (`quality`). The result is rolled out unless it is

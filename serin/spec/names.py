@@ -13,6 +13,12 @@ def is_model_name(name: str) -> bool:
     return _MODEL.fullmatch(name) is not None
 
 
+def split_version(name: str) -> tuple[str, str | None]:
+    """MODEL[:VERSION] as a model, and a version's number or alias; None when no version is named."""
+    model, _, version = name.partition(":")
+    return model, version or None
+
+
 def valid_model_name(name: str) -> str:
     """`name` itself, or NameInvalid."""
     if not is_model_name(name):

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
 from serin.spec.champion import ChampionSpec
-from serin.spec.data import DataSpec
+from serin.spec.data import DataSpec, why_unknown
 from serin.spec.etl import EtlSpec
 from serin.spec.export import ExportSpec
 from serin.spec.features import FeatureSpec
@@ -28,12 +28,12 @@ from serin.spec.kind_settings import kinds_of, unused_settings
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
+from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rename import is_reserved
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
 from serin.spec.serving import ServingSpec
-from serin.spec.serving_time import why_unknown
 from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
 
@@ -77,6 +77,8 @@ class PipelineSpec(Section):
     """How the trained model becomes a published version."""
     champion: ChampionSpec = ChampionSpec()
     """When a new version may replace the live one."""
+    objectives: ObjectivesSpec = ObjectivesSpec()
+    """What is promised to clients."""
     serving: ServingSpec = ServingSpec()
     """How a version is served."""
     rollout: RolloutSpec = RolloutSpec()

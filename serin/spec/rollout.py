@@ -24,7 +24,7 @@ class LatencySpec(Section):
     tolerance_ms: float | None = Field(default=None, ge=0)
     """A candidate that is slower by no more than this many milliseconds does not count as slower, whatever the margin.
     Promotion needs evidence against twice this, or against `bad_margin` where that is more. By default 2% of
-    `serving.p99_ms`. 0 turns it off."""
+    `objectives.latency_ms`. 0 turns it off."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -76,10 +76,6 @@ class RolloutSpec(Section):
     """When a candidate counts as slower."""
     error_tolerance: float = Field(default=1.0, ge=1)
     """How many times as often as the live version the candidate may fail."""
-    max_error_share: float = Field(default=0.01, ge=0, le=1)
-    """The largest share of failed requests that is promised to clients, whatever the live version does."""
-    max_slow_share: float = Field(default=0.05, ge=0, le=1)
-    """The largest share of requests slower than `serving.p99_ms` that is promised to clients."""
     warmup: Duration = Field(default=10.0, ge=0)
     """How long the candidate's latencies are not compared after its first traffic, because its caches are cold."""
     bake: Duration = Field(default=600.0, ge=0)

@@ -8,8 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
+_PER_SECOND = {"us": 1e6, "ms": 1e3}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
+_BYTES = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
 
 
 def names(value: Any) -> Any:
@@ -57,7 +62,8 @@ def seconds(value: Any) -> Any:
         raise ValueError(
             f"{value!r} is not a valid duration: use a number and a unit, such as 30s, 10m, 1.5h or 90d"
         )
-    return float(match[1]) * _SECONDS[match[2]]
+    number, unit = float(match[1]), match[2]
+    return number / _PER_SECOND[unit] if unit in _PER_SECOND else number * _SECONDS[unit]
 
 
 def shortest(value: float) -> str:
@@ -65,21 +71,44 @@ def shortest(value: float) -> str:
     for unit in ("d", "h", "m", "s"):
         if value >= _SECONDS[unit] and value % _SECONDS[unit] == 0:
             return f"{int(value / _SECONDS[unit])}{unit}"
+    if 0 < value < 1:
+        unit = "ms" if value >= 1e-3 else "us"
+        return f"{value * _PER_SECOND[unit]:g}{unit}"
     return f"{value:g}s"
 
 
-_WRITTEN_DURATION = Annotated[
-    float | str,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "number"}, {"type": "string", "pattern": rf"^\s*{_DURATION.pattern}\s*$"}],
-            "examples": ["30s", "10m", "1.5h", "90d"],
-        }
-    ),
-]
+def size_bytes(value: Any) -> Any:
+    """'64KiB', '1.5GB' or a number of bytes -> bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(
+            f"{value!r} is not a valid size: use a number and a unit, such as 64KiB, 500MB or 10GB"
+        )
+    return round(float(match[1]) * _BYTES[match[2]])
+
+
+def size_text(value: int) -> str:
+    """Bytes as they are written in a spec: 10_000_000_000 is '10GB'."""
+    unit = max((unit for unit, size in _BYTES.items() if value % size == 0), key=lambda unit: _BYTES[unit])
+    return f"{value // _BYTES[unit]}{unit}"
+
+
+def _written(pattern: re.Pattern[str], *examples: str) -> Any:
+    forms = [{"type": "number"}, {"type": "string", "pattern": rf"^\s*{pattern.pattern}\s*$"}]
+    return Annotated[float | str, WithJsonSchema({"anyOf": forms, "examples": list(examples)})]
+
+
 Duration = Annotated[
     float,
-    BeforeValidator(seconds, json_schema_input_type=_WRITTEN_DURATION),
+    BeforeValidator(seconds, json_schema_input_type=_written(_DURATION, "30s", "10m", "1.5h", "90d")),
     PlainSerializer(shortest, return_type=str, when_used="json"),
 ]
 """Seconds in Python, '10m' in YAML."""
+Size = Annotated[
+    int,
+    BeforeValidator(size_bytes, json_schema_input_type=_written(_SIZE, "64KiB", "500MB", "10GB")),
+    PlainSerializer(size_text, return_type=str, when_used="json"),
+]
+"""Bytes in Python, '10GB' in YAML."""

@@ -7,14 +7,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from serin.spec.rate import RateText
-from serin.spec.section import Duration, Section
+from serin.spec.section import Duration, Section, Size
 
 
 class ServingSpec(Section):
-    """How a version is served by Triton, and what is promised to its clients."""
+    """How a version is served by Triton."""
 
-    p99_ms: float = Field(default=50.0, gt=0)
-    """The promised latency in milliseconds. Rollouts and monitoring count requests that are slower."""
     max_batch_rows: int = Field(default=1024, ge=1)
     """The largest number of rows in one batch, and so in one request."""
     request_timeout: Duration = Field(default=5.0, gt=0)
@@ -29,8 +27,8 @@ class ServingSpec(Section):
     """What ONNX Runtime uses on a GPU."""
     gpus: int = Field(default=1, ge=1)
     """The number of GPUs that one release is spread over."""
-    gpu_memory_mb: int | None = Field(default=None, ge=1)
-    """The memory to reserve on each GPU, in megabytes. By default estimated from the bundle."""
+    gpu_memory: Size | None = Field(default=None, ge=1)
+    """The memory to reserve on each GPU. By default estimated from the bundle."""
     instances: int = Field(default=1, ge=1)
     """The number of model instances that score at the same time, on the CPU or on each GPU."""
     replicas: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
@@ -38,10 +36,10 @@ class ServingSpec(Section):
     machine runs one release."""
     threads: int | None = Field(default=None, ge=1)
     """The number of CPU threads for one run. By default what the export measured to be fastest."""
-    queue_delay_us: int = Field(default=0, ge=0)
-    """How long a request may wait to be batched with others, in microseconds."""
-    max_string_bytes: int = Field(default=65_536, ge=1)
-    """The longest string that a request may contain, in bytes. A longer one is refused."""
+    queue_delay: Duration = Field(default=0.0, ge=0)
+    """How long a request may wait to be batched with others, such as `500us`."""
+    max_string: Size = Field(default=65_536, ge=1)
+    """The longest string that a request may contain. A longer one is refused."""
     rate_limit: RateText | None = None
     """The inference requests that each gateway takes for this model, such as 100/s or 30/m; others are answered 429. By
     default there is no limit."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from serin.errors import BundleBroken
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.objectives import ObjectivesSpec
+from serin.spec.section import Section
 from serin.spec.yaml_file import read_yaml
+
+_S = TypeVar("_S", bound=Section)
 
 
 def stored_segments(bundle: Path) -> tuple[str, ...]:
@@ -19,10 +23,20 @@ def stored_segments(bundle: Path) -> tuple[str, ...]:
 
 def stored_capture(bundle: Path) -> CaptureSpec:
     """Returns the section `monitoring.capture`."""
+    given = _section(bundle, "monitoring").get("capture") or {}
+    return _validated(CaptureSpec, bundle, "monitoring.capture", given)
+
+
+def stored_objectives(bundle: Path) -> ObjectivesSpec:
+    """Returns the section `objectives`."""
+    return _validated(ObjectivesSpec, bundle, "objectives", _section(bundle, "objectives"))
+
+
+def _validated(kind: type[_S], bundle: Path, place: str, given: dict[str, Any]) -> _S:
     try:
-        return CaptureSpec.model_validate(_section(bundle, "monitoring").get("capture") or {})
+        return kind.model_validate(given)
     except ValidationError as error:
-        raise BundleBroken(path=str(bundle / "spec.yaml"), reason=f"monitoring.capture: {error}") from error
+        raise BundleBroken(path=str(bundle / "spec.yaml"), reason=f"{place}: {error}") from error
 
 
 def _section(bundle: Path, name: str) -> dict[str, Any]:

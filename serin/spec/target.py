@@ -23,10 +23,28 @@ def checked_expression(text: str) -> str:
     return text
 
 
-class TargetSpec(Section):
-    """What the model predicts: one target, or several of the same task. With several, `score` has a column for each."""
+def _named(column: str) -> str:
+    """An expression that is this column."""
+    try:
+        plain = parse(column).columns == (column,)
+    except ExpressionError:
+        plain = False
+    return column if plain else f"`{column}`"
 
-    model_config = ConfigDict(json_schema_extra={"required": ["task"]})
+
+def _with_column(schema: dict[str, Any]) -> None:
+    """The key `column`, which is an expression once it is read."""
+    text = "The column of a single target, instead of `expression`; any name, without quotes."
+    column = {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "description": text}
+    schema["properties"] = {"column": column, **schema["properties"]}
+    schema["required"] = ["task"]
+
+
+class TargetSpec(Section):
+    """What the model predicts: one target (`column` or `expression`), or several of the same task (`expressions`). With
+    several, `score` has a column for each."""
+
+    model_config = ConfigDict(json_schema_extra=_with_column)
 
     expressions: dict[str, str] | None = Field(default=None, min_length=2)
     """Several targets of the same task: name -> expression."""
@@ -43,6 +61,16 @@ class TargetSpec(Section):
     @classmethod
     def _one_name_may_stand_alone(cls, value: Any) -> Any:
         return names(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_column_is_an_expression(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("column") is None:
+            return given
+        rest = {key: value for key, value in given.items() if key != "column"}
+        if rest.get("expression") is not None or rest.get("expressions") is not None:
+            raise ValueError("give one of column, expression and expressions")
+        return {**rest, "expression": _named(str(given["column"]))}
 
     @model_validator(mode="before")
     @classmethod

@@ -75,6 +75,12 @@ class TrainingSpec(Section):
     prune: PruneSpec | None = None
     """Also train a smaller network (mlp, dcn). By default not."""
 
+    def fine_tuning(self) -> TrainingSpec:
+        """The further training of a pruned network."""
+        assert self.prune is not None
+        gentler = self.learning_rate * 0.5  # its weights are already good
+        return self.model_copy(update={"epochs": self.prune.epochs, "learning_rate": gentler, "prune": None})
+
     @model_validator(mode="after")
     def _batch_divides_over_processes(self) -> Self:
         rows, ranks = self.batch_rows, self.processes

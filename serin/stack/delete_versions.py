@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serin.errors import NotFound, VersionInUse
 from serin.machine.in_use import unused
-from serin.pipeline.rollouts import find_rollouts
+from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.store.store import Store
 

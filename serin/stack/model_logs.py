@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import NameInvalid
+from serin.host.wiring import build_gateway, controller_process
 from serin.spec.names import valid_model_name
-from serin.stack.wiring import build_gateway, controller_process
 from serin.store.artifacts import Release
 
 _LOOK_S = 0.3

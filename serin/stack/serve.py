@@ -14,21 +14,20 @@ import time
 from pathlib import Path
 
 from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.host.console import NOT_INSTALLED, ConsolePlace, choose_place, is_installed, read_settings
+from serin.host.down import clear_away, take_down
+from serin.host.guard import key_trouble
+from serin.host.standing import log_to_stdout, stop_on_signals
+from serin.host.state import Stack, changing_stack, read_stack
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import build_gateway, launch_stack, start_serving, start_watching
 from serin.machine import environment
+from serin.machine.ports import port_claims
 from serin.machine.private import make_private
 from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.serving.triton.release_record import check_records
-from serin.stack.console.place import NOT_INSTALLED, ConsolePlace, choose_place, is_installed
-from serin.stack.console.settings import read_settings
-from serin.stack.down import clear_away, take_down
-from serin.stack.guard import key_trouble
-from serin.stack.host.ports import port_claims
-from serin.stack.host.standing import log_to_stdout, stop_on_signals
-from serin.stack.host.state import Stack, changing_stack, read_stack
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, launch_stack, start_serving, start_watching
 
 log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
 

@@ -8,25 +8,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from serin.cluster.combined_fleet import CombinedVersions
 from serin.errors import NameInvalid, PrefectGone, PrefectRefused
 from serin.formats.serving.request_log import read_since
+from serin.host.guard import Guard, read_guard
+from serin.host.metrics_address import metrics_url
+from serin.host.state import POOLS, Stack, read_stack
+from serin.host.supervisor import Child, find_supervisor, process_line, with_problems
+from serin.host.wiring import CONSOLE, build_gateway, request_log
 from serin.machine.contained import contained
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
+from serin.prefect import rest_api
+from serin.prefect.login import find_server
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
-from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
-from serin.stack.guard import Guard, read_guard
-from serin.stack.host.metrics_address import metrics_url
-from serin.stack.host.state import Stack, read_stack
-from serin.stack.host.supervisor import Child, find_supervisor, process_line, with_problems
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.login import find_server
-from serin.stack.prefect.processes import POOLS
-from serin.stack.wiring import CONSOLE, build_gateway, build_releases, request_log
+from serin.serving.triton.probe import KnownReleases, ReleaseState
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -181,7 +181,7 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         dict[str, str](),
         dict[str, ObjectivesView](),
     )
-    fleet = CombinedFleet(build_releases(home, host=supervisor), external)
+    releases = KnownReleases(home / "releases", host=supervisor)
     for model in rollout_statuses(home):
         with contained(found, model.name):
             if model.live or not ask_store or known.versions(model.name):
@@ -193,7 +193,7 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
             for release in (_named(model, entry) for entry in model.releases):
                 if external.has(release):
                     elsewhere[release.name] = external.endpoint(release).http
-                if fleet.state(release) == "ready":
+                if _state(release, releases, external) == "ready":
                     ready.add(release.name)
     return Status(
         home=home,
@@ -293,6 +293,12 @@ def _console(stack: Stack, children: tuple[Child, ...]) -> Address | None:
     return Address(url=stack.console_url, ready=running)
 
 
+def _state(release: Release, releases: KnownReleases, external: External) -> ReleaseState:
+    if not external.has(release):
+        return releases.state(release)
+    return "absent" if release.baseline else external.state(release)
+
+
 def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:
     return Release(model=model.name, version=entry.version, baseline=entry.arm == "baseline")
 
@@ -306,7 +312,7 @@ def _live_words(model: ModelStatus) -> str:
     if model.live:
         return f"version {model.live} is live"
     if model.rollout.phase == "retired":
-        return f"retired; `serin rollout start {model.name} VERSION` serves a version again"
+        return f"retired; `serin rollout start {model.name}:VERSION` serves a version again"
     return "no version is live yet"
 
 

@@ -15,27 +15,20 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from serin.errors import AlreadyUp, ExtraMissing, PrefectGone, ProcessFailed, StackUnusable
-from serin.machine import environment
-from serin.machine.ports import LOOPBACK, is_free
-from serin.machine.private import make_private
-from serin.machine.process import Process
-from serin.serving.envoy.gateway import DRAIN_S
-from serin.serving.envoy.pages import Pages
-from serin.serving.envoy.tls import TlsFiles
-from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
-from serin.serving.triton.release_record import check_records
-from serin.stack.console.place import NOT_INSTALLED, ConsolePlace, answers, choose_place, is_installed
-from serin.stack.console.settings import read_settings
-from serin.stack.down import clear_away
-from serin.stack.guard import key_trouble
-from serin.stack.host.ports import Claims, choose_port, port_claims
-from serin.stack.host.state import Stack, changing_stack, read_stack, write_stack
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.host.waiting import wait_until_ready
-from serin.stack.prefect import processes, rest_api
-from serin.stack.prefect.login import named_server
-from serin.stack.prefect.start import start_prefect, use_prefect
-from serin.stack.wiring import (
+from serin.host.console import (
+    NOT_INSTALLED,
+    ConsolePlace,
+    answers,
+    choose_place,
+    is_installed,
+    read_settings,
+)
+from serin.host.down import clear_away
+from serin.host.guard import key_trouble
+from serin.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.host.supervisor import Supervisor
+from serin.host.waiting import wait_until_ready
+from serin.host.wiring import (
     build_gateway,
     console_process,
     console_socket,
@@ -45,6 +38,18 @@ from serin.stack.wiring import (
     start_serving,
     start_watching,
 )
+from serin.machine import environment
+from serin.machine.ports import LOOPBACK, Claims, choose_port, is_free, port_claims
+from serin.machine.private import make_private
+from serin.machine.process import Process
+from serin.prefect import processes, rest_api
+from serin.prefect.login import named_server
+from serin.prefect.start import start_prefect, use_prefect
+from serin.serving.envoy.gateway import DRAIN_S
+from serin.serving.envoy.pages import Pages
+from serin.serving.envoy.tls import TlsFiles
+from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.release_record import check_records
 
 logger = logging.getLogger(__name__)
 

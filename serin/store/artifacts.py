@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
 from serin.errors import NameInvalid
+from serin.machine.typed_json import Stored
 from serin.spec.names import valid_model_name
 
 _RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})(-baseline)?")
@@ -19,6 +22,12 @@ class Dataset:
     path: str
     digest: str
     rows: dict[str, int]  # per split
+
+    @property
+    def edition(self) -> str:
+        """Its name in the store. It stands for the content, also for values that the digest leaves out since they may
+        differ in the last bit, and for what made it."""
+        return Path(self.path).name
 
 
 NO_DATASET = Dataset(path="", digest="", rows={})
@@ -68,6 +77,10 @@ class Release:
         return cls(model=match[1], version=int(match[2]), baseline=match[3] is not None)
 
 
+NamedRelease = Annotated[Release, Stored(Release.parse, lambda release: release.name)]
+"""In JSON it is the name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a release answers, as host:port. `elsewhere`: it is external and numbers its versions differently."""
@@ -83,10 +96,10 @@ class ModelRoute:
 
     model: str
     epoch: int
-    stable: Release | None
-    candidate: Release | None = None
+    stable: NamedRelease | None
+    candidate: NamedRelease | None = None
     candidate_percent: float = 0.0
-    baseline: Release | None = None  # a second process of the stable version
+    baseline: NamedRelease | None = None  # a second process of the stable version
     baseline_percent: float = 0.0
 
     @property

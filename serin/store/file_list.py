@@ -12,54 +12,48 @@ import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import BundleBroken, ObjectChanged, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
+from serin.machine.typed_json import Document
 from serin.store.objects import Objects, Stored
 
-_FORMAT, _VERSION = "serin.store.published", 1
 _HASHED_AT_ONCE = 4
 RENEWED_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedFile:
-    """`sha256` is None for what an older Serin published."""
-
     size: int
-    sha256: str | None
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """`attempt`: the folder of the files below the place; "" in what an older Serin published."""
+class Published(Document, form="serin.store.published", omit=("used",)):
+    """`attempt`: the folder of the files below the place. `used`: changes when somebody has used them."""
 
     attempt: str
     by: str  # the host
     files: Mapping[str, ListedFile]
+    used: str | None = None
 
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files.values())
 
     def to_bytes(self) -> bytes:
-        document = {"format": _FORMAT, "version": _VERSION, "attempt": self.attempt, "by": self.by}
-        files = {name: asdict(file) for name, file in sorted(self.files.items())}
-        return json.dumps({**document, "files": files}, indent=1).encode()
+        return json.dumps(self.to_json(), indent=1).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Published:
         try:
-            document = json.loads(content)
-            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
-                raise ValueError(f"not a {_FORMAT} version {_VERSION} document")
-            files = {name: ListedFile(**entry) for name, entry in document["files"].items()}
-            if any(".." in name.split("/") or name.startswith("/") for name in files):
+            found = cls.load(content)
+            if any(".." in name.split("/") or name.startswith("/") for name in found.files):
                 raise ValueError("a file is outside of its folder")
-            return cls(attempt=str(document["attempt"]), by=str(document["by"]), files=files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return found
+        except ValueError as error:
             raise BundleBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
 
 
@@ -97,6 +91,6 @@ def is_as_listed(path: Path, file: ListedFile) -> bool:
     try:
         if path.is_symlink() or path.stat().st_size != file.size:
             return False
-        return file.sha256 is None or listed(path).sha256 == file.sha256
+        return listed(path).sha256 == file.sha256
     except OSError:
         return False

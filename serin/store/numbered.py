@@ -15,11 +15,6 @@ def numbered_key(prefix: str, seq: int) -> str:
     return f"{prefix}{seq:012d}.json"
 
 
-def number_of(key: str) -> int:
-    """Returns the number in a key. Raises ValueError for a key that has none."""
-    return int(key.rpartition("/")[2].removesuffix(".json"))
-
-
 def numbers(objects: Objects, prefix: str, *, after: int = 0) -> list[int]:
     """Returns the numbers above `after`, sorted."""
     found = []

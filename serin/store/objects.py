@@ -1,7 +1,7 @@
 """Small objects under a URL, with conditional writes: the meeting point of processes on several hosts.
 
 A key is a path such as `rollouts/flights/decisions/000000000007.json`. Of several writers that create the same key, one
-succeeds. A folder (also one on a shared file system) and S3 can do that; other object stores are refused.
+succeeds. A folder (also one on a shared file system) and a bucket (bucket.py) can do that.
 """
 
 from __future__ import annotations
@@ -9,31 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from serin.errors import (
-    NameInvalid,
-    ObjectChanged,
-    ObjectExists,
-    StoreError,
-    StoreNotConditional,
-    StoreUnreachable,
-)
+from serin.errors import NameInvalid, ObjectChanged, ObjectExists
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 
-_CLIENT_S: Final = 10.0
+BUCKETS: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")  # schemes of URLs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """An object as it was read. `tag` identifies this content of it for `Objects.replace`; `age_s`: since it was
-    written, by the clock of an object store."""
+    written; its store refuses a host whose clock is minutes off."""
 
     content: bytes
     tag: str
@@ -83,67 +75,33 @@ class Objects(Protocol):
         ...
 
 
-def open_objects(url: str) -> Objects:
-    """Returns the objects under the URL of a store (`environment.store_url()`): a folder, `file://` or `s3://`."""
-    if url.startswith("s3://"):
-        from serin.store.s3_objects import S3Objects  # botocore is in an extra
+class Files(Objects, Protocol):
+    """Objects and files of a store."""
 
-        return S3Objects(url)
-    if "://" in url and not url.startswith("file://"):
-        raise StoreNotConditional(url=url)
-    return FolderObjects(Path(url.removeprefix("file://")))
+    def entries(self, prefix: str, *, after: str = "") -> list[Entry]:
+        """Returns the objects whose keys begin with `prefix`, with their sizes and ages."""
+        ...
 
+    def names(self, prefix: str) -> list[str]:
+        """Returns the names directly below `prefix`, which ends with a slash."""
+        ...
 
-def check_conditional(objects: Objects) -> None:
-    """Raises StoreNotConditional for a store that accepts conditional writes and ignores the condition."""
-    key = f"cluster/probe/{secrets.token_hex(8)}.json"
-    try:
-        objects.create(key, b'"first"')
-        try:
-            objects.create(key, b'"second"')
-        except ObjectExists:
-            return
-        raise StoreNotConditional(url=objects.url)
-    finally:
-        objects.remove(key)
+    def create_file(self, key: str, path: Path) -> None:
+        """Writes the file under a key that does not exist yet, else raises ObjectExists."""
+        ...
 
+    def upload(self, files: Mapping[str, Path]) -> None:
+        """Writes the files (by key)."""
+        ...
 
-class StoreProbe:
-    """Asks a store for an answer, beside the caller. A store that hangs, also a file system, holds up nobody."""
+    def download(self, files: Mapping[str, Path]) -> None:
+        """Fetches the objects (by key) into files, each whole or not at all. FileNotFoundError: one is not there."""
+        ...
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._problem: StoreError | OSError | None = None
-        self._asked, self._ended = threading.Event(), threading.Event()
-        threading.Thread(target=self._ask, name="store-probe", daemon=True).start()
-
-    def check(self, within_s: float) -> None:
-        """Raises StoreUnreachable unless the store answers in time; the time to make a client does not count."""
-        self._asked.wait(_CLIENT_S)
-        if not self._ended.wait(within_s):
-            raise StoreUnreachable(url=self._url, reason=f"it does not answer within {within_s:g} s")
-        if isinstance(self._problem, OSError):
-            raise StoreUnreachable(url=self._url, reason=str(self._problem)) from self._problem
-        if self._problem is not None:
-            raise self._problem
-
-    def _ask(self) -> None:
-        try:
-            objects = open_objects(self._url)
-            self._asked.set()
-            objects.read("cluster/probe/answer.json")
-        except StoreNotConditional:
-            pass  # it is not shared: nobody waits for it
-        except (StoreError, OSError) as error:
-            self._problem = error
-        finally:
-            self._asked.set()
-            self._ended.set()
-
-
-def check_answers(url: str, within_s: float) -> None:
-    """Raises StoreUnreachable unless the store answers in time."""
-    StoreProbe(url).check(within_s)
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
+        """Removes unfinished uploads of processes that were killed, of keys that begin with `prefix`; returns how
+        many."""
+        ...
 
 
 class FolderObjects:
@@ -161,11 +119,15 @@ class FolderObjects:
         return Stored(content=content, tag=_tag(content))
 
     def create(self, key: str, content: bytes) -> str:
+        self._create(key, lambda path: path.write_bytes(content))
+        return _tag(content)
+
+    def _create(self, key: str, write: Callable[[Path], object]) -> None:
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
         try:
-            scratch.write_bytes(content)
+            write(scratch)
             sync(scratch)
             os.link(scratch, path)
         except FileExistsError:
@@ -173,7 +135,6 @@ class FolderObjects:
         finally:
             scratch.unlink(missing_ok=True)
         sync(path.parent)
-        return _tag(content)
 
     def replace(self, key: str, content: bytes, tag: str) -> str:
         path = self._path(key)
@@ -207,6 +168,11 @@ class FolderObjects:
 
     def _path(self, key: str) -> Path:
         return self._folder / checked_key(key)
+
+
+def is_bucket(url: str) -> bool:
+    """Returns whether the URL is of S3, Google Cloud Storage or Azure."""
+    return url.partition("://")[0] in BUCKETS and "://" in url
 
 
 def checked_key(key: str) -> str:

@@ -10,14 +10,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Literal
 
 from serin.machine import environment
 from serin.machine.hardware import Device
+from serin.machine.typed_json import Document
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
 
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
@@ -44,7 +43,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(Document, form="serin.store.receipt"):
     stage: str
     started: float  # seconds since 1970
     seconds: float
@@ -57,9 +56,6 @@ class Receipt:
     cost: float | None  # at SERIN_PRICE_PER_HOUR, per GPU, or for the machine without
     bound: Bound | None  # what would have to become faster first
     advice: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"format": "serin.store.receipt", "version": 1, **asdict(self)}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -103,8 +99,8 @@ def known_sum(values: Iterable[float | None]) -> float | None:
 def read_receipt(path: Path) -> Receipt | None:
     """A receipt that was written; None when there is none, or one of another form."""
     try:
-        return TypeAdapter(Receipt).validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return Receipt.load(path.read_bytes())
+    except (OSError, ValueError):
         return None
 
 

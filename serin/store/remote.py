@@ -13,39 +13,19 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from serin.errors import BundleBroken, ObjectChanged, ObjectExists, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
 from serin.machine.in_use import holding
 from serin.machine.private import make_private
 from serin.store.cache import Cache
-from serin.store.file_list import ListedFile, Published, list_files, marker_key, renew_marker
-from serin.store.objects import Entry, Stored
+from serin.store.file_list import Published, list_files, marker_key, renew_marker
+from serin.store.objects import Files
 from serin.store.published import make_home_of
 
 logger = logging.getLogger(__name__)
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
-
-
-class Files(Protocol):
-    """Objects and files of an object store (s3_files.py, fsspec_files.py)."""
-
-    url: str
-
-    def read(self, key: str) -> Stored | None: ...
-    def create(self, key: str, content: bytes) -> str: ...
-    def replace(self, key: str, content: bytes, tag: str) -> str: ...
-    def put(self, key: str, content: bytes) -> None: ...
-    def keys(self, prefix: str, *, after: str = "") -> list[str]: ...
-    def entries(self, prefix: str, *, after: str = "") -> list[Entry]: ...
-    def names(self, prefix: str) -> list[str]: ...
-    def remove(self, key: str, *, tag: str | None = None) -> None: ...
-    def create_file(self, key: str, path: Path) -> None: ...
-    def upload(self, files: Mapping[str, Path]) -> None: ...
-    def download(self, files: Mapping[str, Path]) -> None: ...
-    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int: ...
 
 
 def copies_of(url: str, cache: Path) -> Cache:
@@ -106,13 +86,11 @@ class RemotePlaces:
     def names(self, folder: str) -> list[str]:
         return self.files.names(f"{folder}/")
 
-    def published(self, folder: str, *, marker: str) -> list[str]:
-        known = {name.removesuffix(".json") for name in self.files.names(f"published/{folder}/")}
-        older = [name for name in self.files.names(f"{folder}/") if name not in known]
-        return sorted(known | {name for name in older if self._of_older(f"{folder}/{name}", marker)})
+    def published(self, folder: str, *, marker: str) -> list[str]:  # noqa: ARG002
+        return sorted(name.removesuffix(".json") for name in self.files.names(f"published/{folder}/"))
 
-    def is_published(self, place: str, *, marker: str) -> bool:
-        return self.files.read(marker_key(place)) is not None or self._of_older(place, marker)
+    def is_published(self, place: str, *, marker: str) -> bool:  # noqa: ARG002
+        return self.files.read(marker_key(place)) is not None
 
     def publish(
         self,
@@ -141,11 +119,11 @@ class RemotePlaces:
             raise StoreUnreachable(url=self.files.url, reason=f"{place} was removed while it was published")
         return found
 
-    def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:
+    def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:  # noqa: ARG002
         with self._room():
             self.workspace_parent()
             try:
-                published = self._marker(place) or self._listed_by_older(place, marker)
+                published = self._marker(place)
             except StoreUnreachable as error:
                 known = self._cache.known(place, hold=hold)
                 if known is None:
@@ -155,7 +133,7 @@ class RemotePlaces:
             if published is None:
                 self._cache.forget(place)
                 return None
-            base = f"{place}/{published.attempt}" if published.attempt else place
+            base = f"{place}/{published.attempt}"
 
             def download(files: Mapping[str, Path]) -> None:
                 self.files.download({f"{base}/{name}": path for name, path in files.items()})
@@ -163,7 +141,7 @@ class RemotePlaces:
             try:
                 return self._cache.get(place, published, download, hold=hold)
             except FileNotFoundError as error:
-                if self._marker(place) is None and not self._of_older(place, marker):
+                if self._marker(place) is None:
                     return None  # removed in the meantime
                 raise BundleBroken(path=place, reason=f"{error} is missing in {self.files.url}") from error
 
@@ -172,11 +150,7 @@ class RemotePlaces:
 
     def remove(self, place: str) -> None:
         self.files.remove(marker_key(place))
-        keys = self.files.keys(f"{place}/")
-        last = ("/dataset.json", "/manifest.json")
-        for key in sorted(
-            keys, key=lambda key: not key.endswith(last)
-        ):  # those that an older Serin reads first
+        for key in self.files.keys(f"{place}/"):
             self.files.remove(key)
         self._cache.forget(place)
 
@@ -188,19 +162,6 @@ class RemotePlaces:
         published = Published.from_bytes(found.content, path=f"{self.files.url}/{key}")
         renew_marker(self.files, key, found)
         return published
-
-    def _of_older(self, place: str, marker: str) -> bool:
-        """Whether a Serin published it that wrote no list of files."""
-        return self.files.read(f"{place}/{marker}") is not None
-
-    def _listed_by_older(self, place: str, marker: str) -> Published | None:
-        if not self._of_older(place, marker):
-            return None
-        entries = self.files.entries(f"{place}/")
-        files = {
-            entry.key.removeprefix(f"{place}/"): ListedFile(size=entry.size, sha256=None) for entry in entries
-        }
-        return Published(attempt="", by="", files=files)
 
     @contextmanager
     def _room(self) -> Iterator[None]:

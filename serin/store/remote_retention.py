@@ -15,8 +15,7 @@ from pathlib import Path
 
 from serin.errors import ObjectChanged
 from serin.store.file_list import RENEWED_S, Published, marker_key
-from serin.store.objects import Entry
-from serin.store.remote import Files
+from serin.store.objects import Entry, Files
 from serin.store.retention import DAY_S, Garbage, Policy, collect_on_this_host
 from serin.store.store import Store
 
@@ -73,16 +72,18 @@ def _unneeded(
 
 
 def _take(files: Files, place: str, limit_s: float, *, remove: bool) -> Published | None:
-    """Removes the marker, unless somebody has read it in the meantime."""
+    """Removes the marker, unless somebody has read it in the meantime: no store can remove on a condition, so the
+    removal is announced by a write that has one."""
     key = marker_key(place)
     found = files.read(key)
     if found is None or found.age_s <= limit_s:
         return None
     if remove:
         try:
-            files.remove(key, tag=found.tag)
+            files.replace(key, found.content + b"\n", found.tag)
         except ObjectChanged:
             return None
+        files.remove(key)
     return Published.from_bytes(found.content, path=key)
 
 
@@ -103,7 +104,7 @@ def _attempt_of(files: Files, place: str) -> str | None:
 
 def _read(files: Files, place: str, name: str) -> bytes | None:
     attempt = _attempt_of(files, place)
-    found = files.read(f"{place}/{attempt}/{name}" if attempt else f"{place}/{name}")
+    found = None if attempt is None else files.read(f"{place}/{attempt}/{name}")
     return None if found is None else found.content
 
 

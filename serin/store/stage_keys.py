@@ -1,8 +1,8 @@
 """The dependencies of a stage, by name: they identify its result, and explain why a stage runs.
 
-They are the sections of the spec, the results of earlier stages, the user's code, the sources of Serin that it uses,
-and the versions of Python and of the libraries that decide its result. Where and over how many processes it runs has no
-effect and is not in a key. tests/unit/key_walk.py compares the two tables below with the sources' imports.
+They are the sections of the spec, the results of earlier stages, the user's code, Serin's code that computes its
+result, and the versions of Python and of the libraries that decide it. Where and over how many processes it runs has no
+effect and is not in a key; nor have messages, reports and how results are stored.
 """
 
 from __future__ import annotations
@@ -18,32 +18,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.machine import environment
 from serin.machine.durable import write_whole
+from serin.spec.code_digest import digest_of_own
 from serin.spec.section import Section
 
-_EVERYWHERE = (
-    "__init__.py", "errors.py", "expressions.py", "formats/*.py", "machine/**/*.py", "metrics.py", "spec/**/*.py",
-    "store/**/*.py",
-)  # fmt: skip
-_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "etl": (*_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "features/**/*.py"),
-    "train": (
-        *_EVERYWHERE, "columns/**/*.py", "models/**/*.py", "training/*.py", "training/data/**/*.py",
-        "training/engine/**/*.py", "training/foreign/**/*.py", "training/launch/**/*.py", "training/parallel/**/*.py",
-        "training/programs/**/*.py", "training/results/**/*.py",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`version`: raised when the same inputs and the same code must give another result. `computed_by`: where Serin's
+    code that computes the result begins; all that it uses belongs to it (spec/parsed_code.py). `libraries`: those that
+    decide the result."""
+
+    version: int
+    computed_by: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+STAGES: Mapping[str, Stage] = {
+    "etl": Stage(
+        version=5,
+        computed_by=("serin.etl.compute:compute", "serin.features.ops"),
+        libraries=("numpy", "pandas", "pyarrow", "cupy", "cudf"),
     ),
-    "export": (
-        *_EVERYWHERE, "columns/**/*.py", "etl/**/*.py", "evidence/**/*.py", "export/**/*.py", "features/**/*.py",
-        "models/**/*.py",
+    "train": Stage(
+        version=2,
+        computed_by=("serin.training.programs", "serin.training.foreign"),
+        libraries=("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
     ),
-}  # fmt: skip
-"""The rooms whose code decides a stage's result. Pages, plots and the journals of serving are not among them."""
-_LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "etl": ("numpy", "pandas", "pyarrow", "cupy", "cudf"),
-    "train": ("torch", "triton", "numpy", "xgboost", "onnx", "onnxruntime", "safetensors"),
-    "export": (
-        "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost", "tensorrt",
-        "tensorrt_rtx_bindings", "tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx", "safetensors",
+    "export": Stage(
+        version=2,
+        computed_by=("serin.export.build:export_model", "serin.etl.raw_rows"),
+        libraries=(
+            "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost",
+            "tensorrt", "tensorrt_rtx_bindings", "tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx", "safetensors",
+        ),
     ),
 }  # fmt: skip
 _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
@@ -85,28 +94,18 @@ def key_of(stage: str, **parts: Part) -> StageKey:
     )
 
 
-@functools.cache
 def sources_digest(stage: str) -> str:
-    """Returns a digest of the stage's source files on disk; a process that has begun uses those it began with."""
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in source_files(stage):
-        digest.update(str(path.relative_to(package)).encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-def source_files(stage: str) -> list[Path]:
-    """The files of Serin that a stage may use."""
-    package = Path(__file__).resolve().parents[1]
-    return sorted({path for pattern in _SOURCES[stage] for path in package.glob(pattern)})
+    """Returns a digest of Serin's code that computes the stage's result, and of the stage's version; a process that has
+    begun uses the one it began with."""
+    code = digest_of_own(STAGES[stage].computed_by, otherwise=environment.home() / "stages" / "code")
+    return _digest([STAGES[stage].version, code])
 
 
 @functools.cache
 def versions(stage: str) -> str:
     """Of Python and of the installed libraries that decide the stage's result, as `name=version`."""
     found = [f"python={platform.python_version()}"]
-    for library in _LIBRARIES[stage]:
+    for library in STAGES[stage].libraries:
         for name in (library, *_ALSO_CALLED.get(library, ())):
             with suppress(importlib.metadata.PackageNotFoundError):
                 found.append(f"{name}={importlib.metadata.version(name)}")

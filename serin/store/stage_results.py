@@ -12,8 +12,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,8 @@ from serin.errors import StoreNotConditional
 from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.machine.locks import try_lock
-from serin.store.objects import Objects, open_objects
+from serin.store.objects import Objects
+from serin.store.open import open_objects
 
 logger = logging.getLogger(__name__)
 
@@ -98,3 +100,30 @@ def _shared_key(stage: str, key: str) -> str:
 
 def _file(home: Path, stage: str, key: str) -> Path:
     return home / "stages" / stage / f"{key}.json"
+
+
+# Prefect keeps results on the disk of the host that ran, which others cannot read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`value`: the stage's result as JSON. `notes`: what was noted for the run (stage_keys.py)."""
+
+    value: dict[str, Any]
+    notes: Sequence[dict[str, Any]]
+
+
+def share_outcome(run: str, value: Any, notes: Sequence[dict[str, Any]]) -> None:
+    """Does nothing without a store that hosts share."""
+    shared = shared_objects()
+    if shared is not None:
+        content = {"value": dataclasses.asdict(value), "notes": list(notes)}
+        shared.put(_key(run), json.dumps(content).encode())
+
+
+def read_outcome(run: str) -> Outcome | None:
+    shared = shared_objects()
+    found = None if shared is None else shared.read(_key(run))
+    return None if found is None else Outcome(**json.loads(found.content))
+
+
+def _key(run: str) -> str:
+    return f"runs/{run}.json"

@@ -21,27 +21,31 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
 from serin.machine import environment
 from serin.machine.documents import parse_json
+from serin.machine.durable import sync
 from serin.machine.in_use import holding
 from serin.machine.private import make_private
-from serin.spec.names import valid_model_name
-from serin.store.artifacts import Bundle, Dataset
+from serin.spec.names import split_version, valid_model_name
+from serin.store.artifacts import Bundle, Dataset, Release
 from serin.store.cache import Cache
-from serin.store.folder_files import FolderFiles
 from serin.store.local import LocalPlaces
-from serin.store.places import Places
+from serin.store.objects import Entry, Files, FolderObjects
+from serin.store.open import open_files
 from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
-from serin.store.remote import Files, RemotePlaces, copies_of
+from serin.store.remote import RemotePlaces, copies_of
 
 _ALIAS = re.compile(r"live|candidate|previous")
 _NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 _DATASET, _BUNDLE = "dataset.json", "manifest.json"
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # not the locks beside objects
 
 
 class Store:
@@ -193,21 +197,35 @@ class Store:
     def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
         """A published version by number or alias, on a local path. `hold`: it is in use until this process ends, though
         no alias points to it."""
-        valid_model_name(model)
-        if isinstance(version, str) and not version.isdigit():
-            if version not in (aliases := self.aliases(model)):
-                raise self._no_version(model, version)
-            version = aliases[version]
+        version = self.release(f"{model}:{version}").version
         folder = self._places.fetch(f"models/{model}/versions/{int(version)}", marker=_BUNDLE, hold=hold)
         if folder is None:
             raise self._no_version(model, version)
         return bundle_at(folder, model, int(version))
+
+    def find(self, name: str) -> Bundle:
+        """The version that MODEL[:VERSION] names, on a local path; the newest when it names none."""
+        found = self.release(name)
+        return self.bundle(found.model, found.version)
 
     def bundle_here(self, model: str, version: int, *, hold: bool = False) -> Bundle | None:
         """A version that this host has whole, without asking an object store: versions never change."""
         place = f"models/{valid_model_name(model)}/versions/{int(version)}"
         folder = self._places.here(place, marker=_BUNDLE, hold=hold)
         return None if folder is None else bundle_at(folder, model, int(version))
+
+    def release(self, name: str, *, prefer: str = "") -> Release:
+        """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
+        newest. A number is not checked here: `bundle` finds out whether it exists."""
+        model, version = split_version(name)
+        if version is not None and version.isdigit():
+            return Release(model=valid_model_name(model), version=int(version))
+        found = self.aliases(model).get(version or prefer)
+        if found is None and version is None:
+            found = next(reversed(self.versions(model)), None)
+        if found is None:
+            raise self._no_version(model, version or "")
+        return Release(model=model, version=found)
 
     def _no_version(self, model: str, version: int | str) -> NotFound:
         if not self.versions(model):
@@ -300,16 +318,106 @@ class Store:
             raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
 
 
-def open_files(url: str) -> Files:
-    """The files of an object store: S3, or any other URL that fsspec knows (for a single host)."""
-    if url.startswith("s3://"):
-        from serin.store.s3_files import S3Files  # botocore is in an extra
-
-        return S3Files(url)
-    from serin.store.fsspec_files import FsspecFiles
-
-    return FsspecFiles(url)
-
-
 def _signatures(model: str, version: int) -> str:
     return f"models/{valid_model_name(model)}/signatures/{int(version)}.json"
+
+
+class FolderFiles(FolderObjects):
+    def entries(self, prefix: str, *, after: str = "") -> list[Entry]:
+        now, found = time.time(), []
+        for key in self.keys(prefix, after=after):
+            status = self._path(key).stat()
+            found.append(Entry(key=key, size=status.st_size, age_s=now - status.st_mtime))
+        return found
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self._folder / prefix
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
+    def create_file(self, key: str, path: Path) -> None:
+        self._create(key, lambda scratch: shutil.copyfile(path, scratch))
+
+    def upload(self, files: Mapping[str, Path]) -> None:
+        for key, path in files.items():
+            self._copy(path, self._path(key))
+
+    def download(self, files: Mapping[str, Path]) -> None:
+        for key, path in files.items():
+            self._copy(self._path(key), path)
+
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
+        """Removes unfinished files of processes that were killed, of keys that begin with `prefix`; returns how
+        many."""
+        left = [path for path in (self._folder / prefix).rglob(".*") if _SCRATCH.fullmatch(path.name)]
+        old = [path for path in left if time.time() - path.stat().st_mtime >= older_than_s]
+        for path in old:
+            path.unlink(missing_ok=True)
+            sync(path.parent)
+        return len(old)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        try:
+            shutil.copyfile(source, scratch)
+            sync(scratch)
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync(target.parent)
+
+
+class Places(Protocol):
+    def workspace_parent(self) -> Path:
+        """Where folders are filled."""
+        ...
+
+    def working(self, name: str) -> AbstractContextManager[None]:
+        """A folder in there is in use during the block."""
+        ...
+
+    def workspace_lock(self, name: str) -> Path:
+        """What `working` holds."""
+        ...
+
+    def read(self, key: str) -> bytes | None: ...
+
+    def write(self, key: str, content: bytes) -> None: ...
+
+    def create(self, key: str, content: str = "") -> bool:
+        """Takes a name for good; False when it is taken."""
+        ...
+
+    def change(self, key: str, change: Callable[[bytes | None], bytes]) -> None:
+        """Replaces a file by what `change` makes of its content; of two at a time none is lost."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted."""
+        ...
+
+    def published(self, folder: str, *, marker: str) -> list[str]:
+        """The names in a folder that are published folders, sorted."""
+        ...
+
+    def is_published(self, place: str, *, marker: str) -> bool: ...
+
+    def publish(
+        self, folder: Path, place: str, *, marker: str, lasting: Collection[Path], same: bool
+    ) -> Path:
+        """Makes a folder visible, at once and whole; returns it on a local path, where it is in use until this process
+        ends. Another may have been published there first: it is returned, with `same` only if it is the same."""
+        ...
+
+    def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:
+        """The published folder on a local path. `hold`: it is in use until this process ends."""
+        ...
+
+    def here(self, place: str, *, marker: str, hold: bool) -> Path | None:
+        """The published folder if it is whole on this host; an object store is not asked."""
+        ...
+
+    def remove(self, place: str) -> None:
+        """Takes a published folder away: its marker first, so that nobody reads half of it."""
+        ...

@@ -1,7 +1,5 @@
 """The files of the repository, for tests that read sources instead of running them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections.abc import Iterator

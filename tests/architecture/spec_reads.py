@@ -5,8 +5,6 @@ field of a section. Reads in validators and in `problems` methods of serin/spec 
 checked does nothing.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,11 +1,9 @@
-"""The documentation site: it builds, its links lead somewhere, and its reference is complete."""
+"""The documentation site builds, its links lead somewhere, and every key of the spec is documented and read."""
 
-from __future__ import annotations
-
+import ast
 import html
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +15,19 @@ from typer.main import get_command
 import serin
 from serin import errors
 from serin.cli import app
-from tests.architecture.sources import ROOT, repository_files
+from serin.spec.section import Section
+from serin.spec.training import TrainingSpec
+from tests.architecture.sources import ROOT, python_files, repository_files, tree
+from tests.architecture.spec_reads import all_sections, fields_read
+from tests.kit.commands import run
 
-# Written by hand. The log is history: it keeps its form. (test_words.py checks the words.)
+# Written by hand. (test_sources.py checks the words.)
 PROSE = [
     name
     for name in repository_files()
     if re.fullmatch(
         r"(README|SECURITY|CONTRIBUTING|examples/\w+/README|docs/(index|architecture|benchmarks|reference/glossary)"
-        r"|docs/(adr|tutorial|how-to)/[^/]+)\.md",
+        r"|docs/(adr|tutorial|how-to|log)/[^/]+)\.md",
         name,
     )
 ]
@@ -36,15 +38,8 @@ MAX_PROSE_LINE = 100
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built once: --strict makes an error of every link, anchor or page of the navigation that leads nowhere."""
     out = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    build = sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out
+    run(*build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     return out
 
 
@@ -126,3 +121,68 @@ _OF_THE_READER = {  # files that a page tells its reader to make, and those of a
 def test_a_page_names_only_files_that_exist(page: str) -> None:
     named = {*_FILE.findall((ROOT / page).read_text(encoding="utf-8"))} - _OF_THE_READER
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+SECTIONS = all_sections()
+
+
+def test_every_section_and_key_has_a_docstring() -> None:
+    bare = [name for name, section in SECTIONS.items() if not section.summary]
+    bare += [
+        f"{name}.{key}"
+        for name, section in SECTIONS.items()
+        for key, field in section.model_fields.items()
+        if not field.description
+    ]
+    assert not bare, "write a docstring below the field: it is the key's documentation"
+
+
+def test_help_shows_the_keys() -> None:
+    assert "    epochs: The number of passes over the training split." in (TrainingSpec.__doc__ or "")
+
+
+def test_every_key_is_read_by_something() -> None:
+    read = fields_read((tree(name) for name in python_files("serin", "tasks", "flows")), SECTIONS)
+    idle = [
+        f"{name}.{key}"
+        for name, section in SECTIONS.items()
+        for key in section.model_fields
+        if not any(
+            (kind.__name__, key) in read
+            for kind in SECTIONS.values()
+            if issubclass(kind, _owner(section, key))
+        )
+    ]
+    assert not idle, "nothing reads these keys: use them or delete them"
+
+
+def _owner(section: type[Section], key: str) -> type[Section]:
+    """The class that defines the key: what reads an inherited key reads it for all."""
+    return next(
+        kind for kind in reversed(section.__mro__) if issubclass(kind, Section) and key in kind.model_fields
+    )
+
+
+class IdleSpec(Section):
+    """Has a key that is only checked and one that is read."""
+
+    checked: int = 1
+    used: int = 2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def build(idle: IdleSpec): return idle.used",
+        "def find() -> IdleSpec: ...\nfound = find()\nprint(found.used)",
+        "def all(many: list[IdleSpec]):\n    for one in many:\n        yield one.used",
+        (
+            "class IdleSpec:\n    @property\n    def twice(self): return 2 * self.used\n"
+            "    @model_validator(mode='after')\n    def _check(self): assert self.checked"
+        ),
+    ],
+)
+def test_a_key_that_is_only_checked_counts_as_not_read(source: str) -> None:
+    other = "def elsewhere(checks: Checks): return checks.checked"
+    found = fields_read([ast.parse(source), ast.parse(other)], {"IdleSpec": IdleSpec})
+    assert found == {("IdleSpec", "used")}

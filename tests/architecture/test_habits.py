@@ -1,9 +1,6 @@
 """The recipes around the code: workflows, hooks and the changelog are valid and name what exists."""
 
-from __future__ import annotations
-
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,22 +9,15 @@ import pytest
 import yaml
 
 from tests.architecture.sources import ROOT, repository_files
+from tests.kit.commands import run
 
 WORKFLOWS = [name for name in repository_files() if name.startswith(".github/workflows/")]
 
 
 def test_workflows_fit_the_schema_of_github_actions() -> None:
     assert WORKFLOWS
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        "vendor.github-workflows",
-        *WORKFLOWS,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
+    schema = "--builtin-schema", "vendor.github-workflows"
+    run(sys.executable, "-m", "check_jsonschema", *schema, *WORKFLOWS, cwd=ROOT)
 
 
 def test_workflows_run_targets_that_the_makefile_has() -> None:
@@ -39,6 +29,11 @@ def test_workflows_run_targets_that_the_makefile_has() -> None:
     }
     assert called >= {"lint", "test", "docs", "release"}
     assert called - targets == set()
+
+
+def test_what_make_unit_leaves_out_exists() -> None:
+    (names,) = re.findall(r"^TRAINS +:= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name in names.split() if not (ROOT / "tests" / "unit" / name).exists()] == []
 
 
 def test_workflows_test_every_python_that_the_package_names() -> None:
@@ -55,9 +50,7 @@ def test_workflows_test_every_python_that_the_package_names() -> None:
 
 def test_hooks_are_valid_and_run_programs_of_the_environment() -> None:
     config = ROOT / ".pre-commit-config.yaml"
-    command = [sys.executable, "-m", "pre_commit", "validate-config", str(config)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(sys.executable, "-m", "pre_commit", "validate-config", config, cwd=ROOT)
     hooks = [
         hook for repo in yaml.safe_load(config.read_text(encoding="utf-8"))["repos"] for hook in repo["hooks"]
     ]

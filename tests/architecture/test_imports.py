@@ -1,17 +1,20 @@
 """Import rules that import-linter cannot state: what runs in Triton's Python, what is pure, what a process loads."""
 
-from __future__ import annotations
-
 import ast
+import os
 import re
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 
+from serin.cli import MODULES
+from serin.host.state import Stack, write_stack
+from serin.machine.process import start_ticks
 from tests.architecture.sources import ROOT, imported_modules, python_files, tree
+from tests.kit.commands import run
 
 PURE = [
     *(
@@ -20,18 +23,24 @@ PURE = [
         if not name.endswith("__init__.py")
     ),
     "serin/monitoring/latency.py",
-    *(f"serin/monitoring/objectives/{name}.py" for name in ("burn", "blame", "objective_alert")),
+    "serin/monitoring/objectives/burn.py",
     *(f"serin/monitoring/history/{name}.py" for name in ("sketch", "tally")),
-    *(f"serin/monitoring/drift/{name}.py" for name in ("detector", "alarm", "quiet")),
+    "serin/monitoring/drift/detector.py",
     "serin/formats/serving/request.py",
 ]
 PURE_MAY_IMPORT = {
-    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
-    "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts", "serin.errors", "serin.spec",
-    "serin.formats.serving.request", "serin.formats.cluster.leader", "serin.monitoring.latency",
-    "serin.monitoring.alerts.alert", "serin.monitoring.objectives.burn", "serin.monitoring.history.sketch",
+    "__future__", "base64", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
+    "itertools", "math", "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts",
+    "serin.errors", "serin.spec", "serin.machine.typed_json", "serin.formats.serving.request",
+    "serin.formats.cluster.leader",
+    "serin.monitoring.latency", "serin.monitoring.alerts.alert", "serin.monitoring.objectives.burn",
+    "serin.monitoring.history.sketch",
     "serin.formats.drift", "serin.monitoring.drift",
     "serin.evidence", "serin.rollout.decide",
+}  # fmt: skip
+HEAVY = {
+    "botocore", "dask", "matplotlib", "mlflow", "numpy", "obstore", "onnx", "onnxruntime", "pandas", "prefect",
+    "pyarrow", "rich", "torch", "xgboost", "yaml",
 }  # fmt: skip
 GPU_ONLY = {  # for GPUs, absent here
     "cudf", "cupy", "cupyx", "dask_cuda", "onnxruntime_ep_nv_tensorrt_rtx", "pynvml", "rmm", "tensorrt",
@@ -78,7 +87,7 @@ def test_a_decision_opens_and_prints_nothing(name: str) -> None:
         ("serin.training.programs.worker", {"prefect", "pandas", "dask", "mlflow", "optuna"}),
         ("serin.training.launch.launcher", {"prefect", "torch", "mlflow", "optuna"}),
         ("serin.training.search.search", {"prefect", "torch", "mlflow", "optuna"}),
-        ("serin.stack.controller", {"prefect", "torch", "pandas", "dask"}),
+        ("serin.cluster.home_controller", {"prefect", "torch", "pandas", "dask"}),
         ("serin.cli", {"prefect", "torch", "pandas", "dask", "matplotlib"}),
         ("serin.api.pipeline", {"prefect", "torch", "pandas", "dask", "matplotlib", "rich"}),
         ("serin", {"prefect", "torch", "pandas", "numpy", "pydantic", "yaml"}),
@@ -86,11 +95,40 @@ def test_a_decision_opens_and_prints_nothing(name: str) -> None:
 )
 def test_a_process_does_not_load_what_it_must_not_pay_for(module: str, never: set[str]) -> None:
     program = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = run(sys.executable, "-c", program, cwd=ROOT)
     assert set(done.stdout.split()) & never == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("status", {"stack"}),  # of a stack that is up, and does not answer
+        ("runs", {"runs"}),
+        ("models list", {"models", "signing"}),
+        ("gpus", {"models", "signing"}),
+    ],
+)
+def test_a_command_that_looks_loads_no_heavy_library_and_no_other_command(
+    words: str, own: set[str], tmp_path: Path
+) -> None:
+    if words == "status":
+        pid = os.getpid()
+        write_stack(
+            Stack(
+                home=tmp_path, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, gateway_port=1,
+                prefect_api_url="", prefect_port=None, since=0.0,
+            )
+        )  # fmt: skip
+    program = (
+        "import contextlib, io, sys; from serin.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main()\n"
+        "print(*sys.modules)"
+    )
+    env = {**os.environ, "SERIN_HOME": str(tmp_path)}
+    done = run(sys.executable, "-c", program, *words.split(), cwd=ROOT, env=env)
+    loaded = set(done.stdout.split())
+    assert loaded & HEAVY == set()
+    assert {module for module in MODULES if f"serin.commands.{module}" in loaded} == own
 
 
 def test_every_imported_package_is_a_declared_dependency() -> None:
@@ -117,3 +155,13 @@ def _distribution(requirement: str) -> str:
 def test_every_file_parses_on_the_oldest_python() -> None:
     for name in python_files():
         tree(name)
+
+
+def test_a_module_that_can_be_run_defines_everything_before_it_runs() -> None:
+    asks = 'if __name__ == "__main__":'
+    early = [
+        name
+        for name in python_files("serin", "tasks", "deployments", "benchmarks", "tests")
+        if any(ast.unparse(node).startswith(asks.replace('"', "'")) for node in tree(name).body[:-1])
+    ]
+    assert early == []

@@ -1,10 +1,7 @@
 """What the README and the docs say is so."""
 
-from __future__ import annotations
-
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,11 +15,11 @@ from serin.commands.suggest import MEANT
 from serin.spec.load import load_spec
 from serin.spec.yaml_file import read_yaml
 from tests.architecture.sources import ROOT, repository_files
+from tests.kit.commands import run
 
 PAGES = [name for name in repository_files() if name.endswith(".md")]
 RUN_ELSEWHERE = [
     "docs/how-to/call-a-model.md",  # behind a gateway, in tests/e2e/test_client.py
-    "README.md",  # in the notebook, in tests/unit/test_notebook.py
 ]
 
 
@@ -31,27 +28,23 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_s_tree_is_the_real_one() -> None:
-    top, core = _tree("README.md")
+def test_the_tree_of_the_architecture_page_is_the_real_one() -> None:
+    top, core = _tree()
     assert set(top) == _entries("")
     assert set(core) == _entries("serin/") - {"__init__.py"}
 
 
-def test_the_readme_s_tree_names_every_room_of_a_folder() -> None:
-    top, core = _tree("README.md")
+def test_the_tree_names_every_room_of_a_folder() -> None:
+    top, core = _tree()
     named = {name: _rooms(text) for name, text in top.items() if name.endswith("/") and _rooms(text)}
     named |= {f"serin/{name}": _rooms(text) for name, text in core.items() if name.endswith("/")}
     real = {folder: {name for name in _entries(folder) if name.endswith("/")} for folder in named}
     assert named == real
 
 
-def test_the_architecture_page_shows_the_readme_s_tree() -> None:
-    assert _tree("docs/architecture.md") == _tree("README.md")
-
-
-def _tree(page: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What a page says of each entry of the root, and of each entry of serin/."""
-    shown = next(block for block in blocks(page, "text") if block.startswith("README.md"))
+def _tree() -> tuple[dict[str, str], dict[str, str]]:
+    """What the page says of each entry of the root, and of each entry of serin/."""
+    shown = next(block for block in blocks("docs/architecture.md", "text") if block.startswith("README.md"))
     top: dict[str, str] = {}
     core: dict[str, str] = {}
     for line in shown.splitlines():
@@ -75,9 +68,36 @@ def test_the_readme_names_the_two_commands() -> None:
     assert "make test" in commands
 
 
-def test_the_readme_explains_every_extra_that_users_install() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
+
+
+def test_every_promise_of_the_readme_names_a_command_of_the_repository() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = text[text.index("| promise |") :].partition("\n\n")[0].splitlines()[2:]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows
+    assert [row for row in rows if not _shown(row, targets)] == []
+
+
+def _shown(row: str, targets: list[str]) -> bool:
+    """Whether the last cell has commands, and each runs a target, a module, a test or a `serin` command that exists."""
+    commands = re.findall(r"`([^`]+)`", row.split("|")[-2])
+    return bool(commands) and all(_runs(shlex.split(command), targets) for command in commands)
+
+
+def _runs(words: list[str], targets: list[str]) -> bool:
+    if words[0] == "make":
+        return words[1] in targets
+    if words[0] == "serin":
+        return _known(shlex.join(words))
+    paths = words[1:] if words[0] == "pytest" else [words[2].replace(".", "/")]
+    return all((ROOT / path).exists() or (ROOT / f"{path}.py").exists() for path in paths)
+
+
+def test_the_start_page_explains_every_extra_that_users_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     table = text[text.index("| extra |") :].partition("\n\n")[0]
     explained = {
         name for row in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", row.split("|")[1])
@@ -143,10 +163,7 @@ def _known(line: str) -> bool:
 )
 def test_every_piece_of_python_that_is_shown_runs(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "python"):
-        done = subprocess.run(
-            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=150
-        )
-        assert done.returncode == 0, done.stderr
+        run(sys.executable, "-c", block, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,8 +1,6 @@
 """Texts from data are never numpy's fixed-width texts: they make every row as wide as the longest one, so a client that
 sends one long string takes a terabyte of memory."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -78,7 +76,7 @@ def is_text(node: ast.expr) -> bool:
 def test_no_text_from_data_becomes_as_wide_as_the_longest() -> None:
     files = python_files("serin", "flows", "tasks", "triton_models", "deployments")
     found = [f"{name}:{line}: {text}" for name in files for line, text in fixed_width(tree(name))]
-    assert len(files) > 800
+    assert len(files) > 600
     assert not found, "keep texts in Arrow, or as objects (dtype=object)"
 
 

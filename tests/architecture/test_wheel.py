@@ -1,7 +1,5 @@
 """What a user gets from `pip install serin`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -4,8 +4,6 @@
 a lease promises is held against a lock of another kind on another file, which the kernel frees at death as well.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

@@ -6,8 +6,6 @@ behind (at most 90 s; for the supervisor, of the next `serin up`). One line per 
 version, and a run of it afterwards to nothing new. A moment that went by meanwhile is tried again on a new pipeline.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys
@@ -17,8 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from serin.errors import StackError
-from serin.stack.prefect.processes import PREFECT, RECONCILER
-from serin.stack.wiring import CONTROLLER
+from serin.host.wiring import CONTROLLER, PREFECT, RECONCILER
 from tests.chaos.pipelines import DEVICES, Pipelines, pipelines, wait
 from tests.chaos.strikes import (
     MOMENTS,

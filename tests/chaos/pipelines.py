@@ -3,13 +3,10 @@
 The pipelines train by a script, which needs no GPU and is given one all the same: leases, queue and pools are real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,21 +17,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serin.errors import StackError
+from serin.host.exec_wrapper import environment_of
+from serin.host.process_scan import stack_processes
+from serin.host.run_processes import RUN_MARK, RunProcesses, run_processes
+from serin.host.state import POOLS, Stack, read_stack
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import CONTROLLER, PREFECT, RECONCILER, worker_name
 from serin.machine.leases import Holder, holders
 from serin.machine.ports import free_ports
-from serin.machine.process_identity import start_ticks
-from serin.stack.host.exec_wrapper import environment_of
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.host.run_processes import RUN_MARK, RunProcesses, run_processes
-from serin.stack.host.state import Stack, read_stack
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.prefect.login import make_login, stack_api
-from serin.stack.prefect.processes import POOLS, PREFECT, RECONCILER, prefect_server, worker_name
-from serin.stack.prefect.rest_api import Api, answers, call
-from serin.stack.wiring import CONTROLLER
+from serin.machine.process import start_ticks
+from serin.prefect.login import make_login, stack_api
+from serin.prefect.processes import prefect_server
+from serin.prefect.rest_api import Api, answers, call
 from serin.store.store import Store
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import small_spec, write_spec
+from tests.kit.commands import serin_process
 from tests.signals import kill_9
 
 T = TypeVar("T")
@@ -119,13 +117,8 @@ class Pipelines:
         return (*(worker_name(pool) for pool in POOLS), *server, CONTROLLER, RECONCILER)
 
     def serin(self, *arguments: str, seconds: float = 300.0, code: int | None = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "serin.cli", *arguments],
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
-        said = done.stdout + done.stderr
-        assert code is None or done.returncode == code, f"serin {' '.join(arguments)}: {said}"
-        return said
+        done = serin_process(*arguments, env=self.environment, code=code, timeout_s=seconds)
+        return done.stdout + done.stderr
 
     def write_spec(
         self, name: str, *, steps: int = 60, seed: int = 3, engine: str = "process", processes: int = 1

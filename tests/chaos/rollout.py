@@ -5,8 +5,6 @@ server that the environment names is down all the while, in every case.
 `--equal N` rolls out N equal versions in a row instead, and says what that left behind.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
@@ -19,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
+from serin.host.process_scan import group_members, stack_processes
+from serin.host.wiring import CONTROLLER
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.serving.envoy.gateway import PROCESS_NAME
-from serin.stack.host.process_scan import group_members, stack_processes
-from serin.stack.wiring import CONTROLLER
 from serin.store.artifacts import Release
 from tests.chaos.stage import PLAN, Clients, Stage, stage
 from tests.signals import hit, kill_9, send
@@ -32,7 +30,7 @@ SOON = replace(
     PLAN, quantiles=(0.5,)
 )  # for cases about crashes: the median is proven in seconds on any machine
 # For both arms: a candidate whose code is changed must differ from the live one in nothing else.
-IN_PYTHON = {"spec": "serving: {p99_ms: 50, request_timeout: 4s, backend: onnx_python}\n"}
+IN_PYTHON = {"spec": "objectives: {latency_ms: 50}\nserving: {request_timeout: 4s, backend: onnx_python}\n"}
 ENDING = (Phase.ABORTING, Phase.DRAINING, Phase.PROMOTED, Phase.ROLLED_BACK)
 STUCK = (Hold.INCONCLUSIVE, Hold.INVALID, Hold.FAILED)
 Change = Callable[[str], str]

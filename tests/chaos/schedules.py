@@ -3,11 +3,7 @@
 python -m tests.chaos.schedules      about two minutes; prints how long each took
 """
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -16,28 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serin.stack.host.state import running_stack
-from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.rest_api import Api, call
+from serin.host.state import running_stack
+from serin.prefect.login import stack_api
+from serin.prefect.rest_api import Api, call
+from tests.kit.commands import serin_process
+from tests.kit.waiting import until as wait_until
 
 _SECONDS = 300.0
 
 
-def serin(home: Path, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "serin.cli", *arguments],
-        env={**os.environ, "SERIN_HOME": str(home)},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-
-
 def until(true: Callable[[], bool], what: str) -> None:
     began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < _SECONDS, f"{what}: not within {_SECONDS:.0f} s"
-        time.sleep(0.2)
+    wait_until(true, what, within_s=_SECONDS, every_s=0.2)
     print(f"{what}: {time.monotonic() - began:.1f} s")
 
 
@@ -74,14 +60,15 @@ def _runs(api: Api, **parameters: Any) -> list[dict[str, Any]]:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="serin-schedules-") as folder:
         home = Path(folder) / "home"
-        serin(home, "up")
+        variables = {**os.environ, "SERIN_HOME": str(home)}
+        serin_process("up", env=variables)
         try:
             api = stack_api(running_stack(home))
             _plans_and_reacts(api)
-            assert "retrain/scheduled" in serin(home, "deploy")
+            assert "retrain/scheduled" in serin_process("deploy", env=variables).stdout
             _plans_and_reacts(api)
         finally:
-            serin(home, "down")
+            serin_process("down", env=variables)
 
 
 if __name__ == "__main__":

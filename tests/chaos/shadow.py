@@ -6,8 +6,6 @@ much from the live version, and `--honest N` versions (networks and trees in tur
 new kind. A version that passes waits for approval and is aborted, so that all are compared with the same one.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

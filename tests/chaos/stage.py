@@ -24,19 +24,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from serin.formats.serving.journal import Decision, last_decision, read_decisions
+from serin.host.process_scan import stack_processes
+from serin.host.state import read_stack
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import build_gateway, controller_process, request_log
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Command, read_answer, submit
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.host.state import read_stack
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, controller_process, request_log
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.e2e.serving_stack import good_inputs
+from tests.kit.commands import serin_process
+from tests.kit.waiting import until
 from tests.signals import kill_9
 from tests.unit.serving import bundles
 
@@ -163,20 +165,14 @@ class Stage:
         return self.wait(look, f"what was waited for of {release.name}", within_s)
 
     def wait(self, look: Callable[[], T | None], what: str, within_s: float) -> T:
-        end = time.monotonic() + within_s
-        while (found := look()) is None:
-            assert self.alive(), f"serving has ended: {self.log.read_text()[-2000:]}"
-            assert time.monotonic() < end, f"{what}: not in {within_s:g} s; {self._stands()}"
-            time.sleep(0.05)
-        return found
+        return until(look, what, within_s=within_s, every_s=0.05, alive=self.alive, said=self._stands)
 
     def _stands(self) -> str:
         now = self.now()
-        return (
-            f"{now.candidate.name} is {now.phase} at {now.weight_percent:g}%: {now.reason}"
-            if now
-            else "no rollout"
+        stands = (
+            f"{now.candidate.name} is {now.phase} at {now.weight_percent:g}%: {now.reason}" if now else ""
         )
+        return f"{stands or 'no rollout'}\n{self.log.read_text()[-2000:]}"
 
     def pid(self, name: str) -> int:
         """Of a running part: "gateway", "controller" or a release's name."""
@@ -240,11 +236,7 @@ def whole_stage(home: Path, **settings: str) -> Iterator[Stage]:
     variables.pop("PREFECT_API_URL", None)
 
     def serin(*words: str) -> None:
-        command = [sys.executable, "-m", "serin.cli", *words]
-        done = subprocess.run(
-            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"serin {words[0]}: {done.stdout}{done.stderr}"
+        serin_process(*words, env=variables)
 
     def is_alive() -> bool:
         stack = read_stack(home)

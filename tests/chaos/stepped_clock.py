@@ -5,8 +5,6 @@ controller sees of it: its `time.time()`, and the times in the request log, whic
 file of lines "WHEN AHEAD_S": since the true time WHEN the clock is AHEAD_S ahead. Monotonic clocks go on, as they do.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -14,8 +12,8 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 
-from serin.stack import controller
-from serin.stack.wiring import request_log
+from serin.cluster import home_controller as controller
+from serin.host.wiring import request_log
 
 _true_time = time.time
 

@@ -1,15 +1,14 @@
 """Where a pipeline can be struck, and what can be killed with -9 there."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.prefect.processes import POOLS, worker_name
+from serin.host.process_scan import stack_processes
+from serin.host.state import POOLS
+from serin.host.wiring import worker_name
 from serin.store.stage_keys import notes
 from tests.chaos.pipelines import FINAL, Pipelines
 from tests.signals import kill_9

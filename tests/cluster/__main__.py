@@ -1,8 +1,6 @@
 """`python -m tests.cluster [ARGUMENTS]`: makes what the tests of this folder need, then runs them with pytest in
 namespaces of their own (isolated.py). `make cluster-test` calls it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ It has the pod's network, its own process ids, host name and root: an overlay of
 container asks for that, with the pod's volumes bound into it. It runs as the user that the pod names.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

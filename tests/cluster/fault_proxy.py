@@ -1,9 +1,7 @@
 """A proxy in front of an HTTP server that fails on purpose: throttles, resets, stalls, slows down or calls the test.
 
-It understands requests and responses with a Content-Length or in chunks, which is what botocore and S3 servers send.
+It understands requests and responses with a Content-Length or in chunks, which is what clients and servers of S3 send.
 """
-
-from __future__ import annotations
 
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Three hosts a, b and c with a common object store on a fourth."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

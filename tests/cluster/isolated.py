@@ -5,8 +5,6 @@ way, the kernel ends all others and removes the namespaces. A run that was kille
 alone, which the next one removes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,12 +4,9 @@ Init containers run first; then all containers, restarted by the pod's policy; p
 of ConfigMaps, Secrets, claims and empty folders. What it does not do: images, limits, network policies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -18,6 +15,8 @@ from tests.cluster.container import Object
 from tests.cluster.kubernetes import ControlPlane
 from tests.cluster.pod import Pod
 from tests.cluster.pod_network import PodNetwork
+from tests.kit import waiting
+from tests.kit.waiting import T, until
 
 _LOOK_S = 0.3
 
@@ -124,12 +123,7 @@ def _ready(endpoints: Object) -> list[str]:
     return [each["ip"] for subset in endpoints.get("subsets") or () for each in subset.get("addresses") or ()]
 
 
-def wait_until(check: object, what: str, kubelet: Kubelet, within_s: float = 180.0) -> object:
+def wait_until(check: Callable[[], T], what: str, kubelet: Kubelet, within_s: float = 180.0) -> T:
     """Returns the first true value of `check`; fails when the control plane died or the time is over."""
-    end = time.monotonic() + within_s
-    while not (value := check()):  # type: ignore[operator]
-        for name, process in kubelet.plane.processes.items():
-            assert process.poll() is None, f"{name} ended with {process.returncode} while waiting for {what}"
-        assert time.monotonic() < end, f"{what}: not within {within_s:g} s\n{kubelet.errors[-3:]}"
-        time.sleep(0.2)
-    return value
+    plane = waiting.running(*kubelet.plane.processes.values())
+    return until(check, what, within_s=within_s, every_s=0.2, alive=plane, said=lambda: kubelet.errors[-3:])

@@ -3,13 +3,10 @@
 It listens on one address, with RBAC and tokens; nothing is left when the context ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import yaml
 from serin.machine.ports import free_ports
 from tests.cluster.part import need
 from tests.cluster.parts.kubernetes import binaries
+from tests.kit.waiting import running, until
 
 ADMIN = "admin-token"
 _READY_S = 120.0
@@ -102,18 +100,8 @@ class ControlPlane:
                     return base64.b64decode(secret["data"]["token"]).decode()
             return None
 
-        return wait_for(found, f"a token of {namespace}/{account}", within_s, self.processes)
-
-
-def wait_for(check: Any, what: str, within_s: float, processes: Mapping[str, subprocess.Popen[bytes]]) -> Any:
-    """Returns the first true value of `check`; fails at once when one of the processes has ended."""
-    end = time.monotonic() + within_s
-    while not (value := check()):
-        for name, process in processes.items():
-            assert process.poll() is None, f"{name} ended with {process.returncode} while waiting for {what}"
-        assert time.monotonic() < end, f"{what}: not within {within_s:g} s"
-        time.sleep(0.2)
-    return value
+        alive = running(*self.processes.values())
+        return until(found, f"a token of {namespace}/{account}", within_s=within_s, every_s=0.2, alive=alive)
 
 
 @contextlib.contextmanager
@@ -132,7 +120,8 @@ def control_plane(
     try:
         _start(plane, "etcd", _etcd(folder, etcd, peer_port))
         _start(plane, "kube-apiserver", _api_server(folder, etcd, address, port))
-        wait_for(lambda: _is_ready(plane), "the API server", _READY_S, plane.processes)
+        alive = running(*plane.processes.values())
+        until(lambda: _is_ready(plane), "the API server", within_s=_READY_S, every_s=0.2, alive=alive)
         _write_kubeconfig(plane)
         if schedule:
             shared = [

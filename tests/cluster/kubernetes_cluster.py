@@ -1,7 +1,5 @@
 """A whole cluster for a test: control plane, pod network, test kubelet and an object store that pods reach."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -9,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from serin.store.artifacts import Endpoint
@@ -93,3 +92,13 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         plane.apply([each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] in kinds])
         with kubelet.running():
             yield Cluster(plane=plane, kubelet=kubelet, store=store)
+
+
+@contextlib.contextmanager
+def cluster_with_home(folders: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster, whose store and a new home are those of this process."""
+    with running_cluster(folders.mktemp("cluster")) as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.store.items():
+            patch.setenv(name, value)
+        patch.setenv("SERIN_HOME", str(folders.mktemp("home")))
+        yield running

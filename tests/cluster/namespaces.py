@@ -26,6 +26,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.kit.waiting import T, running, until
+
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 _SLOW_LINK = Path(__file__).with_name("slow_link.py")
@@ -188,24 +190,15 @@ def hosts(*names: str, prefix: str = "198.18.0") -> Iterator[dict[str, Host]]:
 
 
 def wait_for(
-    check: Callable[[], Any],
+    check: Callable[[], T],
     *,
     within_s: float,
     watching: Sequence[subprocess.Popen[Any]] = (),
     every_s: float = 0.1,
     what: str = "",
-) -> Any:
+) -> T:
     """The first true value of `check`. Fails after `within_s`, and at once when a process of `watching` has ended."""
-    until = time.monotonic() + within_s
-    while True:
-        if found := check():
-            return found
-        for process in watching:
-            if process.poll() is not None:
-                raise AssertionError(f"{process.args} exited with {process.returncode} {what}")
-        if time.monotonic() > until:
-            raise AssertionError(f"not within {within_s:.0f} s: {what or check}")
-        time.sleep(every_s)
+    return until(check, what, within_s=within_s, every_s=every_s, alive=running(*watching))
 
 
 def end(process: subprocess.Popen[Any], *, grace_s: float = _END_S) -> int:

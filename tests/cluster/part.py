@@ -4,12 +4,12 @@ A part is a module in parts/ with `install()`, which installs it or raises `Miss
 not a Debian package is kept in one folder (`FOLDER`), by version; it calls `making` before it makes something.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
 import pkgutil
+import secrets
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -65,6 +65,26 @@ def _install(name: str) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with locked(FOLDER / f"{name}.lock"):
         importlib.import_module(f"tests.cluster.parts.{name}").install()
+
+
+def npm_install(package: str, version: str) -> Path:
+    """Installs a program of npm; returns the folder with its commands."""
+    place = FOLDER / f"{package}-{version}"
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise Missing("node and npm are not installed")
+    if not place.exists():
+        making(f"{package} {version}")
+        scratch = FOLDER / f"{package}-{secrets.token_hex(4)}"
+        scratch.mkdir(parents=True)
+        try:
+            command = ["npm", "install", "--prefix", str(scratch), "--no-save", f"{package}@{version}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise Missing(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
+            scratch.rename(place)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return place / "node_modules" / ".bin"
 
 
 def apt_install(*packages: str) -> None:

@@ -4,14 +4,15 @@ There is no kube-proxy: a Service's name leads to its ready pods, as that of a h
 policies are not enforced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from tests.kit.threads import beside
 
 _ANSWER_S = 5
 
@@ -74,14 +75,10 @@ class PodNetwork:
         server.bind((self.gateway, 53))
         server.settimeout(0.2)
         stop = threading.Event()
-        thread = threading.Thread(target=_serve_names, args=(server, resolve, stop), daemon=True)
-        thread.start()
         try:
-            yield
+            with server, beside(partial(_serve_names, server, resolve, stop), stop=stop):
+                yield
         finally:
-            stop.set()
-            thread.join()
-            server.close()
             for space in list(self._names):
                 self.remove(space)
             subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)

@@ -1,7 +1,5 @@
 """What the test kubelet reports of a pod's containers."""
 
-from __future__ import annotations
-
 import time
 
 from tests.cluster.container import Object

@@ -1,7 +1,5 @@
 """Podman on one host of a test: its own network, its own images, no cgroup manager and no systemd needed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

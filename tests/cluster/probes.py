@@ -1,7 +1,5 @@
 """Probes of the test kubelet: by HTTP, by TCP, or a command in the container."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl

@@ -1,8 +1,6 @@
 """The watcher's process with short pauses between uploads: `python -m tests.cluster.quick_watcher`."""
 
-from __future__ import annotations
-
-from serin.stack.watch import share_duty, watcher
+from serin.watcher import share_duty, watcher
 
 if __name__ == "__main__":
     share_duty.ROUND_S = 1.0  # type: ignore[misc]

@@ -1,7 +1,5 @@
 """A running object store for tests: SeaweedFS with one bucket, and the environment in which Serin uses it."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -11,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import botocore.session
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
 
 from serin.machine.ports import free_ports
 from tests.cluster.part import need
@@ -52,7 +49,7 @@ def running_seaweedfs(folder: Path, *, address: str = "127.0.0.1") -> Iterator[d
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     try:
-        _make_bucket(environment, server, folder / "log")
+        _wait_until_ready(environment, server, folder / "log")
         yield environment
     finally:
         server.kill()  # SIGTERM takes it 20 s
@@ -71,30 +68,22 @@ def _options(folder: Path, address: str) -> tuple[int, list[str]]:
     return ports[2 * names.index("s3")], options
 
 
-def _make_bucket(environment: dict[str, str], server: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when an object was written: volumes are made after the server answers."""
-    client = botocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=environment["AWS_ENDPOINT_URL"],
-        region_name=environment["AWS_DEFAULT_REGION"],
-        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-        config=Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 1}),
+def _wait_until_ready(environment: dict[str, str], server: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when an object was written, which makes the bucket: volumes are made after the server answers."""
+    client = S3Store(
+        BUCKET,
+        endpoint=environment["AWS_ENDPOINT_URL"],
+        region=environment["AWS_DEFAULT_REGION"],
+        access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+        client_options={"allow_http": True, "connect_timeout": "2s", "timeout": "10s"},
+        retry_config={"max_retries": 0},
     )
     deadline = time.monotonic() + _READY_S
     while True:
         try:
-            client.create_bucket(Bucket=BUCKET)
-            break
-        except (ClientError, BotoCoreError) as error:
-            if isinstance(error, ClientError) and "BucketAlready" in error.response["Error"]["Code"]:
-                break
-            _check(server, log, deadline)
-        time.sleep(0.1)
-    while True:
-        try:
-            client.put_object(Bucket=BUCKET, Key="ready", Body=b"x")
-        except (ClientError, BotoCoreError):
+            client.put("ready", b"x")
+        except BaseError:
             _check(server, log, deadline)
         else:
             return

@@ -4,8 +4,6 @@ For kernels without netem. It needs nothing but the standard library, prints "re
 devices disappear with it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

@@ -4,15 +4,12 @@ Everything is in one folder, which SLURM_CONF names: configuration, munge's key 
 network namespaces on a bridge, with a slurmd each. All processes are children of this one and end with the block.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +17,7 @@ from pathlib import Path
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports
 from tests.cluster.part import FOLDER, need
+from tests.kit.waiting import until
 
 NETWORK = "198.18.50"
 NODES = ("sn1", "sn2")
@@ -95,13 +93,9 @@ class SlurmCluster:
 
 
 def wait_until(
-    ready: Callable[[], bool], what: str, said: Callable[[], str] = str, *, within_s: float = _WAIT_S
+    ready: Callable[[], object], what: str, said: Callable[[], str] = str, *, within_s: float = _WAIT_S
 ) -> None:
-    deadline = time.monotonic() + within_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within_s:.0f} s: {what}\n{said()}")
-        time.sleep(0.1)
+    until(ready, what, within_s=within_s, every_s=0.1, said=said)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """A Slurm cluster with a Prefect server that its nodes reach, and Serin's workers for the pools cpu and gpu."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,8 +14,8 @@ from typing import Any
 
 from serin.errors import PrefectGone
 from serin.machine.ports import free_ports
-from serin.stack.prefect.follow import FINAL, begin_run
-from serin.stack.prefect.rest_api import Api, answers, call, run_log
+from serin.prefect.follow import FINAL, begin_run
+from serin.prefect.rest_api import Api, answers, call, run_log
 from tests.cluster.slurm import SlurmCluster, end, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,5 @@
 """A small pipeline for hosts: a table, a spec, and the environment of a host."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Programs that the tests of the object store run as processes: `python -m tests.cluster.store_writer ...`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

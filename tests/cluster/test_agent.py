@@ -1,15 +1,9 @@
 """`serin agent --gateway-only` as a process: what it routes to, and what survives its end."""
 
-from __future__ import annotations
-
-import http.client
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +11,16 @@ import pytest
 
 from serin.formats.cluster.desired_state import DesiredState, key_of
 from serin.formats.cluster.host_report import AgentReport, agent_key
+from serin.host.process_scan import stack_processes
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import AGENT
 from serin.machine.ports import free_ports
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import AGENT
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.objects import FolderObjects
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.kit.commands import SERIN, serin_process
+from tests.kit.waiting import running, tail, until
+from tests.kit.web import ask
 from tests.signals import hit, kill_9
 
 V1 = Release(model=MODEL, version=1)
@@ -43,19 +40,12 @@ class Pod:
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "serin.cli", "agent", "--gateway-only", "--port", str(self.port)]
+        command = [*SERIN, "agent", "--gateway-only", "--port", str(self.port)]
         with self._log.open("ab") as output:
             return subprocess.Popen(command, env=self._variables, stdout=output, stderr=subprocess.STDOUT)
 
     def serin(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "serin.cli", *words],
-            env=self._variables,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return serin_process(*words, env=self._variables, code=None, timeout_s=120)
 
     def want(self, seq: int, server: KServe) -> None:
         place = Endpoint(http=server.address, grpc=server.address)
@@ -75,21 +65,10 @@ class Pod:
         return AgentReport.load(found.content).desired_seq if found else 0
 
     def until(self, true: Callable[[], bool], within_s: float = 120.0) -> None:
-        end = time.monotonic() + within_s
-        while not true():
-            assert self.process.poll() is None, self._log.read_text()
-            assert time.monotonic() < end, self._log.read_text()
-            time.sleep(0.05)
+        until(true, within_s=within_s, alive=running(self.process), said=tail(self._log))
 
     def ask(self) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request("POST", f"/v2/models/{MODEL}/infer", json.dumps({"inputs": []}))
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status
-        finally:
-            connection.close()
+        return ask(self.port, f"/v2/models/{MODEL}/infer", {"inputs": []}).status
 
 
 @pytest.fixture

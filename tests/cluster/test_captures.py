@@ -1,8 +1,6 @@
 """Recorded requests of several hosts on a real S3 server (SeaweedFS): watchers that are killed in the middle of an
 upload, a store that is away, and rows that are to be deleted everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,14 +16,16 @@ from pathlib import Path
 import pytest
 
 from serin.formats.shared_captures import combined_home
+from serin.host.state import Stack, write_stack
 from serin.machine import environment
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.shared_read import SharedRecords
-from serin.stack.host.state import Stack, write_stack
 from serin.store.store import Store
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
+from tests.kit.commands import serin_process
+from tests.kit.waiting import until
 from tests.unit.monitoring.capture.spooling import Backend, request
 
 MODEL = "taxis"
@@ -197,12 +197,10 @@ def test_every_recorded_row_reaches_the_store_once_and_is_deleted_everywhere(
         network.away = True
         a.answer(*range(21, 30))
         b.answer(*range(20, 30))
-        deadline = time.monotonic() + WITHIN_S
-        while any(captured(host.home, MODEL).num_rows < 30 for host in (a, b)):
-            a.check()
-            b.check()
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        until(
+            lambda: all(host.check() or captured(host.home, MODEL).num_rows >= 30 for host in (a, b)),
+            every_s=0.5,
+        )
         network.away = False
         here.wait_for(lambda: a.sent + b.sent, a, b)
 
@@ -227,17 +225,11 @@ def forgotten(
     where: str | None, *, wait_s: float, until: Callable[[dict[str, object]], bool]
 ) -> dict[str, object]:
     """Runs `serin captures forget` on the third host until what it shows is as expected."""
-    asks = ["--where", where, "--yes", "--wait", "0"] if where else []
+    asks = ["--where", where, "--yes", "--wait", "0s"] if where else []
     deadline = time.monotonic() + wait_s
     while True:
-        done = subprocess.run(
-            [sys.executable, "-m", "serin.cli", "captures", "forget", MODEL, "--json", *asks],
-            env=environment.child_environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
+        words = "captures", "forget", MODEL, "--json", *asks
+        done = serin_process(*words, env=environment.child_environment(), timeout_s=120)
         (state,) = json.loads(done.stdout)
         if until(state):
             return dict(state)

@@ -1,7 +1,5 @@
 """A container of the test kubelet, without a control plane: what it sees, and how its probes run."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The images of docker/ are built, and a model is trained and served by the services of docker/compose.yaml."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import tempfile

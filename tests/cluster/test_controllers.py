@@ -1,7 +1,5 @@
 """Controllers of several hosts as real processes: the leading one is killed or frozen while a rollout runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -17,8 +15,8 @@ import pytest
 from serin.formats.cluster.desired_state import PREFIX, DesiredState
 from serin.formats.cluster.leader import KEY, Leader
 from serin.formats.serving.journal import Decision
-from serin.pipeline.rollouts import find_rollouts
 from serin.rollout.decide.state import Phase
+from serin.rollout.run.access import find_rollouts
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Release
 from tests.chaos.rollout import executes_first

@@ -1,7 +1,5 @@
 """The disaster drill of docs/how-to/backup.md: the machine's home is lost, and a new stack serves from a backup."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import threading
@@ -20,10 +18,11 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, ask
 from serin.rollout.run.status import RolloutStatus, model_status
 from serin.serving.client.client import Client
-from serin.serving.client.load import Closed, model_target, run_load
+from serin.serving.tuning.load import Closed, model_target, run_load
 from serin.store.store import Store
 from tests.cluster.seaweedfs import running_seaweedfs
-from tests.e2e.serving_alone import Alone, serin, serving_alone
+from tests.e2e.serving_alone import Alone, serving_alone
+from tests.kit.commands import serin
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 

@@ -1,7 +1,5 @@
 """A dataset computed by Dask workers on three hosts: one link is slow, one host is cut off, the bytes are the same."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

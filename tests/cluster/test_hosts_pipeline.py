@@ -1,6 +1,4 @@
-"""A pipeline whose stages run on several hosts, each with its own disk; the host that trains is cut off."""
-
-from __future__ import annotations
+"""A pipeline and a training on several hosts: one is slow, one is cut off, the result is that of one machine."""
 
 import json
 import subprocess
@@ -11,11 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serin.stack.hosts import read_hosts
+from serin.cluster.host_list import read_hosts
+from serin.store.checkpoints import checkpoint_names
+from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.cluster.hosts_cluster import Cluster, three_hosts
 from tests.cluster.namespaces import end, wait_for
-from tests.cluster.small_pipeline import PREFECT, SERIN, write_spec, write_table
+from tests.cluster.small_pipeline import PREFECT, SERIN, host_environment, last_json, write_spec, write_table
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
 _LOGIN = "serin:only-for-this-test"
@@ -127,3 +127,57 @@ def test_a_stage_whose_host_is_cut_off_is_done_by_another_and_one_version_is_pub
         end(worker)
     with cluster.network["store"].inside():
         assert read_hosts() == []  # who was stopped is not silent
+
+
+_TRAINING = {"epochs": 3, "batch_rows": 120, "checkpoint_every_steps": 10, "learning_rate": 0.003}
+
+
+def weights(result: Path) -> bytes:
+    return (result / "weights.safetensors").read_bytes()
+
+
+def logged(folder: Path, name: str) -> str:
+    return (folder / f"{name}.log").read_text()
+
+
+def test_a_training_that_loses_its_first_host_ends_with_the_weights_of_one_machine(cluster: Cluster) -> None:
+    folder = cluster.folder
+    write_table(folder / "data.parquet", 5000)
+    spec = write_spec(folder, training=_TRAINING)
+    cluster.network["b"].run([*SERIN, "etl", spec], env=cluster.environment("b"), within_s=120)
+    cluster.network["c"].slow(delay_ms=20, loss=0.01)
+    training = {
+        name: cluster.network[name].popen(
+            [*SERIN, "train", spec, "--machines", "3", "--json"],
+            env=cluster.environment(name),
+            log=folder / f"{name}.log",
+        )
+        for name in ("a", "b", "c")
+    }
+    with cluster.network["store"].inside():
+        store, objects = Store.open(), open_objects(cluster.store["SERIN_STORE"])
+        wait_for(
+            lambda: any(name.endswith("step-00000010") for name in checkpoint_names(store, "train-")),
+            within_s=400,
+            watching=list(training.values()),
+        )
+        cluster.network["a"].cut()
+        for name in ("b", "c"):
+            assert training[name].wait(400) == 0, logged(folder, name)
+        cluster.network["a"].restore()
+        assert training["a"].wait(120) == 0, logged(folder, "a")
+        rounds = objects.keys("trainings/")
+    results = {name: Path(last_json(logged(folder, name))["path"]) for name in training}
+    alone = write_spec(folder, training={**_TRAINING, "processes": 3})
+    reference = subprocess.run(
+        [*SERIN, "train", alone, "--json"],
+        env=host_environment(folder / "home-alone", {}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=400,
+    )
+    expected = weights(Path(last_json(reference.stdout)["path"]))
+    assert {name: weights(path) == expected for name, path in results.items()} == dict.fromkeys("abc", True)
+    assert len([key for key in rounds if "/rounds/" in key]) == 2
+    assert len([key for key in rounds if "/ends/" in key]) == 1

@@ -1,12 +1,9 @@
 """A run of these tests meets no other one, and leaves nothing: whatever ends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 
 from tests.cluster.isolated import remove_left
 from tests.cluster.part import need
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 # A bridge, a named network namespace, and a process that no one waits for, all with the same names in every run.
@@ -85,10 +83,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(number: signal.Signals, tmp_path
         assert "kube" not in names_here()
         process.send_signal(number)
         assert process.wait(60) != 0
-        end = time.monotonic() + 60  # of a killed one the kernel ends the rest
-        while left := marked(mark):
-            assert time.monotonic() < end, left
-            time.sleep(0.05)
+        until(lambda: not marked(mark), "the end of all of it")  # of a killed one the kernel ends the rest
     folders = list(tmp_path.iterdir())
     assert len(folders) == (1 if number == signal.SIGKILL else 0)
     done = begin(f"{mark}-next", tmp_path, "true")

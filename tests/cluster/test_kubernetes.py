@@ -1,7 +1,5 @@
 """Manifests and rights against a real API server; releases, rollouts and pipelines with the test kubelet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import kubernetes_validate

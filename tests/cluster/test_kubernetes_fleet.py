@@ -1,20 +1,18 @@
 """The fleet's contract with releases as Kubernetes Deployments, under the rights of the controller's account."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 
 import pytest
 from kubernetes import client
 
+from serin.cluster.kubernetes.api import Namespace
+from serin.cluster.kubernetes.fleet import KubernetesFleet
+from serin.cluster.kubernetes.release_objects import RELEASE_LABEL, ReleaseTemplate, object_name
 from serin.errors import KubernetesRefused, ObjectNotOurs
-from serin.stack.kubernetes.api import Namespace
-from serin.stack.kubernetes.fleet import KubernetesFleet
-from serin.stack.kubernetes.release_objects import RELEASE_LABEL, ReleaseTemplate, object_name
 from serin.store.artifacts import Release
 from serin.store.store import Store
-from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, running_cluster
+from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, cluster_with_home
 from tests.fleet_contract import MODEL, FleetContract, Scene
 from tests.unit.serving import bundles
 
@@ -25,13 +23,7 @@ DEPLOYMENTS = f"/apis/apps/v1/namespaces/{SPACE}/deployments"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with (
-        running_cluster(tmp_path_factory.mktemp("cluster")) as running,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in running.store.items():
-            patch.setenv(name, value)
-        patch.setenv("SERIN_HOME", str(tmp_path_factory.mktemp("home")))
+    with cluster_with_home(tmp_path_factory) as running:
         running.add_settings()
         yield running
 

@@ -3,8 +3,6 @@
 Prefect has one replica on SQLite here: Postgres and Valkey come as images, which this machine cannot pull.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -18,7 +16,13 @@ import pytest
 
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
-from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, Cluster, built, running_cluster
+from tests.cluster.kubernetes_cluster import (
+    MANIFESTS,
+    NOT_IN_THE_SERVER,
+    Cluster,
+    built,
+    cluster_with_home,
+)
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 PARTS = {
@@ -71,13 +75,7 @@ def _add_volume(cluster: Cluster, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with (
-        running_cluster(tmp_path_factory.mktemp("cluster")) as running,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in running.store.items():
-            patch.setenv(name, value)
-        patch.setenv("SERIN_HOME", str(tmp_path_factory.mktemp("home")))
+    with cluster_with_home(tmp_path_factory) as running:
         database = "sqlite+aiosqlite:////tmp/prefect.db"
         passwords = {
             "serin-prefect": {"auth-string": f"admin:{PASSWORD}"},

@@ -16,22 +16,22 @@ from typing import Any, Literal
 import pytest
 
 from serin.errors import PredictionFailed
-from serin.rollout.cluster.access import StoreRollouts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.access import StoreRollouts
 from serin.rollout.run.commands import Command, ask_by
 from serin.rollout.run.record import decision2rollout
 from serin.serving.client.client import Answers, Client
 from serin.serving.envoy.keys import KeyFile
-from serin.store.objects import open_objects
+from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
-from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, cluster_with_home
 from tests.e2e.serving_certificates import Authority
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
-SPEC = "serving: {p99_ms: 3000, request_timeout: 10s, replicas: 2}\n"
+SPEC = "objectives: {latency_ms: 3000}\nserving: {request_timeout: 10s, replicas: 2}\n"
 PLAN = Plan(
     steps=(50.0, 100.0), step_s=3.0, min_requests=30, margin=3.0, bad_margin=8.0, warmup_s=0.0, bake_s=3.0,
     deadline_s=600.0, slo_ms=None, load_s=300.0,
@@ -43,13 +43,7 @@ RELEASES = "serin-releases"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with (
-        running_cluster(tmp_path_factory.mktemp("cluster")) as running,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in running.store.items():
-            patch.setenv(name, value)
-        patch.setenv("SERIN_HOME", str(tmp_path_factory.mktemp("home")))
+    with cluster_with_home(tmp_path_factory) as running:
         store = Store.open()
         for bias in (0.0, 1.0, 2.0):
             bundles.publish(store, bias=bias, spec=SPEC)

@@ -1,7 +1,5 @@
 """The hosts that other tests in this folder use behave as hosts."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The store on a real S3 server (SeaweedFS): writers that race, die in the middle, and networks that fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import StoreUnreachable
+from serin.store.bucket import Timing
 from serin.store.checkpoints import fetch_checkpoint, publish_checkpoint
-from serin.store.s3_client import Timing
 from serin.store.store import Store
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import BUCKET, running_seaweedfs
@@ -48,7 +46,7 @@ def url(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer that is silent for 2 s is given up and tried again."""
     monkeypatch.setattr(
-        "serin.store.s3_files.PATIENT", Timing(connect_s=2, read_s=2, attempts=3, patience_s=60)
+        "serin.store.bucket.PATIENT", Timing(connect_s=2, read_s=2, attempts=3, patience_s=60)
     )
 
 
@@ -175,7 +173,6 @@ def test_a_store_that_always_throttles_is_a_clear_error_and_shows_nothing(
     def files(request: Request) -> Fault | None:
         return FAULTS["throttled"] if "/train/" in request.path else None
 
-    monkeypatch.setattr("serin.store.s3_files._LONGEST_PAUSE_S", 0.1)
     with fault_proxy(server["AWS_ENDPOINT_URL"], files) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         with pytest.raises(StoreUnreachable, match="SlowDown"):

@@ -1,12 +1,8 @@
 """Tokens of a real OpenID provider at a real gateway: discovery, client credentials, rotation, an outage."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,11 +15,12 @@ import pytest
 
 from serin.machine.ports import free_ports
 from serin.serving.envoy import jwks
-from serin.serving.envoy.gateway import PROCESS_NAME
 from tests.cluster.part import need
 from tests.cluster.parts.openid import PROGRAM
 from tests.e2e.serving_host import wait_for
 from tests.e2e.token_scene import OTHER, token_scene
+from tests.kit.commands import serin_process
+from tests.kit.waiting import running, tail, until
 from tests.unit.serving.bundles import MODEL
 
 _READY_S = 30.0
@@ -44,12 +41,9 @@ class Provider:
                 [PROGRAM, "-a", "127.0.0.1", "-p", str(self.port)], stdout=log, stderr=subprocess.STDOUT
             )
         try:
-            end = time.monotonic() + _READY_S
-            while not self._answers():
-                said = self._log.read_text(errors="replace")[-2000:]
-                assert server.poll() is None, f"the provider exited: {said}"
-                assert time.monotonic() < end, f"the provider is not ready: {said}"
-                time.sleep(0.05)
+            until(
+                self._answers, "the provider", within_s=_READY_S, alive=running(server), said=tail(self._log)
+            )
             yield
         finally:
             server.kill()
@@ -75,17 +69,6 @@ class Provider:
             return str(json.load(answer)["access_token"])
 
 
-def serin(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "serin.cli", *arguments],
-        env={**os.environ, "SERIN_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
 def test_tokens_of_a_real_provider_open_their_models_through_rotation_and_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,15 +82,14 @@ def test_tokens_of_a_real_provider_open_their_models_through_rotation_and_an_out
                 scene.gateway.follow_keys()  # as the controller does every half second
                 return all(scene.ask(token)[0] == status for _ in range(3))
 
-            wait_for(f"{status}", happened, scene.host, PROCESS_NAME, within_s=30.0)
+            wait_for(f"{status}", happened, scene.host, within_s=30.0)
 
+        variables = {**os.environ, "SERIN_HOME": str(scene.home)}
         adding = ("keys", "issuer", "add", "idp", "--url", provider.url, "--audience", "serin")
-        refused = serin(scene.home, *adding)
-        assert refused.returncode == 1, "the provider is not up yet"
+        refused = serin_process(*adding, env=variables, code=1)  # the provider is not up yet
         assert "cannot be read" in refused.stderr
         with provider.running():
-            added = serin(scene.home, *adding, "--models-claim", "scope")
-            assert added.returncode == 0, added.stderr
+            added = serin_process(*adding, "--models-claim", "scope", env=variables)
             assert "it has 1 public key" in added.stdout
             first = provider.token(f"{MODEL} x")
             becomes(first, 200)
@@ -117,13 +99,12 @@ def test_tokens_of_a_real_provider_open_their_models_through_rotation_and_an_out
             assert scene.statuses(None) == (401, "UNAUTHENTICATED")
         scene.gateway.follow_keys()
         assert scene.statuses(first) == (200, "OK"), "the provider is down, and its keys are known"
-        listed = serin(scene.home, "keys", "issuer", "list")
+        listed = serin_process("keys", "issuer", "list", env=variables)
         assert "idp" in listed.stdout
         with provider.running():
             second = provider.token(MODEL)
             becomes(second, 200)
             assert scene.statuses(first) == (401, "UNAUTHENTICATED"), "its key was withdrawn"
             assert scene.statuses(second) == (200, "OK")
-        removed = serin(scene.home, "keys", "issuer", "remove", "idp")
-        assert removed.returncode == 0, removed.stderr
+        serin_process("keys", "issuer", "remove", "idp", env=variables)
         becomes(second, 401)

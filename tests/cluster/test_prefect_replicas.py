@@ -1,7 +1,5 @@
 """One Prefect replica is killed and the other is cut off while placed pipelines run: none is lost, none is doubled."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import tempfile
@@ -12,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.prefect.rest_api import call
+from serin.host.process_scan import stack_processes
+from serin.prefect.rest_api import call
 from tests.chaos.pipelines import Pipelines, wait
 from tests.chaos.strikes import Scene
 from tests.cluster.part import need

@@ -1,7 +1,5 @@
 """Serving on several hosts: real Envoys and Tritons in network namespaces, a store on one more host."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -18,14 +16,15 @@ import pytest
 
 from serin.formats.cluster.desired_state import EvidenceArm
 from serin.formats.serving.request_log import read_requests
+from serin.host.process_scan import stack_processes
+from serin.host.wiring import AGENT, request_log
 from serin.monitoring.capture.read import captured
 from serin.rollout.decide.blocks import Block
 from serin.rollout.decide.plan import Plan
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.wiring import AGENT, request_log
 from serin.store.artifacts import ModelRoute, Release
 from tests.cluster.part import need
 from tests.cluster.serving_hosts import MODEL, Cluster, Member, cluster
+from tests.kit.waiting import until
 from tests.signals import hit
 
 
@@ -218,10 +217,10 @@ def _reported_since(scene: Cluster, t: float) -> bool:
 
 def _said(member: Member, *words: str) -> bool:
     """Waits until `serin status` says all of these words."""
-    until = time.monotonic() + 120.0
-    while True:
-        status = member.serin("status", check=False).stdout
-        if all(word in status for word in words):
-            return True
-        assert time.monotonic() < until, status
-        time.sleep(1.0)
+    status = [""]
+
+    def says() -> bool:
+        status[0] = member.serin("status", check=False).stdout
+        return all(word in status[0] for word in words)
+
+    return until(says, "the status", every_s=1.0, said=lambda: status[0])

@@ -1,22 +1,19 @@
 """Pipelines as Slurm jobs on two nodes: a real slurmctld, real slurmds, a real Prefect server and Serin's workers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serin.stack.prefect.rest_api import call
+from serin.prefect.rest_api import call
 from tests.cluster.slurm import NODES, running_slurm, wait_until
 from tests.cluster.slurm_scene import Scene, slurm_scene
 from tests.fakes import slow_network
 from tests.fakes.small_pipeline import small_spec, write_spec
+from tests.kit.commands import serin_process
 from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(3600)  # a busy machine; waits are bounded
@@ -40,11 +37,7 @@ def dataset(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """A dataset in the store, and the spec that it is of."""
     folder = tmp_path_factory.mktemp("data")
     spec = small_spec(folder)
-    done = subprocess.run(
-        [sys.executable, "-m", "serin.cli", "etl", str(write_spec(folder, spec)), "--json"],
-        env=scene.variables, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = serin_process("etl", str(write_spec(folder, spec)), "--json", env=scene.variables)
     return {"spec": spec, "dataset": json.loads(done.stdout)}
 
 

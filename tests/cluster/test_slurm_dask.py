@@ -1,7 +1,5 @@
 """ETL by Dask workers that are Slurm jobs: the example's cluster, on a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,6 +11,7 @@ import pytest
 
 from tests.cluster.slurm import BRIDGE, end, running_slurm, wait_until
 from tests.fakes.small_pipeline import small_spec, write_spec
+from tests.kit.commands import serin_process
 
 pytestmark = pytest.mark.timeout(3600)  # a busy machine; waits are bounded
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "dask_cluster.py"
@@ -54,11 +53,8 @@ def _running(jobs: list[dict[str, str]]) -> set[str]:
 
 def _etl(folder: Path, engine: str, given: dict[str, str]) -> dict[str, Any]:
     spec = write_spec(folder, small_spec(folder, etl={"engine": engine}))
-    done = subprocess.run(
-        [sys.executable, "-m", "serin.cli", "etl", str(spec), "--json"],
-        env={**os.environ, "SERIN_HOME": str(folder / "home"), **given}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    variables = {**os.environ, "SERIN_HOME": str(folder / "home"), **given}
+    done = serin_process("etl", str(spec), "--json", env=variables)
     if given:
         assert given["SERIN_DASK"] in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

@@ -1,14 +1,11 @@
 """A real Chromium, without a window, spoken to by its own protocol: what a person would see, and a picture of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,8 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from tests.kit.waiting import running, tail, until
+from tests.kit.web import ask
 from tests.signals import send_group
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -91,12 +90,7 @@ class Page:
         return shown
 
     def wait_until(self, script: str, what: str, *, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < deadline, (
-                f"{what}: not within {seconds:.0f} s, but: {self.text()[:2000]}"
-            )
-            time.sleep(0.1)
+        until(lambda: self.run(script), what, within_s=seconds, every_s=0.1, said=lambda: self.text()[:2000])
 
     def type_into(self, selector: str, text: str) -> None:
         found = f"document.querySelector({json.dumps(selector)})"
@@ -142,16 +136,16 @@ def open_browser(program: str, folder: Path) -> Iterator[Page]:
 
 
 def _page_address(process: subprocess.Popen[bytes], folder: Path) -> str:
-    said, deadline = folder / "profile" / "DevToolsActivePort", time.monotonic() + _START_S
-    while not (said.exists() and said.read_text().count("\n")):
-        assert process.poll() is None, (folder / "browser.log").read_text()[-2000:]
-        assert time.monotonic() < deadline, f"no browser within {_START_S:.0f} s"
-        time.sleep(0.05)
-    port = said.read_text().splitlines()[0]
-    while True:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=20) as response:
-            pages = [found for found in json.load(response) if found["type"] == "page"]
-        if pages:
-            return str(pages[0]["webSocketDebuggerUrl"])
-        assert time.monotonic() < deadline, "the browser has no page"
-        time.sleep(0.05)
+    place, how = folder / "profile" / "DevToolsActivePort", {"within_s": _START_S, "alive": running(process)}
+    until(
+        lambda: place.exists() and "\n" in place.read_text(),
+        "a browser",
+        said=tail(folder / "browser.log"),
+        **how,
+    )
+    port = int(place.read_text().splitlines()[0])
+
+    def pages() -> list[Any]:
+        return [found for found in json.loads(ask(port, "/json/list").text) if found["type"] == "page"]
+
+    return str(until(pages, "a page in the browser", **how)[0]["webSocketDebuggerUrl"])

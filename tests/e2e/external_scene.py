@@ -1,7 +1,5 @@
 """Servers that are not ours behind a real Envoy, with a controller that the test ticks, and clients that ask."""
 
-from __future__ import annotations
-
 import http.client
 import shutil
 import tempfile
@@ -12,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.home_controller import GatewayRouter
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Command, Inbox, submit
@@ -21,14 +21,13 @@ from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.stack.combined_fleet import CombinedFleet, CombinedVersions
-from serin.stack.controller import GatewayRouter
 from serin.store.artifacts import Endpoint
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe
 from tests.fakes.rollout import FakeFleet
+from tests.kit.threads import beside
 
 # Wide margins: what is shown here is the way, not the power, and proof of a narrow one takes a minute.
 PLAN = Plan(
@@ -66,15 +65,8 @@ class Clients:
 @contextmanager
 def asking(port: int) -> Iterator[Clients]:
     clients = Clients(port)
-    threads = [threading.Thread(target=clients.ask, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside(*[clients.ask] * 4, stop=clients.stop):
         yield clients
-    finally:
-        clients.stop.set()
-        for thread in threads:
-            thread.join(15)
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Sends drawn requests to a real gateway beside good clients, and reports what went wrong and what is left."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
@@ -9,8 +7,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import h2.config
@@ -35,6 +34,7 @@ from tests.e2e.fuzz_requests import (
     http_requests,
 )
 from tests.e2e.serving_stack import Stack
+from tests.kit.threads import beside
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -266,17 +266,9 @@ def healthy_clients(stack: Stack, every_s: float = 0.05) -> Iterator[Healthy]:
             seen.answered += 1
             seen.slowest_ms = max(seen.slowest_ms, (time.perf_counter() - began) * 1000)
 
-    threads = [threading.Thread(target=ask, args=item) for item in (("http", by_http), ("grpc", by_grpc))]
-    for thread in threads:
-        thread.start()
-    try:
+    clients = partial(ask, "http", by_http), partial(ask, "grpc", by_grpc)
+    with closing(web), closing(calls), beside(*clients, stop=done):
         yield seen
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(30)
-        web.close()
-        calls.close()
 
 
 @contextmanager

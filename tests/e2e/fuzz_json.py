@@ -1,7 +1,5 @@
 """JSON requests as clients and attackers write them, and what the gateway must make of each, by Python's json."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -4,8 +4,6 @@
 retypes, adds), writes some numbers longer than needed or wrong, and now and then cuts or glues the bytes.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests that no good client would send, drawn by hypothesis: what is asked, and how it is delivered."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -1,7 +1,5 @@
 """What protobuf reads in a message, and what a reader of the gateway makes of the same: equal, refused or wrong."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A real Prometheus and a real Alertmanager with the checked-in files, on ports of their own and in seconds' steps."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import urllib.parse
@@ -15,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from serin.host.metrics_address import token_file
 from serin.machine.ports import free_ports
 from serin.machine.process import Process
-from serin.stack.host.metrics_address import token_file
-from serin.stack.watch.metrics.server import MetricsServer
+from serin.watcher.metrics import MetricsServer
 from tests.e2e.serving_host import ChildHost, wait_for
 
 FILES = Path(__file__).parents[2] / "deployments" / "prometheus"

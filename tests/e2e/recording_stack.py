@@ -1,7 +1,5 @@
 """Releases that record their requests, on real Tritons behind a real Envoy, and clients that know what they sent."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

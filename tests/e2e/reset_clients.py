@@ -1,7 +1,5 @@
 """Clients that give up gRPC calls, at every moment of a call; and the memory that the servers keep after that."""
 
-from __future__ import annotations
-
 import random
 import select
 import socket

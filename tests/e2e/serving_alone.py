@@ -1,24 +1,19 @@
 """Gateway, controller and real releases in a process of their own (`python -m serin.stack.serve`), and the command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from serin.cli import app
+from serin.host.process_scan import stack_processes
+from serin.host.wiring import build_gateway
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, ask
 from serin.rollout.run.status import model_status
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.wiring import build_gateway
+from tests.kit.waiting import running, tail, until
 from tests.signals import kill_9
 
 
@@ -32,11 +27,7 @@ class Alone:
     process: subprocess.Popen[bytes]
 
     def until(self, what: str, true: Callable[[], bool], *, within_s: float = 120.0) -> None:
-        end = time.monotonic() + within_s
-        while not true():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, f"{what}: {self.log.read_text()}"
-            time.sleep(0.05)
+        until(true, what, within_s=within_s, alive=running(self.process), said=tail(self.log))
 
     def roll_out(self, model: str, version: int) -> None:
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0)
@@ -76,11 +67,3 @@ def serving_alone(home: Path, *options: str) -> Iterator[Alone]:
 
 
 _STARTED = "the controller has started"
-
-
-def serin(*words: str, code: int = 0) -> str:
-    """All that the command says."""
-    done = CliRunner().invoke(app, words)
-    said = done.output + (str(done.exception) if done.exception else "")
-    assert done.exit_code == code, (words, said)
-    return said

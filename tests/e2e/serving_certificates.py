@@ -1,7 +1,5 @@
 """Certificates for tests: one authority, and as many pairs for this machine as are asked for."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,12 +1,10 @@
 """Load in the background of a test."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
 from serin.serving.client.client import Protocol
-from serin.serving.client.load import Closed, LoadResult, Open, model_target, run_load
+from serin.serving.tuning.load import Closed, LoadResult, Open, model_target, run_load
 from tests.e2e.serving_stack import Stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

@@ -1,7 +1,5 @@
 """Two releases of one model on real Tritons behind a real Envoy, for tests that ask through the lone_gateway."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil
@@ -80,7 +78,7 @@ class Stack:
             found[:] = [request for request in batch.requests if request.epoch == epoch]
             return len(found) >= at_least
 
-        wait_for(f"{at_least} lines of epoch {epoch}", complete, self.host, PROCESS_NAME)
+        wait_for(f"{at_least} lines of epoch {epoch}", complete, self.host)
         return found
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -120,7 +118,7 @@ def start_gateway(
         port, tls=tls, expert=expert, request_filter=library or built_filter(), peers=peers, pages=pages
     )
     host.start(gateway.process())
-    wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
+    wait_for("Envoy", gateway.ready, host)
     return gateway, port
 
 
@@ -151,7 +149,7 @@ def running_stack(tls: TlsFiles | None = None, backend: str = "auto") -> Iterato
     store = Store(str(folder / "store"))
     releases = Releases(folder / "releases", host=host, store=store)
     try:
-        spec = f"serving: {{p99_ms: 50, request_timeout: 4s, backend: {backend}}}\n"
+        spec = f"objectives: {{latency_ms: 50}}\nserving: {{request_timeout: 4s, backend: {backend}}}\n"
         versions = [bundles.publish(store, bias=bias, spec=spec).version for bias in (-1.0, 1.5)]
         stable, candidate = (Release(model=bundles.MODEL, version=version) for version in versions)
         for release in (stable, candidate):

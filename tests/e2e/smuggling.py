@@ -1,7 +1,5 @@
 """A gateway with a key for one of two models, before a server that reads every request as protobuf does."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random
@@ -14,7 +12,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.e2e.fuzz_messages import Field as WireField
 from tests.e2e.fuzz_requests import GrpcCall, framed
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway
+from tests.kit.web import Handler
 from tests.unit.serving.bundles import MODEL
 
 _METHODS = {
@@ -65,23 +64,17 @@ def _names(parsed: Any) -> tuple[str, str]:
     return parsed.name, parsed.version
 
 
-class _Web(BaseHTTPRequestHandler):
+class _Web(Handler):
     """Answers with the path that it was asked for."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.send_header("content-length", str(len(self.path)))
-        self.end_headers()
-        self.wfile.write(self.path.encode())
+        self.read_body()
+        self.answer(self.path.encode())
 
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def log_message(self, *_: object) -> None: ...
+    do_GET = do_POST  # noqa: N815
 
 
 @dataclass(slots=True)
@@ -179,7 +172,7 @@ def guarded() -> Iterator[Guarded]:
         )
         endpoint = Guarded(port, key)
         good = framed(written([WireField(1, 2, MODEL.encode())]))
-        wait_for("the route", lambda: endpoint.call(good)[0] == "0", host, PROCESS_NAME)
+        wait_for("the route", lambda: endpoint.call(good)[0] == "0", host)
         yield endpoint
     finally:
         host.kill(PROCESS_NAME)

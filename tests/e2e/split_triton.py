@@ -1,7 +1,5 @@
 """A bundle for a GPU in a real Triton whose native backend lets the host play the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another user of this machine: what they can send to a port and what they can read. Needs root to become one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which failures are the client's: what the server says of a request itself, and nothing that a model says."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil

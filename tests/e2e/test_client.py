@@ -1,7 +1,5 @@
 """The client, and every way of calling a model that docs/how-to/call-a-model.md shows, through a real gateway."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -20,7 +18,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.serving.client.client import Client, Protocol
-from serin.serving.client.load import Closed, model_target, run_load
+from serin.serving.tuning.load import Closed, model_target, run_load
 from tests.e2e.serving_guarded import guarded_gateway
 from tests.e2e.serving_stack import NO_SUCH, Stack, running_stack
 from tests.unit.serving import bundles

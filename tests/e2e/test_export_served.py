@@ -14,8 +14,7 @@ import pytest
 from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
 from serin.etl.build import build_dataset
 from serin.export.build import export_model
-from serin.export.score.predict import Scorer
-from serin.export.take_repository import import_repository
+from serin.export.take_over import import_repository
 from serin.formats.blend import read_blend
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.shards import read_split
@@ -23,6 +22,7 @@ from serin.formats.wire import to_wire
 from serin.metrics import auc
 from serin.models.margins import open_margins
 from serin.models.trees import scores
+from serin.scoring.predict import Scorer
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.spec.load import load_spec

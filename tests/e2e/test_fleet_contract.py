@@ -1,7 +1,5 @@
 """The fleet's contract with releases as processes of this machine (tests/cluster has the one of Kubernetes)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

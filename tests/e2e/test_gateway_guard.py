@@ -1,26 +1,21 @@
 """The guarded endpoint: TLS whose certificate changes under load, and API keys that come and go without a restart."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from concurrent import futures
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
 from serin.errors import TlsUnfit
 from serin.serving.client.client import predict
 from serin.serving.envoy.gateway import PROCESS_NAME
-from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.artifacts import ModelRoute, Release
 from tests.e2e.serving_guarded import BODY, INFER, Clients, GuardedGateway, guarded_gateway
 from tests.e2e.serving_host import wait_for
+from tests.e2e.token_scene import hearing
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -91,7 +86,6 @@ def test_the_certificate_is_changed_under_load_without_a_dropped_request(endpoin
                     or bool(clients.failed)
                 ),
                 endpoint.stack.host,
-                PROCESS_NAME,
             )
     print(f"answered while three certificates came: {clients.answered}")
     assert clients.failed == []
@@ -131,7 +125,7 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: Guard
     )
     others, brief = endpoint.make_key("others", models=["another"]), endpoint.make_key("brief", lasts_s=0.2)
     missing = "a key is needed: send the header 'authorization: Bearer <key>'"
-    wait_for("the first refusal", lambda: endpoint.ask() == (401, {"error": missing}), host, PROCESS_NAME)
+    wait_for("the first refusal", lambda: endpoint.ask() == (401, {"error": missing}), host)
     for key in (everything, ours):
         assert endpoint.ask(key=key)[0] == 200
         assert endpoint.call(key) == "OK"
@@ -152,12 +146,7 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: Guard
         assert endpoint.ask(path, others) == (403, {"error": foreign}), path
     assert endpoint.call(others) == f"PERMISSION_DENIED: {foreign}"
     assert endpoint.ask("/v2/models/another/infer", others)[0] == 404, "it may, and there is none"
-    wait_for(
-        "its end",
-        lambda: endpoint.ask(key=brief) == (401, {"error": "this key has expired"}),
-        host,
-        PROCESS_NAME,
-    )
+    wait_for("its end", lambda: endpoint.ask(key=brief) == (401, {"error": "this key has expired"}), host)
     assert endpoint.call(brief) == "UNAUTHENTICATED: this key has expired"
 
     for path in ("/v2", "/metrics", "/v2/repository/index"):
@@ -171,74 +160,38 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: Guard
 
     endpoint.keys.revoke("ours")
     gateway.follow_keys()
-    wait_for(
-        "the revocation", lambda: endpoint.ask(key=ours) == (401, {"error": unknown}), host, PROCESS_NAME
-    )
+    wait_for("the revocation", lambda: endpoint.ask(key=ours) == (401, {"error": unknown}), host)
     assert endpoint.call(ours) == f"UNAUTHENTICATED: {unknown}"
     assert endpoint.ask(key=everything)[0] == 200
     assert host.pid(PROCESS_NAME) == pid, "all this without a restart"
 
 
 def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(endpoint: GuardedGateway) -> None:
-    heard: list[dict[str, str]] = []
-
-    class Ears(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            heard.append({name.lower(): value for name, value in self.headers.items()})
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_: object) -> None: ...
-
-    class GrpcEars(grpc.GenericRpcHandler):  # type: ignore[misc]
-        def service(self, details: Any) -> Any:
-            heard.append(dict(details.invocation_metadata))
-            return grpc.unary_unary_rpc_method_handler(lambda request, _: b"")
-
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Ears)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    calls = grpc.server(futures.ThreadPoolExecutor(2), handlers=[GrpcEars()])
-    port = calls.add_insecure_port("127.0.0.1:0")
-    calls.start()
     ears = Release(model="ears", version=1)
-    places = {
-        **endpoint.stack.endpoints(),
-        ears.name: Endpoint(http=f"127.0.0.1:{web.server_port}", grpc=f"127.0.0.1:{port}"),
-    }
-    key = endpoint.make_key("for-ears", models=["ears"])
-    routes = [
-        ModelRoute(model=MODEL, epoch=900, stable=endpoint.stack.stable),
-        ModelRoute(model="ears", epoch=900, stable=ears),
-    ]
-    endpoint.stack.gateway.apply(routes, places)
-    try:
-        wait_for(
-            "the key",
-            lambda: endpoint.ask("/v2/models/ears/infer", key)[0] == 200,
-            endpoint.stack.host,
-            PROCESS_NAME,
-        )
-        assert endpoint.call(key, model="ears") == "OK"
-        endpoint.keys.require(False)
-        endpoint.stack.gateway.follow_keys()
-        wait_for(
-            "no question",
-            lambda: endpoint.ask("/v2/models/ears/infer")[0] == 200,
-            endpoint.stack.host,
-            PROCESS_NAME,
-        )
-        assert endpoint.ask("/v2/models/ears/infer", key)[0] == 200
-        assert endpoint.call(key, model="ears") == "OK"
-    finally:
-        endpoint.keys.require(True)
-        endpoint.stack.gateway.follow_keys()
-        web.shutdown()
-        web.server_close()
-        calls.stop(None).wait()
-        endpoint.stack.route(0)
+    with hearing() as (place, heard):
+        places = {**endpoint.stack.endpoints(), ears.name: place}
+        key = endpoint.make_key("for-ears", models=["ears"])
+        routes = [
+            ModelRoute(model=MODEL, epoch=900, stable=endpoint.stack.stable),
+            ModelRoute(model="ears", epoch=900, stable=ears),
+        ]
+        endpoint.stack.gateway.apply(routes, places)
+        try:
+            wait_for(
+                "the key", lambda: endpoint.ask("/v2/models/ears/infer", key)[0] == 200, endpoint.stack.host
+            )
+            assert endpoint.call(key, model="ears") == "OK"
+            endpoint.keys.require(False)
+            endpoint.stack.gateway.follow_keys()
+            wait_for(
+                "no question", lambda: endpoint.ask("/v2/models/ears/infer")[0] == 200, endpoint.stack.host
+            )
+            assert endpoint.ask("/v2/models/ears/infer", key)[0] == 200
+            assert endpoint.call(key, model="ears") == "OK"
+        finally:
+            endpoint.keys.require(True)
+            endpoint.stack.gateway.follow_keys()
+            endpoint.stack.route(0)
     assert len(heard) >= 5
     for headers in heard:
         assert "authorization" not in headers

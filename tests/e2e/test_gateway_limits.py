@@ -1,6 +1,4 @@
-"""The gateway's limits, each met for real: body, connections, concurrency, second tries, its end; an expert's own."""
-
-from __future__ import annotations
+"""The gateway's limits, each met for real, and who answers for whom where a release fails or is silent."""
 
 import http.client
 import json
@@ -12,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,16 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from serin.errors import EnvoyFileUnfit
+from serin.formats.serving.request import Request
+from serin.formats.serving.request_log import read_requests
 from serin.serving.envoy.api_types import SERVICE
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
-from tests.e2e.serving_host import wait_for
+from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.web import Handler, ask, in_a_thread, web_server
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
@@ -169,10 +170,9 @@ def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused(
                 "those before to be gone",
                 lambda: stat(gateway, f"listener.127.0.0.1_{port}.downstream_cx_active") == 0,
                 host,
-                PROCESS_NAME,
             )
             assert [admitted() for _ in range(14)] == [True] * 12 + [False] * 2
-        wait_for("room", lambda: post_ok(port), host, PROCESS_NAME)
+        wait_for("room", lambda: post_ok(port), host)
 
 
 def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> None:
@@ -187,7 +187,7 @@ def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> Non
             return all(say(text)[0] == passed for _ in range(6))
 
         lead_to(gateway, text_bytes=1000)
-        wait_for("the route", lambda: lets_in("x"), host, PROCESS_NAME)
+        wait_for("the route", lambda: lets_in("x"), host)
         too_long = (
             400,
             '{"error":"a text in the request is too long; at most 1000 bytes are taken"}\n',
@@ -201,13 +201,13 @@ def test_a_text_that_is_far_too_long_is_refused_before_anybody_reads_it() -> Non
         many = {"inputs": [{"name": "carrier", "data": ["x" * 900] * 100}]}
         assert post(port, json.dumps(many))[0] == passed
         lead_to(gateway)
-        wait_for("a release whose limit is not known", lambda: lets_in("x" * 1_000_000), host, PROCESS_NAME)
+        wait_for("a release whose limit is not known", lambda: lets_in("x" * 1_000_000), host)
 
 
 def test_a_client_gets_retry_after_at_once_while_no_release_can_answer() -> None:
     with lone_gateway() as (gateway, port, host):
         lead_to(gateway)
-        wait_for("the route", lambda: post_ok(port), host, PROCESS_NAME)
+        wait_for("the route", lambda: post_ok(port), host)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("POST", INFER, b"{}")
         answer = connection.getresponse()
@@ -244,7 +244,7 @@ def test_what_is_more_than_a_release_may_have_at_once_is_refused_at_once() -> No
         assert gateway.active_requests(V1) <= 1024 + 16
         for crowd in crowds:
             crowd.close()
-        wait_for("the end of all", lambda: gateway.active_requests(V1) == 0, host, PROCESS_NAME)
+        wait_for("the end of all", lambda: gateway.active_requests(V1) == 0, host)
     silent.close()
 
 
@@ -253,17 +253,15 @@ def test_a_release_that_hangs_up_does_not_get_every_request_twice_and_a_slow_one
     with lone_gateway() as (gateway, port, host):
         lead_to(gateway, calls=silent.port)
         crowd = Many(port, 200)
-        wait_for("all calls", lambda: gateway.active_requests(V1) == 200, host, PROCESS_NAME)
+        wait_for("all calls", lambda: gateway.active_requests(V1) == 200, host)
         assert stat(gateway, "upstream_rq_retry") == 0
         silent.hang_up()
         kinds = ("upstream_rq_retry", "upstream_rq_retry_overflow")
-        wait_for(
-            "200 decisions", lambda: sum(stat(gateway, kind) for kind in kinds) == 200, host, PROCESS_NAME
-        )
+        wait_for("200 decisions", lambda: sum(stat(gateway, kind) for kind in kinds) == 200, host)
         again, not_again = (stat(gateway, kind) for kind in kinds)
         print(f"200 broken calls: {again} tried again, {not_again} not")
         assert 0 < again <= 100
-        wait_for("the answers", lambda: crowd.seen["14"] == not_again, host, PROCESS_NAME)
+        wait_for("the answers", lambda: crowd.seen["14"] == not_again, host)
         crowd.close()
     silent.close()
 
@@ -271,33 +269,25 @@ def test_a_release_that_hangs_up_does_not_get_every_request_twice_and_a_slow_one
 def test_a_gateway_that_closes_answers_open_requests_and_accepts_no_new_ones() -> None:
     asked, let_go = threading.Event(), threading.Event()
 
-    class Slow(BaseHTTPRequestHandler):
+    class Slow(Handler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.read_body()
             asked.set()
             assert let_go.wait(30)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+            self.answer(b"")
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with lone_gateway() as (gateway, port, host):
-        lead_to(gateway, web=server.server_port)
+    with web_server(Slow) as web, lone_gateway() as (gateway, port, host):
+        lead_to(gateway, web=web)
         inside = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         inside.request("POST", INFER, b"{}")
         assert asked.wait(20)
         gateway.close()
-        wait_for("the gateway to close", lambda: shut(port), host, PROCESS_NAME)
+        wait_for("the gateway to close", lambda: shut(port), host)
         assert gateway.active_requests(V1) == 1
         let_go.set()
         answer = inside.getresponse()
         assert (answer.status, answer.getheader("connection")) == (200, "close")
         inside.close()
-    server.shutdown()
-    server.server_close()
 
 
 def shut(port: int) -> bool:
@@ -363,3 +353,70 @@ def test_an_expert_s_own_listener_and_filter_are_added_and_what_envoy_refuses_is
         file.write_text(json.dumps(content()))
         with pytest.raises(EnvoyFileUnfit, match=f"(?is)envoy.yaml cannot be added.*Envoy says:.*{words}"):
             gateway.write_bootstrap(1, expert=file)
+
+
+STABLE, CANDIDATE = Release(model="m", version=1), Release(model="m", version=2)
+HANGS_UP, ASKED = 0, 24
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every inference in the one way it was told to."""
+
+    daemon_threads = True
+    status = 200
+
+
+class Answering(Handler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        self.read_body()
+        if self.server.status == HANGS_UP:
+            self.close_connection = True
+            return
+        self.answer(b"", self.server.status)
+
+
+def logged_requests(port: int, log: Path, epoch: int, host: ChildHost) -> list[Request]:
+    """What the log says of requests in an epoch; one of Envoy's threads may go by the last one for a moment."""
+    lines: list[Request] = []
+
+    def enough() -> bool:
+        ask(port, "/v2/models/m/infer", b"{}")
+        lines[:] = [line for line in read_requests(log).requests if line.epoch == epoch]
+        return len(lines) >= ASKED
+
+    wait_for("the log", enough, host)
+    return lines
+
+
+def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_also_where_it_fails() -> None:
+    cases = {
+        # what stable and candidate do: what clients of each arm get, after how many tries
+        (200, 200): {("stable", 200, 1), ("candidate", 200, 1)},
+        (500, 200): {("stable", 500, 1), ("candidate", 200, 1)},
+        (503, 200): {("stable", 200, 2), ("candidate", 200, 1)},
+        (HANGS_UP, 200): {("stable", 200, 2), ("candidate", 200, 1)},
+        (200, 500): {("stable", 200, 1), ("candidate", 200, 2)},
+        (200, HANGS_UP): {("stable", 200, 1), ("candidate", 200, 2)},
+        (HANGS_UP, HANGS_UP): {("stable", 503, 2), ("candidate", 503, 2)},
+    }
+    servers = [in_a_thread(Server(("127.0.0.1", 0), Answering)) for _ in range(2)]
+    with servers[0] as stable, servers[1] as candidate, lone_gateway() as (gateway, port, host):
+        places = {
+            release.name: Endpoint(http=f"127.0.0.1:{each.server_port}", grpc="127.0.0.1:1")
+            for release, each in ((STABLE, stable), (CANDIDATE, candidate))
+        }
+        for epoch, ((stable.status, candidate.status), wanted) in enumerate(cases.items()):
+            route = ModelRoute(
+                model="m", epoch=epoch, stable=STABLE, candidate=CANDIDATE, candidate_percent=50.0
+            )
+            gateway.apply([route], places, {"m": Timeouts(request_s=20.0)})
+            lines = logged_requests(port, gateway.log, epoch, host)
+            assert {(line.arm, line.code, line.attempts) for line in lines} == wanted
+        stable.status, candidate.status = HANGS_UP, 200
+        assert ask(port, "/v2/models/m/versions/1/infer", b"{}").status == 503, (
+            "who names a version gets no other"
+        )
+        assert ask(port, "/v2/models/m/versions/2/infer", b"{}").status == 200

@@ -1,7 +1,5 @@
 """What other machines reach beside the models: the console and Prefect's API, with TLS and their logins."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import ssl
@@ -11,7 +9,6 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,29 +16,24 @@ import uvicorn
 
 from serin.console.app import build_app
 from serin.console.server import listen_to_gateway
+from serin.host.console import ConsoleSettings, role_secret
 from serin.machine.ports import free_ports
 from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
-from serin.stack.console.secrets import role_secret
-from serin.stack.console.settings import ConsoleSettings
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.web import Handler, web_server
 from tests.logs import heard
 
 LOGIN = "Basic " + base64.b64encode(b"serin:right").decode()
 
 
-class Prefect(BaseHTTPRequestHandler):
+class Prefect(Handler):
     """Requires a login, as the stack's Prefect server does, and answers with the path that arrived."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.headers["authorization"] == LOGIN else 401)
-        self.send_header("content-length", str(len(self.path)))
-        self.end_headers()
-        self.wfile.write(self.path.encode())
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(self.path.encode(), 200 if self.headers["authorization"] == LOGIN else 401)
 
 
 @dataclass
@@ -82,16 +74,6 @@ def console(home: Path) -> Iterator[Path]:
         thread.join(30)
 
 
-@contextmanager
-def prefect() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Prefect) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="serin-e2e-") as folder:  # short: it holds a unix socket
@@ -104,7 +86,7 @@ def outside(home: Path) -> Iterator[Outside]:
     files = TlsFiles(certificate=home / "cert.pem", key=home / "key.pem")
     authority.pair().write(files.certificate, files.key)
     trusted = ssl.create_default_context(cadata=authority.certificate.decode())
-    with console(home) as socket, prefect() as prefect_port:
+    with console(home) as socket, web_server(Prefect) as prefect_port:
         pages = Pages(address="127.0.0.1", port=port, console=socket, prefect_port=prefect_port)
         with lone_gateway(tls=files, pages=pages) as (_, _, host):
             found = Outside(port, trusted)

@@ -1,17 +1,14 @@
 """Gateways that reach each other's releases with certificates, on real Envoys."""
 
-from __future__ import annotations
-
-import http.client
 import signal
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,20 @@ from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
 from serin.machine.ports import free_ports
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, PeerPort
-from serin.serving.envoy.peer_tls import PeerFiles
+from serin.serving.envoy.gateway_tls import PeerFiles
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_certificates import Authority, Pair
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.threads import beside
+from tests.kit.waiting import until
+from tests.kit.web import Handler, ask, in_a_thread
 from tests.signals import hit
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
-LIMITS = {"m": Timeouts(request_s=8.0, promised_p99_s=0.02)}
+LIMITS = {"m": Timeouts(request_s=8.0, promised_s=0.02)}
 
 
 class Server(ThreadingHTTPServer):
@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), Peer)
         self.status = 200
         self.seen: list[dict[str, str]] = []
 
@@ -49,18 +49,14 @@ class Server(ThreadingHTTPServer):
         return Endpoint(http=place, grpc=place)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Peer(Handler):
     protocol_version = "HTTP/1.1"
     server: Server
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.read_body()
         self.server.seen.append({name.lower(): value for name, value in self.headers.items()})
-        self.send_response(self.server.status)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(b"", self.server.status)
 
 
 @dataclass
@@ -76,24 +72,12 @@ class Host:
 
     def ask(self, **headers: str) -> tuple[int, str]:
         """Status and request id of an inference."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request(
-                "POST", "/v2/models/m/infer", b"{}", {k.replace("_", "-"): v for k, v in headers.items()}
-            )
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status, answer.headers["x-request-id"]
-        finally:
-            connection.close()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = ask(self.port, "/v2/models/m/infer", b"{}", named)
+        return answer.status, answer.headers["x-request-id"]
 
     def logged(self, at_least: int) -> list[Request]:
-        wait_for(
-            "the log",
-            lambda: len(read_requests(self.gateway.log).requests) >= at_least,
-            self.processes,
-            PROCESS_NAME,
-        )
+        wait_for("the log", lambda: len(read_requests(self.gateway.log).requests) >= at_least, self.processes)
         return read_requests(self.gateway.log).requests
 
 
@@ -111,13 +95,10 @@ def host(folder: Path, authority: Authority) -> Iterator[Host]:
     (port,) = free_ports(1)
     place = PeerPort(address="127.0.0.1", port=port, files=files)
     servers = {release.name: Server() for release in (V1, V2)}
-    for server in servers.values():
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    with lone_gateway(peers=place) as (gateway, public, processes):
+    with ExitStack() as exits, lone_gateway(peers=place) as (gateway, public, processes):
+        for server in servers.values():
+            exits.enter_context(in_a_thread(server))
         yield Host(gateway, public, f"127.0.0.1:{port}", processes, files, servers)
-    for server in servers.values():
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -158,22 +139,8 @@ def load(here: Host, threads: int = 4) -> Iterator[list[tuple[int, float]]]:
             status, _ = here.ask()
             done.append((status, time.monotonic() - began))
 
-    clients = [threading.Thread(target=client) for _ in range(threads)]
-    for each in clients:
-        each.start()
-    try:
+    with beside(*[client] * threads, stop=stop):
         yield done
-    finally:
-        stop.set()
-        for each in clients:
-            each.join()
-
-
-def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_peer_answers_and_only_the_first_gateway_logs_the_request(hosts: tuple[Host, Host, Host]) -> None:

@@ -1,7 +1,5 @@
 """What the gateway refuses: paths and calls that could change or reveal a server, and requests that are malformed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -262,7 +260,7 @@ def _restarted_is_ready_and_started_is_not(bare: Stack) -> None:
         if fresh:
             bare.gateway.write_bootstrap(bare.port, request_filter=built_filter())
         bare.host.start(bare.gateway.process())
-        wait_for("Envoy", bare.gateway.ready, bare.host, PROCESS_NAME)
+        wait_for("Envoy", bare.gateway.ready, bare.host)
         assert bare.ask("GET", "/v2/health/ready")[0] == (503 if fresh else 200)
 
 
@@ -286,7 +284,7 @@ def test_a_gateway_does_not_wait_for_the_names_of_other_hosts(tmp_path: Path) ->
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=release)], {release.name: away})
         host.stop(PROCESS_NAME)
         host.start(gateway.process())
-        wait_for("Envoy", gateway.ready, host, PROCESS_NAME, within_s=30)
+        wait_for("Envoy", gateway.ready, host, within_s=30)
         assert bare.ask("GET", "/v2/health/live")[0] == 200
         names.setblocking(False)
         assert names.recv(1000), "it was asked"

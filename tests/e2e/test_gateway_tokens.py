@@ -1,7 +1,5 @@
 """Tokens of an OpenID provider and rate limits at a real Envoy, by HTTP and gRPC."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging
@@ -54,7 +52,6 @@ def everywhere(scene: Scene, secret: str | None, expected: tuple[int, str], **wh
         f"{expected}",
         lambda: all(scene.statuses(secret, **where) == expected for _ in range(3)),
         scene.host,
-        PROCESS_NAME,
         within_s=20.0,
     )
 
@@ -173,7 +170,7 @@ def test_the_provider_s_new_keys_are_followed_and_the_old_ones_kept_while_it_is_
         follow()  # as the controller does every half second
         return [scene.ask(each)[0] for each in (old, new, new, new)] == [401, 200, 200, 200]
 
-    wait_for("the new key", followed, scene.host, PROCESS_NAME, within_s=20.0)
+    wait_for("the new key", followed, scene.host, within_s=20.0)
 
     provider.down, asked = True, provider.asked
     wait_for("questions", lambda: (follow(), provider.asked > asked + 3)[1], scene.host, within_s=20.0)
@@ -208,7 +205,7 @@ def test_the_caller_is_logged_and_the_token_is_nowhere(scene: Scene) -> None:
         return {json.loads(line)["caller"] for line in lines}
 
     mine = ('corp:eve "\n' + "x" * 300)[:128]
-    wait_for("its lines", lambda: mine in callers(), scene.host, PROCESS_NAME, within_s=20.0)
+    wait_for("its lines", lambda: mine in callers(), scene.host, within_s=20.0)
     assert {"ada", "corp:alice", None} <= callers()
     for path in scene.home.rglob("*"):
         if path.is_file():
@@ -242,7 +239,6 @@ def test_a_caller_or_a_model_above_its_rate_is_refused_and_others_are_not(scene:
         "the model's limit",
         lambda: (seen.append(scene.ask(fast, model=OTHER)), seen[-1][0] == 429)[1],
         scene.host,
-        PROCESS_NAME,
         within_s=20.0,
     )
     assert seen[-1][2]["retry-after"] == "60"

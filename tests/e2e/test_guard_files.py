@@ -1,7 +1,5 @@
 """Every file that guards the gateway, damaged while it runs and before it starts again: it never answers more."""
 
-from __future__ import annotations
-
 import http.client
 import ssl
 from collections.abc import Callable
@@ -71,10 +69,10 @@ def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
             except SerinError:
                 return False
             host.start(gateway.process())
-            wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
+            wait_for("Envoy", gateway.ready, host)
             return True
 
-        wait_for("the first refusal", lambda: answers() == [401, 200], host, PROCESS_NAME)
+        wait_for("the first refusal", lambda: answers() == [401, 200], host)
         guards = [keys.path, keys.mark, files.certificate, files.key]
         documents = [gateway.folder / name for name in ("keys/keys.json", "tls/tls.json", "tls.json")]
         guards += documents
@@ -85,7 +83,7 @@ def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
                 said = follow(gateway)
                 if path == keys.path:
                     assert ["the gateway is closed" in line for line in said] == [True], name
-                    wait_for("its end", lambda: answers() == [401, 503], host, PROCESS_NAME)
+                    wait_for("its end", lambda: answers() == [401, 503], host)
                 assert closed(), (path, name)
                 assert follow(gateway) == [], "said once"
                 again = path == keys.path or (name == "lost" and path not in documents)  # each takes a second
@@ -97,4 +95,4 @@ def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
                 if host.state(PROCESS_NAME) != "running":
                     assert start_again()
                 follow(gateway)
-                wait_for("what was before", lambda: answers() == [401, 200], host, PROCESS_NAME)
+                wait_for("what was before", lambda: answers() == [401, 200], host)

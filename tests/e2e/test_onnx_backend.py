@@ -1,9 +1,5 @@
-"""The backend of our own beside the Python one, each in a real Triton: the same bits, and the same refusals."""
+"""The backend of our own in a real Triton: the same bits as the Python one, also of a model in two parts."""
 
-from __future__ import annotations
-
-import http.client
-import json
 import os
 import re
 import shutil
@@ -24,9 +20,11 @@ from serin.serving.client.client import Protocol, predict
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.releases import Releases
-from serin.store.artifacts import Release
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.split_triton import serving_split
+from tests.kit.web import ask
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -46,7 +44,7 @@ class Both:
         self.releases = Releases(folder / "releases", host=self.host, store=store, devices=lambda: ())
         self.by_backend: dict[str, Release] = {}
         for backend in BACKENDS:
-            spec = f"serving: {{backend: {backend}, queue_delay_us: 20000}}\n"
+            spec = f"serving: {{backend: {backend}, queue_delay: 20000us}}\n"
             bundle = bundles.publish(store, bias=0.0, spec=spec, extra={"model.onnx": choking_graph()})
             self.by_backend[backend] = Release(model=bundle.model, version=bundle.version)
             self.graph = bundle.path
@@ -191,12 +189,7 @@ def test_who_shares_a_batch_with_a_request_at_fault_does_not_pay_for_it(both: Bo
 def _statistics(both: Both) -> dict[str, int]:
     place = both.releases._place(both.by_backend["onnx_native"])
     assert place is not None
-    connection = http.client.HTTPConnection("127.0.0.1", place.metrics_port, timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        counted = connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    counted = ask(place.metrics_port, "/metrics").text
     names = {"requests": "nv_inference_count", "batches": "nv_inference_exec_count"}
     found = {
         what: re.findall(rf"^{name}{{.*}} (\d+)$", counted, re.MULTILINE) for what, name in names.items()
@@ -213,12 +206,8 @@ def test_only_the_outputs_that_are_asked_for_are_given(both: Both) -> None:
     ]  # fmt: skip
     inputs[2]["data"] = [0.5]  # JSON has no NaN
     for outputs, status in (([{"name": "score"}], 200), ([{"name": "other"}], 400)):
-        connection = http.client.HTTPConnection(both.releases.endpoint(release).http, timeout=10)
-        connection.request(
-            "POST", f"/v2/models/{MODEL}/infer", json.dumps({"inputs": inputs, "outputs": outputs})
-        )
-        assert connection.getresponse().status == status
-        connection.close()
+        body = {"inputs": inputs, "outputs": outputs}
+        assert ask(both.releases.endpoint(release).http, f"/v2/models/{MODEL}/infer", body).status == status
 
 
 def test_it_needs_no_separate_process(both: Both) -> None:
@@ -231,3 +220,67 @@ def test_it_needs_no_separate_process(both: Both) -> None:
 
 def _children(pid: int | None) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if os.name == "posix" else []
+
+
+FAR_OF_SPLIT = {**bundles.rows(1), "distance": np.array([[100]], np.int64)}  # the front fails on it
+
+
+class Served:
+    def __init__(self, bundle: Bundle, http: str, grpc: str) -> None:
+        self.bundle, self.http, self.grpc = bundle, http, grpc
+
+    def answer(self, columns: dict[str, Array], protocol: Protocol = "http") -> Array | str:
+        try:
+            return predict(getattr(self, protocol), MODEL, columns, SCHEMA, protocol)["score"]
+        except PredictionFailed as refused:
+            return f"{refused.fields['status']} {refused.fields['reason']}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    folder = Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+    spec = "serving: {max_batch_rows: 200, queue_delay: 5000us}\n"
+    extra = {"front.onnx": bundles.choking_front()}
+    bundle = bundles.publish(Store(str(folder / "store")), bias=0.5, spec=spec, in_two=True, extra=extra)
+    try:
+        with serving_split(bundle, folder, workers=3, piece_rows=16) as place:
+            yield Served(bundle, place.endpoint.http, place.endpoint.grpc)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_every_size_of_batch_is_scored_as_the_whole_graph_scores_it(
+    served: Served, protocol: Protocol
+) -> None:
+    for count in (1, 2, 3, 5, 63, 64, 65, 97, 128, 199, 200):
+        columns = bundles.rows(count, seed=count)
+        found = served.answer(columns, protocol)
+        np.testing.assert_allclose(found, bundles.score(served.bundle.path, columns), rtol=0, atol=1e-6)
+
+
+def test_requests_of_all_sizes_that_share_batches_get_the_scores_that_they_have_alone(served: Served) -> None:
+    requests = [bundles.rows(1 + 7 * number % 40, seed=number) for number in range(80)]
+    alone = [served.answer(columns) for columns in requests[:20]]
+    with ThreadPoolExecutor(20) as pool:
+        together = list(pool.map(served.answer, requests))
+    for columns, found in zip(requests, together, strict=True):
+        np.testing.assert_allclose(found, bundles.score(served.bundle.path, columns), rtol=0, atol=1e-6)
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=False))
+
+
+def test_a_request_at_fault_does_not_fail_those_that_share_its_batch(served: Served) -> None:
+    good = bundles.rows(3)
+    own = served.answer(good)
+    night = {**bundles.rows(2), "night": np.array([[1], [-2]], np.int8)}
+    asked = [FAR_OF_SPLIT, night, *[good] * 10] * 3
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(served.answer, asked))
+    for columns, answer in zip(asked, answers, strict=True):
+        if columns is good:
+            assert np.array_equal(answer, own)
+        else:
+            assert isinstance(answer, str)
+            assert answer.startswith(
+                "400 input 'night': row 1 is -2" if columns is night else "500 the model could not"
+            )

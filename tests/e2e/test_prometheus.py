@@ -1,7 +1,5 @@
 """Prometheus' rules, its dashboard and Alertmanager's route, loaded and fired by the real programs."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -14,23 +12,23 @@ import pytest
 import yaml
 
 from serin.formats.serving.request import Request
+from serin.host.wiring import request_log
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.decide.state import Phase
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
-from serin.stack.watch.history_duty import HistoryDuty
-from serin.stack.watch.metrics.server import MetricsServer
-from serin.stack.watch.objectives_duty import ObjectivesDuty
-from serin.stack.watch.promises import Promises
-from serin.stack.wiring import request_log
 from serin.store.store import Store
+from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.metrics import MetricsServer
+from serin.watcher.objectives_duty import ObjectivesDuty
+from serin.watcher.promises import Promises
 from tests.e2e.external_scene import asking, scene
 from tests.e2e.prometheus_server import FILES, Monitored, monitoring, needs_prometheus
-from tests.e2e.whole_stack import until
 from tests.fakes.gpus import write_inventory
 from tests.fakes.kserve import serving
 from tests.fakes.running_controller import running_controller
 from tests.fakes.webhooks import webhook
+from tests.kit.waiting import until
 from tests.unit.monitoring.request_lines import GOOD, append
 
 pytestmark = needs_prometheus
@@ -73,7 +71,7 @@ def test_the_latency_of_a_release_is_read_from_envoy_s_native_histograms(monitor
         values = monitored.value('serin:latency_ms:p99_5m{release="sentiment-v1"}')
         return values[0][1] if values and values[0][1] > 0 else None
 
-    p99_ms = until(found, "a latency in Prometheus", seconds=60)
+    p99_ms = until(found, "a latency in Prometheus", within_s=60)
     assert 2.0 <= p99_ms < 10_000  # the server takes two milliseconds
     assert monitored.targets() == {"serin": "up", "serin-gateway": "up"}
     (count,) = [value for _, value in monitored.value("serin_model_live_version")]
@@ -85,7 +83,7 @@ def test_every_rule_is_evaluated_without_an_error(monitored: Monitored) -> None:
         known = [rule for group in monitored.ask("rules")["groups"] for rule in group["rules"]]
         return known if all(rule["health"] != "unknown" for rule in known) else None
 
-    found = until(evaluated, "an evaluation of every rule", seconds=60)
+    found = until(evaluated, "an evaluation of every rule", within_s=60)
     assert {rule["name"]: rule["health"] for rule in found} == dict.fromkeys(
         (rule.get("record") or rule["alert"] for rule in rules()), "ok"
     )
@@ -123,7 +121,7 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
         ):
             (message,) = received.wait_for(1, 60.0)
             rounds = scrapes(found)
-            until(lambda: scrapes(found) > rounds + 5 or None, "five more evaluations", seconds=60)
+            until(lambda: scrapes(found) > rounds + 5 or None, "five more evaluations", within_s=60)
             assert received.got == [message]
             burning = {labels["model"]: value for labels, value in found.value(_FAST_BURN)}
     finally:
@@ -138,7 +136,7 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
 def serve_first_version(home: Path, model: str) -> None:
     with running_controller(home, model):
         submit(home, Command(kind="start", model=model, version=1, by="test"))
-        until(lambda: ((found := model_status(home, model)) and found.live) or None, "live", seconds=30)
+        until(lambda: ((found := model_status(home, model)) and found.live) or None, "live", within_s=30)
 
 
 def requests(model: str, one_in: int, now: float) -> Iterator[Request]:

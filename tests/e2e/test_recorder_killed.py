@@ -1,5 +1,4 @@
-"""Load on releases that record none, a tenth and all of their requests while the watcher is killed: no request fails,
-and every drawn row is recorded once or counted as dropped."""
+"""Recorded requests of real releases while the watcher is killed, and labels for them: every row, and the live AUC."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from serin import metrics
 from serin.formats.serving.spool import is_drawn
 from serin.machine import environment
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
+from serin.monitoring.quality.labels import Columns, add_labels
+from serin.monitoring.quality.truth import TruthOf
+from serin.monitoring.quality.view import QualityView, read_quality
+from serin.spec.load import load_spec
 from serin.store.artifacts import Release
-from tests.e2e.recording_stack import Recorder, RecordingStack, Row, recording_stack
+from serin.store.store import Store
+from tests.e2e.recording_stack import SCHEMA, Recorder, RecordingStack, Row, recording_stack
+from tests.fakes.live_quality import spec
+from tests.kit.waiting import running, tail, until
 from tests.signals import hit, kill_9
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
 SHARES = {"none": 0.0, "tenth": 0.1, "all": 1.0}
 NAMES = ("carrier", "temp", "distance", "night", "_answer_score", "_answer_pair", "_answer_word")
-WITHIN_S = 120.0
 PAUSE_S = 0.02  # between two requests of a client
 
 
@@ -45,7 +51,7 @@ def watcher(stack: RecordingStack) -> Iterator[subprocess.Popen[bytes]]:
     )
     with (stack.folder / "watcher.log").open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "serin.stack.watch.watcher"], env=variables, stdout=log, stderr=log
+            [sys.executable, "-m", "serin.watcher.watcher"], env=variables, stdout=log, stderr=log
         )
         try:
             yield child
@@ -95,14 +101,6 @@ class Load:
             self._failures.append(error)
 
 
-def _until(what: str, happened: Callable[[], bool], child: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + WITHIN_S
-    while not happened():
-        assert child.poll() is None, log.read_text()
-        assert time.monotonic() < end, f"{what} did not happen:\n{log.read_text()}"
-        time.sleep(0.05)
-
-
 def _recorded(stack: RecordingStack, release: Release) -> pa.Table:
     return captured(stack.folder, MODEL, versions=[release.version])
 
@@ -123,16 +121,25 @@ def test_rows_are_exact_at_any_share_although_the_watcher_is_killed() -> None:
         every = stack.by_name["all"]
         load = Load(stack)
         with load, watcher(stack) as first:
-            _until("a first record", lambda: _counted(stack, every)[0] > 0, first, log)
+            until(
+                lambda: _counted(stack, every)[0] > 0, "a first record", alive=running(first), said=tail(log)
+            )
             hit(first.pid)
             first.wait()
             before = _counted(stack, every)[0]
             with watcher(stack) as second:
-                _until("a second record", lambda: _counted(stack, every)[0] > before, second, log)
+                until(
+                    lambda: _counted(stack, every)[0] > before,
+                    "a second record",
+                    alive=running(second),
+                    said=tail(log),
+                )
                 load.end()
                 drawn = {name: load.drawn(name) for name in SHARES}
                 wanted = {stack.by_name[name]: len(drawn[name]) for name in ("tenth", "all")}
-                _until("all records", lambda: _all_counted(stack, wanted), second, log)
+                until(
+                    lambda: _all_counted(stack, wanted), "all records", alive=running(second), said=tail(log)
+                )
         for name, client in load.clients.items():
             _is_exact(stack, stack.by_name[name], client, drawn[name])
         assert 0 < len(drawn["tenth"]) < len(drawn["all"])
@@ -169,3 +176,70 @@ def _values(row: Row) -> list[Any]:
         pair,
         row.got[2],
     ]
+
+
+REQUESTS, EACH = 40, 5
+
+
+def test_live_auc_of_each_release_is_that_of_the_scores_its_clients_got() -> None:
+    with recording_stack(one=spec(), two=spec()) as stack:
+        clients = [stack.recorder(name) for name in ("one", "two")]
+        truth = {}
+        for client in clients:
+            for number in range(REQUESTS):
+                send = client.grpc if number % 2 else client.binary
+                send(bundles.rows(EACH, seed=1000 * client.release.version + number))
+            truth |= labels_of(client)
+        shuffled = np.random.default_rng(1).permutation(sorted(truth))
+        keys = [(found, int(row)) for found, row in shuffled][: int(0.8 * len(truth))]  # a fifth never comes
+        add(stack, {key: 1 - truth[key] if place < 20 else truth[key] for place, key in enumerate(keys)})
+        log = stack.folder / "watcher.log"
+        with watcher(stack) as child:
+            until(lambda: labelled(stack) == len(keys), "labels", alive=running(child), said=tail(log))
+            add(stack, {key: truth[key] for key in keys[:20]})  # what was wrong at first
+            until(
+                lambda: seen(stack).received == len(keys) + 20,
+                "corrections",
+                alive=running(child),
+                said=tail(log),
+            )
+        for client, release in zip(clients, seen(stack).releases, strict=True):
+            own = [key for key in keys if key in client.rows]
+            scores = np.array([score(client, key) for key in own], np.float32)
+            assert release.recorded == REQUESTS * EACH
+            assert release.metrics["auc"].value == metrics.auc([truth[key] for key in own], scores)
+            assert 0 < release.estimate["auc"].value < 1
+
+
+def labels_of(client: Recorder) -> dict[tuple[str, int], int]:
+    random = np.random.default_rng(client.release.version)
+    return {key: int(random.random() < score(client, key)) for key in client.rows}
+
+
+def score(client: Recorder, key: tuple[str, int]) -> float:
+    return float(np.frombuffer(client.rows[key].got[0], "f4")[0])
+
+
+def add(stack: RecordingStack, truth: dict[tuple[str, int], int]) -> None:
+    version = stack.by_name["one"].version
+    bundle = Path(Store(str(stack.folder / "store")).bundle(MODEL, version).path)
+    of = TruthOf(model=MODEL, data=load_spec(bundle / "spec.yaml").data, schema=SCHEMA)
+    table = pa.table(
+        {
+            "_id": [found for found, _ in truth],
+            "_row": [row for _, row in truth],
+            "arr_delay": [60.0 if late else 0.0 for late in truth.values()],
+        }
+    )
+    add_labels(stack.folder, of, table, Columns(), time.time())
+
+
+def seen(stack: RecordingStack) -> QualityView:
+    view = read_quality(stack.folder, MODEL)
+    assert view is not None
+    return view
+
+
+def labelled(stack: RecordingStack) -> int:
+    view = read_quality(stack.folder, MODEL)
+    return 0 if view is None else sum(release.labelled for release in view.releases)

@@ -1,7 +1,5 @@
 """Requests are recorded as they were sent and answered, by both backends, and no request ever suffers from it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

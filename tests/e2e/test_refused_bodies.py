@@ -1,7 +1,5 @@
 """What the gateway refuses itself is answered in full over HTTP/1.1, HTTP/2 and gRPC, however long the body is."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import shutil
@@ -86,7 +84,7 @@ def guarded() -> Iterator[Guarded]:
             "other": (other, FOREIGN),
         }
         found = Guarded(gateway, port, host, authority, wrong, good)
-        wait_for("both routes and keys", lambda: led(found), host, PROCESS_NAME)
+        wait_for("both routes and keys", lambda: led(found), host)
         yield found
     shutil.rmtree(folder)
 
@@ -234,8 +232,8 @@ def test_refusals_are_counted_and_logged_apart_from_what_releases_answered(guard
         more = Counter(gateway.refused()) - Counter(before)
         return more == {"401": many, "gRPC 16": 1}
 
-    wait_for("the counters", counted, guarded.host, PROCESS_NAME)
-    wait_for("the log", lambda: gateway.refusals.stat().st_size > 0, guarded.host, PROCESS_NAME)
+    wait_for("the counters", counted, guarded.host)
+    wait_for("the log", lambda: gateway.refusals.stat().st_size > 0, guarded.host)
     lines = [json.loads(line) for line in gateway.refusals.read_text().splitlines()]
     recent = [line for line in lines if line["code"] == 401 and line["path"] == INFER]
     print(f"{len(lines)} lines; counted: {gateway.refused()}")

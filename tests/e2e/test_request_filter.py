@@ -1,14 +1,10 @@
 """The gateway's request filter in a real Envoy: what it refuses over HTTP and gRPC, and what it passes on."""
 
-from __future__ import annotations
-
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.message_readers import TOO_LARGE, UNREADABLE
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.web import Handler, web_server
 from tests.unit.serving.bundles import MODEL
 
 V1 = Release(model=MODEL, version=1)
@@ -47,14 +44,14 @@ COMPRESSED = "compressed requests are not accepted; send the body as it is"
 FOREIGN = "no such model or version is served here"
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(Handler):
     """Says which headers and which body arrived."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.read_body()
         seen = {name.lower() for name in self.headers}
         known = [
             self.path,
@@ -64,13 +61,7 @@ class Echo(BaseHTTPRequestHandler):
             body.decode("latin-1"),
         ]
         text = json.dumps([*known, self.headers.get(LENGTH)]).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(text)
 
 
 @contextmanager
@@ -80,19 +71,14 @@ def echoing(library: Path | None = None, *, elsewhere: bool = False) -> Iterator
         place = replace(place, elsewhere=elsewhere)
         limits = {MODEL: Timeouts(request_s=60.0, max_text_bytes=TEXT_BYTES)}
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place}, limits)
-        wait_for("the route", lambda: _led(port), host, PROCESS_NAME)
+        wait_for("the route", lambda: _led(port), host)
         yield port
 
 
 @contextmanager
 def echo() -> Iterator[Endpoint]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield Endpoint(http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:1")
-    finally:
-        server.shutdown()
-        server.server_close()
+    with web_server(Echo) as port:
+        yield Endpoint(http=f"127.0.0.1:{port}", grpc="127.0.0.1:1")
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +298,9 @@ def test_a_gateway_without_the_filter_is_open_to_this_machine_alone_and_leads_no
     gateway.write_bootstrap(port, "0.0.0.0", request_filter=None)
     with echo() as place, Children() as host:
         host.start(gateway.process())
-        wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
+        wait_for("Envoy", gateway.ready, host)
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=V1)], {V1.name: place})
-        wait_for("the route", lambda: refused(port, TEXT) == "", host, PROCESS_NAME)
+        wait_for("the route", lambda: refused(port, TEXT) == "", host)
         (listening,) = {
             each.laddr.ip
             for each in psutil.Process(host.pid(PROCESS_NAME)).net_connections("tcp")

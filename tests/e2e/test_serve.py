@@ -1,16 +1,10 @@
 """Serving alone, as a container runs it."""
 
-from __future__ import annotations
-
-import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +13,12 @@ from typer.testing import CliRunner
 
 from serin.cli import app
 from serin.errors import PredictionFailed
+from serin.host.process_scan import stack_processes
 from serin.serving.client.client import Client
-from serin.stack.host.process_scan import stack_processes
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.kit.commands import serin
+from tests.kit.waiting import running, tail, until
+from tests.kit.web import answers, ask
 from tests.signals import kill_9
 
 
@@ -40,15 +37,21 @@ def test_serving_alone_registers_external_servers_and_leaves_nothing_when_it_is_
             stderr=subprocess.STDOUT,
         )
     try:
-        _until(lambda: _answers(f"http://127.0.0.1:{port}/v2/health/live"), alone, log)
-        _until(lambda: _decides(home), alone, log)  # the gateway answers sooner than the controller hears
+        until(lambda: answers(port, "/v2/health/live"), alive=running(alone), said=tail(log))
+        until(
+            lambda: _decides(home), alive=running(alone), said=tail(log)
+        )  # the gateway answers sooner than the controller hears
         with serving() as stable, serving() as candidate:
             places = [f"localhost:{server.server_port}" for server in (stable, candidate)]
             addresses = "--stable", f"http://{places[0]}", "--candidate", f"http://{places[1]}"
-            _serin("rollout", "start", MODEL, *addresses, "--no-follow")
-            _until(lambda: _post(port, f"/v2/models/{MODEL}/versions/2/infer") == 200, alone, log)
+            serin("rollout", "start", MODEL, *addresses, "--no-follow")
+            until(
+                lambda: ask(port, f"/v2/models/{MODEL}/versions/2/infer", {"inputs": []}).status == 200,
+                alive=running(alone),
+                said=tail(log),
+            )
             status: dict[str, Any] = {}
-            _until(lambda: status.update(_shown()) or status["well"], alone, log)
+            until(lambda: status.update(_shown()) or status["well"], alive=running(alone), said=tail(log))
             _is_shown_and_asked(port, status, places, candidate)
         alone.send_signal(signal.SIGTERM)
         assert alone.wait(timeout=120) == 0, log.read_text()
@@ -65,7 +68,7 @@ def _is_shown_and_asked(port: int, status: Any, places: list[str], candidate: KS
     assert [(each["ready"], each["elsewhere"]) for each in releases] == [(True, at) for at in places]
     assert status["prefect"] is None
     assert candidate.posted == [(f"/v2/models/{MODEL}/infer", "localhost")]
-    assert _post(port, f"/v2/models/{MODEL}/versions/3/infer") == 404
+    assert ask(port, f"/v2/models/{MODEL}/versions/3/infer", {"inputs": []}).status == 404
     with (
         Client(f"127.0.0.1:{port}", MODEL, protocol="grpc", version=2, retries=0) as model,
         pytest.raises(PredictionFailed, match="ask it by number over HTTP"),
@@ -75,36 +78,6 @@ def _is_shown_and_asked(port: int, status: Any, places: list[str], candidate: KS
 
 def _shown() -> Any:
     return json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)
-
-
-def _serin(*words: str) -> None:
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, (words, done.output, done.exception)
-
-
-def _post(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("POST", path, b'{"inputs": []}')
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def _until(true: Callable[[], bool], serving: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert serving.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=10):
-            return True
-    except OSError:
-        return False
 
 
 def _decides(home: Path) -> bool:

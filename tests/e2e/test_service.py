@@ -1,9 +1,6 @@
 """A model's life in service, by the command and on real parts: its logs, its end, and the end of its versions."""
 
-from __future__ import annotations
-
 import csv
-import http.client
 import json
 import os
 from pathlib import Path
@@ -11,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from serin.errors import PredictionFailed
+from serin.host.process_scan import stack_processes
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import build_gateway, request_log
 from serin.machine import in_use
 from serin.serving.client.client import Client, Protocol
 from serin.serving.envoy.gateway import PROCESS_NAME
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.wiring import build_gateway, request_log
 from serin.store.store import Store
-from tests.e2e.serving_alone import Alone, serin, serving_alone
+from tests.e2e.serving_alone import Alone, serving_alone
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_stack import good_inputs
+from tests.kit.commands import serin
+from tests.kit.web import ask
 from tests.signals import hit
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -28,20 +27,16 @@ from tests.unit.serving.bundles import MODEL
 SPEC = """
 name: delays
 model: {onnx: delays.onnx, task: binary, answer: probabilities, golden: rows.npz}
-serving: {p99_ms: 50, request_timeout: 4s}
+objectives: {latency_ms: 50}
+serving: {request_timeout: 4s}
 """
 ROWS = {"carrier": ["AA"], "temp": [0.5], "distance": [1], "night": [False]}
 INFER = f"/v2/models/{MODEL}/infer"
 
 
 def post(port: int, path: str = INFER) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        connection.request("POST", path, json.dumps({"inputs": good_inputs()}))
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
+    answer = ask(port, path, {"inputs": good_inputs()})
+    return answer.status, answer.text
 
 
 def releases(alone: Alone) -> list[str]:
@@ -120,10 +115,10 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
 
         url, key, trusted = switch_on_tls_and_keys(alone, tmp_path)
 
-        assert "it is live; run `serin retire delays` first" in serin("models", "delete", MODEL, "-y", code=1)
+        assert "it is live; run `serin retire delays` first" in serin("models", "remove", MODEL, "-y", code=1)
         assert "add --yes" in serin("retire", MODEL, code=2)
         assert alone.live(MODEL) == 1
-        assert "`serin rollout start delays 1` serves it again" in serin("retire", MODEL, "--yes")
+        assert "`serin rollout start delays:1` serves it again" in serin("retire", MODEL, "--yes")
         gone = pytest.raises(PredictionFailed, match="no such model or version is served here")
         with Client(url, MODEL, api_key=key, ca=trusted) as model, gone:
             model.predict(ROWS)
@@ -135,6 +130,6 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
 
     with serving_alone(home) as alone:
         assert releases(alone) == []
-        assert "version 1 is deleted" in serin("models", "delete", f"{MODEL}:1", "--yes")
+        assert "version 1 is deleted" in serin("models", "remove", f"{MODEL}:1", "--yes")
         assert store.versions(MODEL) == versions[1:]
         assert "no log of model 'none'" in serin("logs", "none", code=1)

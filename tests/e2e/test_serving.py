@@ -1,7 +1,5 @@
 """Through the gateway: what clients get, what is logged, and what happens when a release dies under them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal
@@ -190,12 +188,12 @@ def test_every_request_is_answered_when_one_of_two_releases_is_killed_under_load
         return len(stack.logged(epoch, 0)) >= count
 
     with loading(stack, PROTOCOLS, seconds=30, clients=6, stop=killed.is_set) as results:
-        wait_for("some traffic", lambda: after(200), stack.host, PROCESS_NAME)
+        wait_for("some traffic", lambda: after(200), stack.host)
         pid = stack.host.pid(victim.name)
         assert pid
         hit(pid)
         seen = len(stack.logged(epoch, 0))
-        wait_for("more traffic", lambda: after(seen + 400), stack.host, PROCESS_NAME)
+        wait_for("more traffic", lambda: after(seen + 400), stack.host)
         killed.set()
     lines = stack.logged(epoch, sum(result.requests for result in results))
     saved = [line for line in lines if line.attempts > 1]
@@ -230,7 +228,7 @@ def test_a_candidate_that_hangs_costs_time_and_not_the_request(stack: Stack) -> 
     assert pid
     assert send_group(signal.SIGSTOP, pid)
     try:
-        wait_for("all of its threads to stop", lambda: _stopped(pid), stack.host, PROCESS_NAME)
+        wait_for("all of its threads to stop", lambda: _stopped(pid), stack.host)
         for protocol in PROTOCOLS:
             predict(stack.url, MODEL, bundles.rows(1), SCHEMA, protocol)
     finally:
@@ -297,7 +295,7 @@ def test_what_envoy_refuses_changes_nothing_also_not_for_the_next_envoy(stack: S
     with pytest.raises(GatewayRejected, match="does not answer"):
         stack.gateway.apply([], {})
     stack.host.start(stack.gateway.process())
-    wait_for("Envoy", stack.gateway.ready, stack.host, PROCESS_NAME)
+    wait_for("Envoy", stack.gateway.ready, stack.host)
     predict(stack.url, MODEL, bundles.rows(1), SCHEMA)
     assert len(stack.logged(epoch, 2)) == 2
 
@@ -308,9 +306,7 @@ def test_a_release_goes_without_a_failed_request_and_leaves_nothing(stack: Stack
     record = json.loads((stack.folder / "releases" / stack.candidate.name / "release.json").read_text())
     with loading(stack, PROTOCOLS, seconds=30, clients=3, stop=gone.is_set) as results:
         stack.route(0)
-        wait_for(
-            "its drain", lambda: stack.gateway.active_requests(stack.candidate) == 0, stack.host, PROCESS_NAME
-        )
+        wait_for("its drain", lambda: stack.gateway.active_requests(stack.candidate) == 0, stack.host)
         only = {stack.stable.name: stack.releases.endpoint(stack.stable)}
         stack.gateway.apply([ModelRoute(model=MODEL, epoch=stack.epoch, stable=stack.stable)], only)
         stack.releases.stop(stack.candidate)

@@ -3,10 +3,7 @@
 And what another user of the machine can do to it: ask it, and nothing else.
 """
 
-from __future__ import annotations
-
 import base64
-import http.client
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +21,8 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.e2e import stranger
 from tests.e2e.serving_host import ChildHost, wait_for
+from tests.kit.waiting import until
+from tests.kit.web import ask
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -33,12 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def metrics(releases: Releases, release: Release) -> str:
     place = releases._place(release)
     assert place is not None
-    connection = http.client.HTTPConnection("127.0.0.1", place.metrics_port, timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    return ask(place.metrics_port, "/metrics").text
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,7 @@ def test_a_release_that_cannot_score_its_warm_up_never_becomes_ready(tmp_path: P
 
     try:
         releases.start(release)
-        wait_for("its end", dead, host)
+        until(dead, "its end", within_s=120.0)
     finally:
         releases.stop(release)
         host.stop_all()

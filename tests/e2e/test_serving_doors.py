@@ -1,6 +1,4 @@
-"""Models that came through other doors, in a real Triton: trees with two targets, and a model that takes images."""
-
-from __future__ import annotations
+"""Models that came through other doors in a real Triton, and the tuner on Tritons of its own."""
 
 import shutil
 import tempfile
@@ -10,21 +8,29 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from serin.export.build import export_model
-from serin.export.score.predict import Scorer
 from serin.formats.bundle import read_golden, read_schema
 from serin.pipeline.run_stage import run_etl
+from serin.scoring.predict import Scorer
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
+from serin.serving.triton.repository import build_repository, serving_settings
+from serin.serving.tuning.report import write_report
+from serin.serving.tuning.trials import Settings
+from serin.serving.tuning.tune import Tuner
 from serin.spec.load import load_spec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import NO_DATASET, Bundle, Checkpoint, Release
 from serin.store.store import Store
 from serin.training.launch.job import TrainingJob
 from serin.training.programs import trees
 from tests.e2e.serving_host import ChildHost, wait_for
+from tests.logs import heard
 from tests.unit.export.test_own_inputs import IMAGES, chances, picture_model, spec_in, taken_over
-from tests.unit.test_several_targets import LATE, several
+from tests.unit.serving import bundles
+from tests.unit.test_doors import LATE, several
 
 
 def pictures(folder: Path, store: Store) -> Bundle:
@@ -82,3 +88,34 @@ def test_trees_and_images_are_answered_by_triton_as_in_this_process(place: Path)
     assert own == pytest.approx(chances(IMAGES), abs=1e-5)
     assert len(golden) > 100
     assert golden.outputs["score"].shape[1] == 2
+
+
+BEFORE = Settings(instances=1, threads=1, queue_delay=0.002, max_batch_rows=64)
+LIMIT_MS = 60_000.0  # what a busy machine holds, too: the search is looked at here, not the speed
+SPEC = "objectives: {latency_ms: 60000}\nserving: {max_batch_rows: 64, queue_delay: 2000us}\n"
+
+
+def test_a_model_is_tuned_and_its_next_release_is_served_so(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    bundle = bundles.publish(store, bias=0.0, spec=SPEC)
+    said: list[str] = []
+    with heard(said.append):
+        tuner = Tuner(bundle=bundle, limit_ms=LIMIT_MS, budget_s=600.0, most_trials=2, lap_s=0.1)
+    tuning = tuner.run()
+    print(*said, sep="\n")
+    assert tuning.before.settings == BEFORE
+    assert tuning.trials[0] is tuning.before
+    assert len(tuning.trials) == 2, "another setting was measured"
+    assert tuning.steady.failed == 0
+    best = max(trial.requests_per_s(LIMIT_MS) for trial in tuning.trials)
+    assert tuning.chosen.requests_per_s(LIMIT_MS) in (best, tuning.before.requests_per_s(LIMIT_MS))
+    write_report(tuning)
+    whole = {"serving": ServingSpec(max_string=60_000).model_dump(mode="json")}  # as an export writes it
+    following = bundles.publish(store, bias=0.0, spec=yaml.safe_dump(whole))
+    wanted = tuning.chosen.settings
+    served = serving_settings(following)
+    assert (served.instances, served.threads) == (wanted.instances, wanted.threads)
+    assert served.queue_delay == wanted.queue_delay == BEFORE.queue_delay
+    config = build_repository(following, tmp_path / "repository") / bundles.MODEL / "config.pbtxt"
+    assert f"count: {wanted.instances}" in config.read_text()
+    assert "max_queue_delay_microseconds: 2000" in config.read_text()

@@ -1,14 +1,16 @@
-"""A key for one model gets no answer from another, however a message or a path is written."""
-
-from __future__ import annotations
+"""Requests that no good client would send: no answer from another model, nothing dies or leaks; and steady load."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.fuzz_gateway import Footprint, footprint, fuzz, healthy_clients, stalled_clients
 from tests.e2e.fuzz_messages import FOUR_BYTES, GROUP, GROUP_END, LENGTH, NUMBER, OTHER, Field, written
 from tests.e2e.fuzz_requests import framed
+from tests.e2e.serving_load import outcome
+from tests.e2e.serving_stack import running_stack
 from tests.e2e.smuggling import Guarded, guarded
+from tests.soak.serving import growths, soak
 from tests.unit.serving.bundles import MODEL
 
 MINE, THEIRS = Field(1, LENGTH, MODEL.encode()), Field(1, LENGTH, OTHER.encode())
@@ -110,3 +112,51 @@ def test_no_spelling_of_a_path_reaches_another_model(endpoint: Guarded, method: 
     wrong = f"/v2/models/{OTHER}/infer" if method == "POST" else f"/v2/models/{OTHER}/ready"
     for name in ("x_serin_may", "x_serin_model", "x_http_method_override", "x_rewrite_url", "x_original_url"):
         assert endpoint.ask(method, wrong, **{name: f",{OTHER},"})[0] == 403
+
+
+def test_bad_requests_are_answered_as_such_and_harm_nobody() -> None:
+    with running_stack() as stack, healthy_clients(stack) as healthy, stalled_clients(stack.port, 20):
+        begun = footprint(stack)
+        first = fuzz(
+            stack, 500, number=1
+        )  # until everything has been loaded and every buffer was needed once
+        warm = footprint(stack)
+        second = fuzz(stack, 1500, number=2)
+        end = footprint(stack)
+        asked = healthy.answered
+    seen = dict(sorted((first.seen + second.seen).items()))
+    print(f"answers: {seen}\nbegun: {begun}\nwarm:  {warm}\nend:   {end}")
+    print(f"{asked} good requests beside them, the slowest took {healthy.slowest_ms:.0f} ms")
+    assert first.requests + second.requests == 2000
+    assert first.wrong + second.wrong == {}, {**first.examples, **second.examples}
+    assert end.pids == begun.pids
+    assert healthy.failed == []
+    assert asked > 50
+    assert end.files < warm.files + 50, "descriptors"
+    assert end.shared_mb < warm.shared_mb + 8, "shared memory"
+    assert end.rss_mb < warm.rss_mb + 100, "memory"
+
+
+SECONDS = 16.0
+
+
+def test_load_fails_nothing_and_leaves_nothing_behind() -> None:
+    with running_stack() as stack:
+        soaked = soak(stack, SECONDS, every_s=0.25, memory_share=0.05, warm_up=0.5)
+    print(outcome(soaked.results), *soaked.growths, sep="\n")
+    assert soaked.faults == []
+    assert all(result.requests > SECONDS for result in soaked.results)
+
+
+@pytest.mark.parametrize("leak", ["rss_mb", "files", "shared_mb"])
+def test_a_leak_is_seen_in_noise(leak: str) -> None:
+    times = [float(second) for second in range(100)]
+    held = []
+    for second in range(100):
+        noise = (second * 7919) % 11 - 5
+        values = {"rss_mb": 500 + noise / 2, "files": 300 + noise % 2, "shared_mb": 16.0}
+        values[leak] *= 1 + 0.0008 * second
+        held.append(Footprint((1,), values["rss_mb"], int(values["files"]), values["shared_mb"]))
+    grown = {growth.what: growth.grew > growth.allowed for growth in growths(times, held, 0.02)}
+    names = {"rss_mb": "resident memory", "files": "descriptors", "shared_mb": "shared memory"}
+    assert grown == {what: what == names[leak] for what in names.values()}

@@ -1,7 +1,5 @@
 """TLS is switched on while a gateway answers: nothing under way fails, and nothing new is answered without it."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl
@@ -9,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,12 +19,13 @@ from tests.e2e.h2_client import H2Client
 from tests.e2e.serving_certificates import Authority
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.web import Handler, web_server
 from tests.unit.serving.bundles import MODEL
 
 INFER = f"/v2/models/{MODEL}/infer"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """Answers at once, except for a body that asks to wait."""
 
     protocol_version = "HTTP/1.1"
@@ -35,27 +33,17 @@ class Server(BaseHTTPRequestHandler):
     asked, let_go = threading.Event(), threading.Event()
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.read_body()
         if b"wait" in body:
             self.asked.set()
             assert self.let_go.wait(60)
-        self.send_response(200)
-        self.send_header("content-length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer()
 
 
 @contextmanager
 def server() -> Iterator[Endpoint]:
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    try:
-        yield Endpoint(http=f"127.0.0.1:{web.server_port}", grpc="127.0.0.1:1")
-    finally:
-        web.shutdown()
-        web.server_close()
+    with web_server(Server) as port:
+        yield Endpoint(http=f"127.0.0.1:{port}", grpc="127.0.0.1:1")
 
 
 def post(wire: http.client.HTTPConnection, body: bytes = b"{}") -> http.client.HTTPResponse:
@@ -90,7 +78,7 @@ def test_tls_is_switched_on_under_load_and_nothing_under_way_fails(tmp_path: Pat
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=release)], {release.name: place})
         pid = host.pid(PROCESS_NAME)
         plain = [Plain(port) for _ in range(3)]
-        wait_for("load", lambda: all(client.answers[200] > 20 for client in plain), host, PROCESS_NAME)
+        wait_for("load", lambda: all(client.answers[200] > 20 for client in plain), host)
         with pytest.raises(TlsUnfit):
             gateway.tls.switch_on(files)  # there are none yet
         assert not gateway.tls.is_on
@@ -120,12 +108,12 @@ def test_tls_is_switched_on_under_load_and_nothing_under_way_fails(tmp_path: Pat
         renewed = TlsFiles(certificate=tmp_path / "new.pem", key=tmp_path / "new.key")
         (pair := authority.pair()).write(renewed.certificate, renewed.key)
         gateway.tls.switch_on(renewed)
-        wait_for("the other files", lambda: serial(port) == pair.serial, host, PROCESS_NAME)
+        wait_for("the other files", lambda: serial(port) == pair.serial, host)
         assert host.pid(PROCESS_NAME) == pid
 
         host.kill(PROCESS_NAME)
         host.start(gateway.process())
-        wait_for("Envoy", gateway.ready, host, PROCESS_NAME)
+        wait_for("Envoy", gateway.ready, host)
         assert serial(port) == pair.serial, "also after a crash"
 
 
@@ -135,7 +123,7 @@ def test_a_port_that_was_taken_is_opened_when_it_is_free() -> None:
         host.kill(PROCESS_NAME)
         with socket.create_server(("127.0.0.1", port)):
             host.start(gateway.process())
-            wait_for("Envoy", lambda: answers(gateway), host, PROCESS_NAME)
+            wait_for("Envoy", lambda: answers(gateway), host)
             assert not gateway.ready()
             with pytest.raises(GatewayRejected, match="listener"):
                 gateway.follow_listener()  # as the controller does every half second

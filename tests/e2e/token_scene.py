@@ -1,7 +1,5 @@
 """A gateway with servers behind it that answer every call, and an OpenID provider on loopback that makes tokens."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading
@@ -10,7 +8,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.web import Handler, web_server
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
@@ -43,16 +42,11 @@ class Provider:
         self.rotate("first")
         provider = self
 
-        class Answers(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
                 provider.asked += 1
-                body = json.dumps(provider.document(self.path)).encode()
-                self.send_response(503 if provider.down else 200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None: ...
+                document = json.dumps(provider.document(self.path)).encode()
+                self.answer(document, 503 if provider.down else 200)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -154,34 +148,36 @@ class Scene:
 
 
 @contextmanager
-def token_scene() -> Iterator[Scene]:
+def hearing() -> Iterator[tuple[Endpoint, list[dict[str, str]]]]:
+    """A server that answers every inference by HTTP and gRPC, and the headers of each that it was given."""
     heard: list[dict[str, str]] = []
 
-    class Web(BaseHTTPRequestHandler):
+    class Web(Handler):
         def do_POST(self) -> None:
             heard.append({name.lower(): value for name, value in self.headers.items()})
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_: object) -> None: ...
+            self.read_body()
+            self.answer()
 
     class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: Any) -> Any:
             heard.append(dict(details.invocation_metadata))
             return grpc.unary_unary_rpc_method_handler(lambda request, _: b"")
 
-    web, provider = ThreadingHTTPServer(("127.0.0.1", 0), Web), Provider()
-    threading.Thread(target=web.serve_forever, daemon=True).start()
     calls = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Calls()])
-    place = Endpoint(
-        http=f"127.0.0.1:{web.server_port}", grpc=f"127.0.0.1:{calls.add_insecure_port('127.0.0.1:0')}"
-    )
+    port = calls.add_insecure_port("127.0.0.1:0")
     calls.start()
     try:
-        with lone_gateway() as (gateway, port, host):
+        with web_server(Web) as web:
+            yield Endpoint(http=f"127.0.0.1:{web}", grpc=f"127.0.0.1:{port}"), heard
+    finally:
+        calls.stop(None).wait()
+
+
+@contextmanager
+def token_scene() -> Iterator[Scene]:
+    provider = Provider()
+    try:
+        with hearing() as (place, heard), lone_gateway() as (gateway, port, host):
             keys = KeyFile(
                 path=gateway.folder.parent / "keys.json", published=gateway.folder / "keys" / "keys.json"
             )
@@ -190,6 +186,3 @@ def token_scene() -> Iterator[Scene]:
             yield scene
     finally:
         provider.close()
-        web.shutdown()
-        web.server_close()
-        calls.stop(None).wait()

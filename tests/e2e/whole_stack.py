@@ -1,30 +1,31 @@
 """A whole stack in a folder of its own, spoken to by the command as people do."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from serin.errors import PrefectGone
-from serin.stack.host.state import read_stack, running_stack
-from serin.stack.host.supervisor import Supervisor
-from serin.stack.prefect.login import stack_api
-from serin.stack.prefect.rest_api import call
+from serin.host.state import read_stack, running_stack
+from serin.host.supervisor import Supervisor
+from serin.prefect.login import stack_api
+from serin.prefect.rest_api import call
 from tests.fakes.gpus import write_inventory
+from tests.kit import waiting
+from tests.kit.commands import SERIN, serin_process
+from tests.kit.threads import beside
 from tests.signals import kill_9
 
-T = TypeVar("T")
 _TRIES = 5
 _BEGINS = ("STOPPED", "STARTING")  # of supervisord
 _LOOK_S = 0.2  # servers have work to do on the same cores
+until = partial(waiting.until, within_s=500.0, every_s=_LOOK_S)
 
 
 class Stack:
@@ -39,7 +40,7 @@ class Stack:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "serin.cli", *arguments],
+            [*SERIN, *arguments],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -58,13 +59,8 @@ class Stack:
 
     def _run(self, arguments: tuple[str, ...], code: int) -> subprocess.CompletedProcess[str]:
         began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "serin.cli", *arguments],
-            env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        words = f"serin {' '.join(arguments)}"
-        assert done.returncode == code, f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        print(f"{words[:60]}: {time.monotonic() - began:.1f} s")
+        done = serin_process(*arguments, env=self.environment, code=code)
+        print(f"serin {' '.join(arguments)[:60]}: {time.monotonic() - began:.1f} s")
         return done
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -119,30 +115,9 @@ class Stack:
                     with suppress(OSError):
                         self.command_lines.add(place.read_bytes())
 
-        watching = threading.Thread(target=look, daemon=True)
-        watching.start()
-        try:
+        with beside(look, stop=done):
             yield
-        finally:
-            done.set()
-            watching.join(10)
 
     def kill(self) -> None:
         """Whatever is left."""
         kill_9(*self.processes())
-
-
-def until(
-    look: Callable[[], T | None],
-    what: str,
-    *,
-    seconds: float = 500.0,
-    alive: Callable[[], bool] = lambda: True,
-) -> T:
-    """Waits while `alive` says that it may still happen."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert alive(), f"{what}: it cannot happen any more"
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(_LOOK_S)
-    return found

@@ -1,16 +1,14 @@
 """Hosts with agents, in one process: they follow desired states, and report releases and evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from serin.cluster.desired import newest_state
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.cluster.evidence import HostEvidence, ModelEvidence
 from serin.formats.cluster.evidence import key_of as evidence_key
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport, agent_key
 from serin.formats.serving.request import Request
-from serin.rollout.cluster.desired import newest_state
 from serin.rollout.decide.blocks import counts2json
 from serin.rollout.decide.cutting import Arm, Mark, cut_requests
 from serin.rollout.decide.plan import Plan
@@ -102,7 +100,7 @@ class FakeAgent:
                     rollout=arm.rollout,
                     since_epoch=arm.since_epoch,
                     newest=mark.newest,
-                    blocks=[(second, block.to_json()) for second, block in sorted(cut.blocks.items())],
+                    blocks=tuple((second, block.to_json()) for second, block in sorted(cut.blocks.items())),
                     before=None if cut.before is None else counts2json(cut.before),
                 )
             self._upload(models, min(complete))

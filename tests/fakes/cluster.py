@@ -1,22 +1,18 @@
 """Controllers and hosts that share a store, in one process and in simulated time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from serin.cluster.agents import AgentProcesses
+from serin.cluster.controller import ClusterFleet, ClusterVersions, Loop
+from serin.cluster.desired import ClusterRouter, DesiredStates
+from serin.cluster.hosts import Hosts
+from serin.cluster.journal import StoreJournals
+from serin.cluster.judge import ClusterJudge
 from serin.formats.cluster.decisions import DecisionCache
-from serin.rollout.cluster.agents import AgentProcesses
-from serin.rollout.cluster.desired import DesiredStates
-from serin.rollout.cluster.fleet import ClusterFleet, ClusterVersions
-from serin.rollout.cluster.hosts import Hosts
-from serin.rollout.cluster.journal import StoreJournals
-from serin.rollout.cluster.judge import ClusterJudge
-from serin.rollout.cluster.leadership import Leadership
-from serin.rollout.cluster.loop import Loop
-from serin.rollout.cluster.mailbox import StoreInbox
-from serin.rollout.cluster.router import ClusterRouter
 from serin.rollout.run.controller import Controller
+from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.mailbox import StoreInbox
 from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside
 from serin.store.objects import Objects
@@ -52,7 +48,7 @@ class Settings:
 
 
 class SimulatedLed:
-    """As serin.stack.cluster.controller.LedController, with simulated time and without a store of bundles."""
+    """As serin.cluster.controller.LedController, with simulated time and without a store of bundles."""
 
     def __init__(
         self, objects: Objects, leadership: Leadership, term: int, cache: DecisionCache, has: Settings

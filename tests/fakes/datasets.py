@@ -1,7 +1,5 @@
 """Dataset folders as the ETL leaves them, made from arrays: small, learnable, of any task."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drift statistics made by hand, for tests that need no export."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from serin.formats.drift import BinnedColumn, Block, DriftSeries, DriftStatistics, Segment
@@ -23,16 +21,17 @@ def series_of(
     segment: Segment | None = None,
 ) -> DriftSeries:
     """A series with these shares; shares of a block of 200 rows are cut off at their mean."""
+    share = tuple(map(float, share))
     blocks = (block,) * len(share) if isinstance(block, str) else tuple(block)
     return DriftSeries(
         column=column,
         segment=segment,
         weight=weight,
         rows=100_000,
-        share=tuple(share),
-        cap=tuple(share),
+        share=share,
+        cap=share,
         capped=tuple(max(value - 0.4 * (value * (1 - value) / 200) ** 0.5, 0.0) for value in share),
-        floor=tuple(share),
+        floor=share,
         floored=tuple(value + 0.4 * (value * (1 - value) / 200) ** 0.5 for value in share),
         block_rows=(200.0,) * len(share),
         tolerance=(tolerance,) * len(share),

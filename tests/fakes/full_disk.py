@@ -1,7 +1,5 @@
 """A disk that takes nothing more: every new file and every written byte under a folder fails as it does there."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -1,14 +1,13 @@
 """A GitHub that keeps the comments of one pull request and remembers what it was asked to change."""
 
-from __future__ import annotations
-
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.kit.web import Handler, in_a_thread
 
 TOKEN = "t0ken"
 
@@ -21,7 +20,7 @@ class FakeGitHub:
         self.changes: list[tuple[str, str, str]] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(Handler):
             def _answer(self) -> None:
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
                     self._say(401, {"message": "Bad credentials"})
@@ -30,21 +29,16 @@ class FakeGitHub:
                     page = int(re.search(r"[?&]page=(\d+)", self.path)[1])  # type: ignore[index]
                     self._say(200, outer.comments[(page - 1) * 100 : page * 100])
                     return
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+                body = json.loads(self.read_body())["body"]
                 outer.changes.append((self.command, self.path, body))
                 self._say(201, {"id": 1})
 
             do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
 
             def _say(self, code: int, content: Any) -> None:
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(json.dumps(content).encode())
+                self.answer(json.dumps(content).encode(), code)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -56,11 +50,5 @@ class FakeGitHub:
 @contextmanager
 def running_github() -> Iterator[FakeGitHub]:
     made = FakeGitHub([])
-    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_a_thread(made.http):
         yield made
-    finally:
-        made.http.shutdown()
-        made.http.server_close()
-        thread.join()

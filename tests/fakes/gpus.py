@@ -1,7 +1,5 @@
 """GPUs that are pretended: an inventory file, which stands in for the driver."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,14 +1,13 @@
 """A small server of the KServe v2 protocol (HTTP), as slow and as faulty as a test wants it."""
 
-from __future__ import annotations
-
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.kit.web import Handler, in_a_thread
 
 MODEL = "sentiment"
 
@@ -30,7 +29,7 @@ class KServe(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet: else every answer waits 40 ms for an acknowledgement
     disable_nagle_algorithm = True
@@ -47,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.read_body()
         self.server.asked += 1
         self.server.posted.append((self.path, self.headers["host"]))
         time.sleep(self.server.delay_s)
@@ -58,25 +57,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"model_name": MODEL, "outputs": [output]})
 
     def _answer(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(json.dumps(body).encode(), status, content_type="application/json")
 
 
 @contextmanager
 def serving(**how: Any) -> Iterator[KServe]:
-    server = KServe(**how)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with in_a_thread(KServe(**how)) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()

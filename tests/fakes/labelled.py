@@ -1,7 +1,5 @@
 """Recorded requests of a small model and the truth about them, for tests of labels and live quality."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path

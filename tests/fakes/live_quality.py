@@ -1,7 +1,5 @@
 """A served model whose requests were recorded by the real recorder, and labels that come as labels do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ features:
   - {{columns: [carrier, night], steps: [categorify]}}
 export: {{segments: [carrier]}}
 monitoring: {monitoring}
-serving: {{p99_ms: 50}}
+objectives: {{latency_ms: 50}}
 {time}"""
 
 

@@ -1,7 +1,5 @@
 """This process as if it had ended: nothing is held by it any more."""
 
-from __future__ import annotations
-
 import os
 
 from serin.machine import in_use

@@ -1,7 +1,5 @@
 """A store in memory, with conditional writes and, if asked for, failures."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Operators as users write them: one that fits nothing, one that fits, one on text, one that makes codes."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np

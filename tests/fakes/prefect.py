@@ -1,15 +1,13 @@
 """A server that speaks like Prefect's where it was told to."""
 
-from __future__ import annotations
-
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
-from serin.stack.prefect import rest_api
+from serin.prefect import rest_api
+from tests.kit.web import Handler, in_a_thread
 
 
 class Server:
@@ -22,9 +20,9 @@ class Server:
         self.headers: list[dict[str, str]] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(Handler):
             def _answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self.read_body()
                 call = f"{self.command} {self.path.removeprefix('/api')}"
                 outer.asked.append((call, json.loads(body) if body else None))
                 outer.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -32,16 +30,11 @@ class Server:
                 if outer.refusals > 0:
                     outer.refusals -= 1
                     code, content = 503, {"exception_message": "Service Unavailable"}
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(json.dumps(content).encode())
+                self.answer(json.dumps(content).encode(), code)
 
             do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 (names that http.server looks for)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
         self.url = f"http://127.0.0.1:{self.http.server_port}/api"
 
 
@@ -49,11 +42,5 @@ class Server:
 def prefect_at_work() -> Iterator[Server]:
     rest_api._TOKENS.clear()  # of a server that had the same port
     made = Server()
-    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_a_thread(made.http):
         yield made
-    finally:
-        made.http.shutdown()
-        made.http.server_close()
-        thread.join()

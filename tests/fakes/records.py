@@ -1,7 +1,5 @@
 """Recorded requests of the small hand-made bundle, as the recorder writes them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

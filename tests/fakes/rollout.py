@@ -9,8 +9,8 @@ from typing import Any
 from serin.errors import GatewayRejected, ReleaseNotReady, ReplayEnded, RolloutRefused, VerificationFailed
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.shadow import Batch, Difference, Mismatch
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.decide.verdict import Judgement, Verdict
+from serin.rollout.decide.state import Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import Judgement
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 

@@ -1,8 +1,6 @@
 """Takes the place of Prefect's engine: prints its pid, then ends with the code in PREFECT__TEST, or waits for a signal
 if that is `wait`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,17 +1,16 @@
 """A real controller on fake machines, ticking in a thread, whose seconds are short."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
+from tests.kit.threads import beside
 
 _SPEED = 10.0
 
@@ -52,11 +51,5 @@ def running_controller(
         while not stop.wait(0.02):
             decider.tick()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with closing(decider), beside(run, stop=stop):
         yield
-    finally:
-        stop.set()
-        thread.join()
-        decider.close()

@@ -3,8 +3,6 @@
 An operation may fail before it is done, or after. A controller may be frozen at any operation, as by SIGSTOP.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

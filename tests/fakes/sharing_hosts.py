@@ -17,9 +17,9 @@ from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.spec.monitoring import CaptureSpec
-from serin.stack.watch.share_round import ShareRound
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.watcher.share_round import ShareRound
 
 NOON = 1772366400.0  # 2026-03-01T12:00 UTC
 MODEL = "taxis"
@@ -44,7 +44,7 @@ class SharingHost:
     folder: Path
     url: str
     name: str
-    limits: CaptureSpec = field(default_factory=lambda: CaptureSpec(share=1.0, days=1e5))
+    limits: CaptureSpec = field(default_factory=lambda: CaptureSpec(share=1.0, keep=100000 * 86_400))
     combines: bool = False
     _round: ShareRound | None = None
 

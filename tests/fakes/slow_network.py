@@ -1,7 +1,5 @@
 """A network whose steps take a known time, however fast the machine is: for trainings that are interrupted."""
 
-from __future__ import annotations
-
 import time
 
 import torch

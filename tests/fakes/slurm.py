@@ -1,7 +1,5 @@
 """Slurm's commands for tests of the worker alone: each keeps its jobs as files. tests/cluster has a real Slurm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests as a gateway would have logged them, made up by chance from a seed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

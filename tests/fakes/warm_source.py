@@ -1,7 +1,5 @@
 """The process that forks for runs, with nothing imported and an engine that does what PREFECT__TEST says."""
 
-from __future__ import annotations
-
 from deployments.workers import warm_process
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """A webhook's server: stores what it is sent, and answers, refuses or hangs as the test says."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
+
+from tests.kit.web import Handler, in_a_thread
 
 
 class Webhook:
@@ -37,9 +36,9 @@ class Webhook:
 def webhook() -> Iterator[Webhook]:
     hook = Webhook()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hook(Handler):
         def do_POST(self) -> None:
-            content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            content = json.loads(self.read_body())
             with hook.arrived:
                 hook.connections += 1
                 hook.arrived.notify_all()
@@ -50,24 +49,14 @@ def webhook() -> Iterator[Webhook]:
                 with hook.arrived:
                     hook.got.append(content)
                     hook.arrived.notify_all()
-            self.send_response(hook.code)
-            self.send_header("Location", hook.url)
-            self.end_headers()
+            self.answer(b"", hook.code, Location=hook.url)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    server = ThreadingTCPServer(
-        ("127.0.0.1", 0), Handler
-    )  # HTTPServer would ask a name server for its own name
+    # An HTTPServer would ask a name server for its own name.
+    server = ThreadingTCPServer(("127.0.0.1", 0), Hook)
     server.daemon_threads = True
     hook.url = f"http://127.0.0.1:{server.server_address[1]}/T0KEN"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hook
-    finally:
-        hook.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_a_thread(server):
+        try:
+            yield hook
+        finally:
+            hook.released.set()

@@ -1,7 +1,5 @@
 """Alerts as events of a real Prefect server."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -10,12 +8,12 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from serin.machine.process_identity import start_ticks
+from serin.host.state import Stack, write_stack
+from serin.machine.process import start_ticks
 from serin.monitoring.alerts.book import PREFECT, AlertBook
 from serin.monitoring.alerts.outbox import Outbox
-from serin.stack.host.state import Stack, write_stack
-from serin.stack.prefect import rest_api
-from serin.stack.watch.alerts_duty import PrefectChannel
+from serin.prefect import rest_api
+from serin.watcher.alerts_duty import PrefectChannel
 from tests.unit.monitoring.test_alert_book import ALERT
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

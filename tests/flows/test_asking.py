@@ -1,7 +1,5 @@
 """When a worker asks for runs after events. The pauses are short; what the server shows is set by each test."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

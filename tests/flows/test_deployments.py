@@ -1,11 +1,9 @@
-"""deployments/prefect.yaml on a real server: everything in it can be deployed, found and imported."""
-
-from __future__ import annotations
+"""Deployments on a real server can be deployed, found and imported; and what a stage does again and what not."""
 
 import asyncio
 import json
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,26 @@ import pytest
 import yaml
 from prefect.settings import get_current_settings
 
+from flows.pipeline import pipeline
+from flows.stages import export
+from serin import Pipeline
+from serin.formats.bundle import read_manifest
+from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.application import application_folder
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.processes import POOLS
+from serin.machine.leases import holders
+from serin.pipeline.etl import find_dataset
+from serin.pipeline.run_stage import run_etl, run_export, run_train
+from serin.pipeline.train import find_checkpoint
+from serin.prefect import rest_api
+from serin.spec.load import load_spec
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.receipt import read_receipt
+from serin.store.stage_keys import notes
+from serin.store.stage_results import receipt_file
+from serin.store.store import Store
+from tests.fakes.small_pipeline import NAME, small_spec
+from tests.kit.commands import run
 
 FILE = application_folder() / "deployments" / "prefect.yaml"
 WANTED = {
@@ -43,15 +57,8 @@ def api(prefect_server: None) -> str:
         template = json.loads((FILE.parent / f"{pool}-pool.json").read_text())
         rest_api.ensure_pool(url, pool, kind="serin", template=template, slots=None)
     words = ["--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *words],
-        cwd=application_folder(),
-        env=environment.child_environment(PREFECT_API_URL=url),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    variables = environment.child_environment(PREFECT_API_URL=url)
+    run(sys.executable, "-m", "prefect", *words, cwd=application_folder(), env=variables)
     return url
 
 
@@ -92,15 +99,9 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
         "asyncio.run(run_steps(json.loads(sys.argv[1]))); "
         "print(*[f'{e}={load(e, use_placeholder_flow=False).name}' for e in sys.argv[2:]])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(steps[0]), *entrypoints],
-        cwd=tmp_path,
-        env=environment.child_environment(PYTHONPATH=str(tmp_path), PREFECT_API_URL=api),
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = environment.child_environment(PYTHONPATH=str(tmp_path), PREFECT_API_URL=api)
+    command = sys.executable, "-c", program, json.dumps(steps[0]), *entrypoints
+    done = run(*command, cwd=tmp_path, env=variables)
     loaded = dict(word.split("=") for word in done.stdout.split() if "=" in word)
     assert loaded == {
         "flows.pipeline.pipeline": "pipeline",
@@ -146,3 +147,124 @@ def test_the_flows_are_async() -> None:
     for entry in yaml.safe_load(FILE.read_text())["deployments"]:
         module, _, name = entry["entrypoint"].rpartition(".")
         assert asyncio.iscoroutinefunction(getattr(importlib.import_module(module), name).fn), name
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory, prefect_server: None) -> Iterator[dict[str, Any]]:
+    """A spec whose pipeline has run once."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIN_HOME", str(folder / "home"))
+        made = small_spec(folder / "data")
+        assert told(made) == {
+            "etl": (True, "no earlier result"),
+            "train": (True, "no earlier result"),
+            "export": (True, "no earlier result"),
+        }
+        yield made
+
+
+def told(spec: dict[str, Any], **parameters: Any) -> dict[str, tuple[bool, str]]:
+    """Which stages ran in a run of the pipeline, and why or why not."""
+    state = asyncio.run(pipeline(spec, serve=False, return_state=True, **parameters))
+    assert state.is_completed(), state.message
+    run = str(state.state_details.flow_run_id)
+    return {entry["stage"]: (entry["ran"], entry["why"]) for entry in notes(environment.home(), run)}
+
+
+def versions() -> list[int]:
+    return Store.open().versions(NAME)
+
+
+def test_nothing_changed_and_nothing_is_done(spec: dict[str, Any]) -> None:
+    found = told(spec)
+    assert {stage: ran for stage, (ran, _) in found.items()} == {
+        "etl": False,
+        "train": False,
+        "export": False,
+    }
+    assert found["export"][1] == f"exported before: {NAME} version 1"
+    assert holders(environment.home()) == ()
+
+
+def test_a_change_in_export_alone_makes_only_export_run(spec: dict[str, Any]) -> None:
+    found = told({**spec, "export": {"variants": ["fp32", "fp16"]}})
+    assert {stage: ran for stage, (ran, _) in found.items()} == {"etl": False, "train": False, "export": True}
+    assert found["export"][1] == "changed since the last time: export"
+    assert versions() == [1, 2]
+
+
+def test_a_version_whose_maker_died_before_it_could_say_so_is_found_and_not_made_twice(
+    spec: dict[str, Any],
+) -> None:
+    changed = {**spec, "export": {"variants": ["fp32", "fp16"]}}
+    for kept in (environment.home() / "stages" / "export").glob("*.json"):
+        kept.unlink()
+    assert told(changed)["export"] == (False, f"exported before: {NAME} version 2")
+    assert versions() == [1, 2]
+
+
+def test_a_fresh_export_that_is_resumed_makes_one_version(spec: dict[str, Any]) -> None:
+    plan = load_spec(spec)
+    dataset = find_dataset(plan.data, plan.features)
+    assert isinstance(dataset, Dataset)
+    checkpoint = find_checkpoint(plan.model, plan.training, dataset)
+    assert isinstance(checkpoint, Checkpoint)
+
+    def once(attempt: str) -> Bundle:
+        made: Bundle = asyncio.run(export(spec, checkpoint, dataset, fresh=True, attempt=attempt))
+        return made
+
+    first, resumed = once("11111111"), once("11111111")
+    assert first.version == resumed.version == 3
+    assert versions() == [1, 2, 3]
+
+
+def test_the_shell_finds_what_the_flow_has_made(spec: dict[str, Any]) -> None:
+    plan = load_spec(spec)
+    found = [run_etl(plan), run_train(plan), run_export(plan)]
+    assert [(stage.ran, stage.receipt) for stage in found] == [(False, None)] * 3
+    assert found[2].why == f"exported before: {NAME} version {found[2].value.version}"
+    assert told(spec)["export"] == (False, found[2].why), "and the flow finds the same version"
+
+
+def test_a_notebook_finds_what_the_flow_has_made(spec: dict[str, Any]) -> None:
+    notebook, plan = Pipeline(spec), load_spec(spec)
+    dataset, checkpoint, model = notebook.build_dataset(), notebook.train(), notebook.export()
+    assert [stage.ran for stage in (dataset, checkpoint, model)] == [False] * 3
+    assert str(dataset.path) == run_etl(plan).value.path
+    assert str(checkpoint.path) == run_train(plan).value.path
+    assert str(model.path) == run_export(plan).value.path
+
+
+def test_the_flow_finds_what_the_shell_has_made(spec: dict[str, Any]) -> None:
+    changed = {**spec, "training": {**spec["training"], "epochs": 1}}
+    plan = load_spec(changed)
+    trained, exported = run_train(plan), run_export(plan)
+    for stage in (trained, exported):
+        assert stage.ran
+        assert stage.why.startswith("changed since the last time: ")
+        assert stage.receipt is not None
+        assert stage.receipt.device[0].id == "cpu"
+    stages = environment.home() / "stages"
+    made = exported.value
+    key = read_manifest(Path(made.path)).lineage["export"]
+    assert (stages / "export" / f"{key}.lock").exists()
+    assert read_receipt(receipt_file(environment.home(), "export", key)) == exported.receipt
+    assert told(changed) == {
+        "etl": (False, run_etl(plan).why),
+        "train": (False, f"trained before: {trained.value.path}"),
+        "export": (False, f"exported before: {NAME} version {made.version}"),
+    }
+
+
+def test_a_fresh_dataset_is_made_again_and_what_follows_is_found(spec: dict[str, Any]) -> None:
+    found = told(spec, fresh=("etl",))
+    assert {stage: ran for stage, (ran, _) in found.items()} == {"etl": True, "train": False, "export": False}
+    assert found["etl"][1] == "asked for by --fresh"
+
+
+def test_the_stages_of_a_run_can_be_asked_for_when_its_folder_is_gone(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    assert notes(tmp_path, "no-such-run") == []

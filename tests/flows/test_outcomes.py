@@ -1,7 +1,5 @@
 """A run that a SerinError ends says so in one line; an unexpected error keeps its traceback. With a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,7 +15,7 @@ from prefect.logging.handlers import APILogHandler
 from flows.pipeline import pipeline
 from flows.roll_out import roll_out
 from serin.errors import ControllerSilent, GateFailed, RolloutFailed, StageFailed
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.state import Verdict
 from serin.store.store import Store
 from tasks.outcome import outcome_as_state
 from tests.fakes.rollout import FakeJudge

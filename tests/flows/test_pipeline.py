@@ -1,20 +1,23 @@
-"""The whole pipeline in this process, up to a published version; rolling it out is for e2e/."""
-
-from __future__ import annotations
+"""The whole pipeline and a search in this process; rolling out is for e2e/."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.artifacts import Artifact
+from typer.testing import CliRunner
 
 from flows.pipeline import pipeline
+from flows.search import search
+from serin.cli import app
 from serin.commands.models import show_model
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.bundle import verify_bundle
 from serin.formats.reason import Reason, read_reason
+from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
@@ -72,8 +75,8 @@ def test_another_monitoring_is_another_version_because_it_is_read_from_there(fol
 
 
 def test_a_wrong_spec_fails_with_every_problem_named(folder: Path) -> None:
-    wrong = small_spec(folder / "data", training={"epoch": 2}, serving={"p99_ms": -1})
-    with pytest.raises(SpecError, match=r"(?s)training\.epoch.*serving\.p99_ms"):
+    wrong = small_spec(folder / "data", training={"epoch": 2}, objectives={"latency_ms": -1})
+    with pytest.raises(SpecError, match=r"(?s)training\.epoch.*objectives\.latency_ms"):
         run(wrong)
 
 
@@ -103,5 +106,38 @@ def test_a_fresh_export_is_a_new_version_that_says_why_it_was_trained(
     card = (bundle / "card.md").read_text()
     assert "Trained again because of drift: weight drifted since 2026-11-09 04:10 UTC." in card
     capsys.readouterr()
-    show_model(NAME, str(release.version))
+    show_model(f"{NAME}:{release.version}")
     assert "  reason   drift: weight drifted since 2026-11-09 04:10 UTC\n" in capsys.readouterr().out
+
+
+SPACE = {"training.learning_rate": {"choice": [0.000001, 0.02]}}
+
+
+def test_a_search_chooses_leaves_a_page_and_is_found_by_the_command(
+    tmp_path: Path, home: Path, prefect_server: None
+) -> None:
+    raw = small_spec(tmp_path / "data", search={"space": SPACE, "sampler": "grid", "parallel": 2})
+    spec = write_spec(tmp_path, raw)
+    found = asyncio.run(search(str(spec)))
+    assert found.settings == {"training.learning_rate": 0.02}
+    page = Artifact.get(f"{NAME}-search")
+    assert page is not None
+    assert "| training.learning_rate | 0.02 |" in page.data
+    assert "data:image/svg+xml;base64," in page.data
+    assert load_spec(Path(found.folder) / "chosen.yaml").training.learning_rate == 0.02
+
+    done = CliRunner().invoke(app, ["search", str(spec), "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert (answer["folder"], answer["settings"]) == (found.folder, found.settings)
+    assert load_spec(answer["spec"]).training == load_spec(spec).training.model_copy(
+        update={"learning_rate": 0.02}
+    )
+
+
+def test_a_spec_without_a_search_section_is_refused_with_an_example(
+    tmp_path: Path, prefect_server: None
+) -> None:
+    spec = write_spec(tmp_path, small_spec(tmp_path / "data"))
+    with pytest.raises(SpecError, match=r"search: is missing; add for example search: \{space"):
+        asyncio.run(search(str(spec)))

@@ -1,7 +1,5 @@
 """Runs whose process is gone, on a real server; what stands for a run's process is a real process with its marks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,13 +14,13 @@ from uuid import uuid4
 import pytest
 from prefect.settings import get_current_settings
 
+from serin.host.run_processes import record_run
 from serin.machine.application import application_folder
-from serin.machine.process_identity import start_ticks
-from serin.stack.host.run_processes import record_run
-from serin.stack.prefect import lost_runs, reconcile
-from serin.stack.prefect.processes import workers_of
-from serin.stack.prefect.reconcile import Reconciler, schedule_again
-from serin.stack.prefect.rest_api import Api, call, ensure_pool
+from serin.machine.process import start_ticks
+from serin.prefect import reconcile
+from serin.prefect.processes import workers_of
+from serin.prefect.reconcile import Reconciler, schedule_again
+from serin.prefect.rest_api import Api, call, ensure_pool
 
 STOPPED = "Execution was cancelled by the runtime environment."
 WAITING = "import sys; print('here', flush=True); sys.stdin.read()"
@@ -40,7 +38,7 @@ def api(prefect_server: None) -> Api:
 @pytest.fixture
 def reconciler(api: Api, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reconciler]:
     """One that waits for nobody; afterwards no run of the test is left under way."""
-    monkeypatch.setattr(lost_runs, "GRACE_S", 0.0)
+    monkeypatch.setattr(reconcile, "GRACE_S", 0.0)
     monkeypatch.setattr(reconcile, "GRACE_S", 0.0)
     home.mkdir()
     made = Reconciler(home, api, stack_since=time.time() - 5)
@@ -157,9 +155,9 @@ def test_a_run_that_is_asked_to_stop_each_time_is_left_when_that_was_often_enoug
 ) -> None:
     """Also when the reconciler has been started anew meanwhile: the server has counted."""
     run = begin(api, "CRASHED", message=STOPPED)
-    for number in range(1, lost_runs.REQUEUES + 1):
+    for number in range(1, reconcile.REQUEUES + 1):
         Reconciler(home, api, stack_since=time.time() - 5).look()
-        assert state(api, run)["message"].startswith(f"queued again ({number} of {lost_runs.REQUEUES})")
+        assert state(api, run)["message"].startswith(f"queued again ({number} of {reconcile.REQUEUES})")
         set_state(api, run, "CRASHED", STOPPED)
     (said,) = reconciler.look()
     assert "not queued again after 3 times: it was asked to stop each time" in said
@@ -183,7 +181,7 @@ def test_a_run_that_is_taken_each_time_and_never_started_ends(
 ) -> None:
     monkeypatch.setattr(reconciler, "_workers", lambda: {"cpu": time.time() + 5})  # another than took it
     run = begin(api, "PENDING")
-    for _ in range(lost_runs.REQUEUES):
+    for _ in range(reconcile.REQUEUES):
         reconciler.look()
         assert state(api, run)["name"] == "AwaitingRetry"
         set_state(api, run, "PENDING", "")

@@ -1,7 +1,5 @@
 """Which live models are trained again, and what makes it happen. That an event starts it: chaos/schedules.py."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """A version by name, rolled out as its own spec says."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from uuid import UUID

@@ -1,7 +1,5 @@
 """The worker type `serin-slurm` on a real Prefect server. Slurm's commands are pretended here: see tests/cluster."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import uuid
@@ -19,8 +17,8 @@ from deployments.workers.slurm import worker as module
 from deployments.workers.slurm.worker import SlurmWorker
 from serin.errors import PrefectGone
 from serin.machine.application import application_folder
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.processes import SLURM_TYPE
+from serin.prefect import rest_api
+from serin.prefect.processes import SLURM_TYPE
 from tests.fakes.slurm import FakeSlurm, fake_slurm
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "home")

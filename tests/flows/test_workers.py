@@ -1,8 +1,6 @@
 """The processes of runs (deployments/workers); a run is given to them by hand, on a real server. e2e/ tests the worker
 that does it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect
@@ -26,11 +24,11 @@ from deployments.workers import run_output, standby, warm_process
 from deployments.workers.standby import APPLICATION, Source, Standby, end_group
 from deployments.workers.warm_process import Sources
 from serin.errors import PrefectRefused
+from serin.host.run_processes import RUN_MARK, record_run, run_processes
 from serin.machine import environment
-from serin.stack.host.run_processes import RUN_MARK, record_run, run_processes
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.processes import WORKER_TYPE
-from tests.e2e.whole_stack import until
+from serin.prefect import rest_api
+from serin.prefect.processes import WORKER_TYPE
+from tests.kit.waiting import until
 from tests.signals import hit
 
 RUN = "0d9f1f6e-6a3c-4f2f-9a55-1c2b3d4e5f60"
@@ -322,6 +320,6 @@ def _deploy(url: str, entrypoint: str) -> str:
         "name": f"by-hand-{uuid.uuid4().hex[:8]}",
         "flow_id": flow,
         "entrypoint": entrypoint,
-        "pull_steps": [{"serin.stack.prefect.pull.enter_application": {}}],
+        "pull_steps": [{"serin.prefect.pull.enter_application": {}}],
     }
     return str(rest_api.call(url, "POST", "/deployments/", body)["id"])

@@ -1,7 +1,5 @@
 """The memory of a GPU that is in use, by the driver."""
 
-from __future__ import annotations
-
 import time
 
 from serin.machine.hardware import Nvml

@@ -4,8 +4,6 @@ python -m tests.gpu.holders train FOLDER DEVICE    a training that lasts; DEVICE
 python -m tests.gpu.holders etl FOLDER DEVICE      two Dask workers that share the GPU, with half a gigabyte each
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

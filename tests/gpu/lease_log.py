@@ -1,7 +1,5 @@
 """Watches who holds the GPUs of a home while a test runs, and compares it with the receipts of the stages."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +10,7 @@ from typing import Any
 
 from serin.machine.leases import Holder, holders
 from serin.store.receipt import Receipt
+from tests.kit.threads import beside
 
 LOOK_S = 0.05
 PURPOSES = {"etl": "dataset", "train": "training", "export": "export"}
@@ -72,15 +71,8 @@ def watched_leases(home: Path, ask: Callable[[], dict[str, Any]]) -> Iterator[Le
         except AssertionError as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=target, daemon=True) for target in (look, ask_again)]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside(look, ask_again, stop=done):
         yield log
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(60)
     if faults:
         raise faults[0]
 

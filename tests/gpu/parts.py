@@ -1,7 +1,5 @@
 """What GPU tests need, and why it is missing where it is."""
 
-from __future__ import annotations
-
 from serin.errors import TritonMissing
 
 
@@ -11,7 +9,7 @@ def why_no_release() -> str:
         import torch
     except ImportError:
         return "torch is not installed"
-    from serin.export.session import has_device
+    from serin.scoring.session import has_device
     from serin.serving.triton.installation import find_triton
 
     if not torch.cuda.is_available():

@@ -1,7 +1,5 @@
 """A network exported for a GPU, and its releases behind a gateway."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +26,8 @@ def exported(
         **({"monitoring": {"capture": {"share": recorded}}} if recorded else {}),
         "model": NETWORK,
         "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
-        "serving": {"p99_ms": 50, **({} if device == "auto" else {"device": device}), **serving},
+        "objectives": {"latency_ms": 50},
+        "serving": {**({} if device == "auto" else {"device": device}), **serving},
     }
     trained = make_trained(folder, "binary", **sections)
     bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})

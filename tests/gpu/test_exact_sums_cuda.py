@@ -1,7 +1,5 @@
 """Exact sums on a real GPU: correctly rounded numbers of every magnitude, subnormal ones too. Skipped without one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every operator on a real GPU: the host's fits and features. Skipped without one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from serin.columns.column import Column
-from serin.columns.ulps import alike, ulps_apart
+from serin.columns.rounding import alike, ulps_apart
 from serin.etl.engines.device import usable_gpus
 from serin.etl.engines.subnormals import keep_subnormals
 from serin.features.aggregates.aggregate import Aggregate

@@ -3,8 +3,6 @@ reason, where there is no GPU or no Triton with ONNX Runtime's CUDA provider.
 
 The stack of the last test starts while the others run: before its first pipeline it holds nothing of the card."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import subprocess
@@ -18,9 +16,9 @@ import torch
 
 from serin.export.build import export_model
 from serin.export.take_over import import_bundle
+from serin.host.wiring import build_releases
 from serin.machine.hardware import inventory
 from serin.serving.triton.releases import Releases
-from serin.stack.wiring import build_releases
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
@@ -120,7 +118,7 @@ def test_kill_9_of_an_etl_leaves_nothing_of_its_workers(gpu: str, tmp_path: Path
         workers = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         hit(process.pid)
         until_returned(gpu, before)
-        until(lambda: not any(map(is_alive, workers)), "no worker lives", seconds=60)
+        until(lambda: not any(map(is_alive, workers)), "no worker lives", within_s=60)
 
 
 @pytest.mark.timeout(400)
@@ -138,7 +136,8 @@ def test_kill_9_of_triton_and_serin_down_leave_nothing(
         rows=20_000,
         training={"epochs": 1, "batch_rows": 512, "processes": 1},
         export={"target": "gpu"},
-        serving={"p99_ms": 500, "device": "gpu"},
+        objectives={"latency_ms": 500},
+        serving={"device": "gpu"},
     )
     stack.serin("run", str(write_spec(tmp_path, spec)))
     (release,) = _releases(stack)
@@ -148,8 +147,8 @@ def test_kill_9_of_triton_and_serin_down_leave_nothing(
     first = release["pid"]
     children = [child.pid for child in psutil.Process(first).children(recursive=True)]
     hit(first)
-    until(lambda: _another(stack, first), "the release is started again", seconds=120)
-    until(lambda: not any(map(is_alive, (first, *children))), "nothing of the old process lives", seconds=60)
+    until(lambda: _another(stack, first), "the release is started again", within_s=120)
+    until(lambda: not any(map(is_alive, (first, *children))), "nothing of the old process lives", within_s=60)
     until_returned(gpu, before, but_bytes=held)
     assert "did not stop" not in stack.serin("down")
     until_returned(gpu, before)

@@ -6,10 +6,7 @@ reason, where there is no GPU or no such backend.
     python -m pytest tests/gpu/test_native_cuda.py -q -s
 """
 
-from __future__ import annotations
-
 import gc
-import http.client
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +19,11 @@ import torch
 
 from benchmarks.serving.gpu_servers import Running, Wanted, flights_bundle, serving
 from serin.errors import PredictionFailed, TritonMissing
-from serin.export.session import has_device
 from serin.formats.schema import read_schema
 from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import Nvml, inventory
 from serin.machine.ports import free_ports
+from serin.scoring.session import has_device
 from serin.serving.client.client import Protocol, predict
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton
@@ -35,6 +32,7 @@ from serin.serving.triton.repository import build_repository, choose_for, servin
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle, Release
 from tests.e2e.serving_host import ChildHost, is_ready, wait_for
+from tests.kit.web import ask
 from tests.unit.export.small_dataset import flights
 
 TOLERANCE = 1e-4  # both use TF32; other sizes of batch choose other kernels
@@ -211,21 +209,10 @@ def test_memory_is_returned_after_each_of_20_loads(bundle: Bundle, tmp_path: Pat
 
 
 def _post(url: str, path: str) -> None:
-    connection = http.client.HTTPConnection(url, timeout=120)
-    try:
-        connection.request("POST", path, "{}")
-        answer = connection.getresponse()
-        text = answer.read()
-        assert answer.status == 200, text
-    finally:
-        connection.close()
+    answer = ask(url, path, "{}", timeout_s=120.0)
+    assert answer.status == 200, answer.text
 
 
 def _is_loaded(url: str, model: str) -> bool:
-    connection = http.client.HTTPConnection(url, timeout=30)
-    try:
-        connection.request("POST", "/v2/repository/index", "{}")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    text = ask(url, "/v2/repository/index", "{}").text
     return f'"name":"{model}"' in text and "UNAVAILABLE" not in text

@@ -1,7 +1,5 @@
 """The stages on a real GPU, by their use cases: each leases what it uses, and its receipt names it. Skipped without."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +8,11 @@ import pytest
 import torch
 
 from serin.etl.engines.device import usable_gpus
-from serin.export.session import has_device
 from serin.machine import environment
 from serin.machine.hardware import Nvml, inventory
 from serin.machine.leases import holders
 from serin.pipeline.run_stage import run_etl, run_export, run_train
+from serin.scoring.session import has_device
 from serin.spec.load import load_spec
 from serin.store.receipt import Receipt
 from tests.fakes.small_pipeline import small_spec

@@ -1,7 +1,5 @@
 """What a GPU costs and could do, by the real driver; and how it hangs in its machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from serin.machine.hardware import inventory
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.stack.doctor.gpu_links import examine_links
+from serin.stack.doctor import examine_gpus
 from serin.training.launch.launcher import train
 from tests.fakes.datasets import make_dataset
 
@@ -37,10 +35,9 @@ def test_a_training_s_receipt_holds_what_the_driver_and_the_roofline_say(tmp_pat
         assert 0 < receipt["mfu"] <= 1
 
 
-def test_the_doctor_sees_the_link_and_its_rate() -> None:
-    found = {finding.what: finding for finding in examine_links()}
+def test_the_doctor_sees_the_card_and_its_links() -> None:
+    found = {finding.what: finding for finding in examine_gpus()}
     print("\n".join(f"{finding.what}: {finding.found} {finding.advice}" for finding in found.values()))
+    assert {"GPU 0", "NVLink", "NUMA"} <= found.keys()
     assert "torch on the GPU" not in found
-    assert (
-        "measured" in found["GPU 0 PCIe"].found or found["GPU 0 PCIe"].found == "not reported by the driver"
-    )
+    assert "node" in found["NUMA"].found

@@ -1,11 +1,4 @@
-"""A release on a GPU through the gateway: exported for it, memory reserved, loaded, proven by its golden rows, asked
-through the gateway, and a latency table of it beside the same model on the CPU. Skipped, with the reason, where there
-is no GPU, or no Triton whose Python has ONNX Runtime's CUDA provider.
-
-    python -m pytest tests/gpu/test_serving_cuda.py -q -s
-"""
-
-from __future__ import annotations
+"""A release on a GPU through the gateway, and the tuner that chooses its device. Skipped where there is none."""
 
 import gc
 from pathlib import Path
@@ -15,16 +8,20 @@ import pyarrow as pa
 import pytest
 import torch
 
+from serin.cluster.shadow.compare import Answered, Columns, Comparison
 from serin.errors import GpuMemoryShort
 from serin.formats.schema import read_schema
 from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder
 from serin.formats.wire import Array, to_wire
+from serin.host.gpu_use import read_gpu_use
 from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import Client, predict
-from serin.serving.client.load import Closed, model_target, run_load
 from serin.serving.triton.releases import Releases
-from serin.stack.gpu_use import read_gpu_use
-from serin.stack.shadow.compare import Answered, Columns, Comparison
+from serin.serving.triton.repository import serving_settings
+from serin.serving.tuning.load import Closed, model_target, run_load
+from serin.serving.tuning.report import write_report
+from serin.serving.tuning.requests import parse_mix
+from serin.serving.tuning.tune import Tuner, devices_for
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
@@ -170,10 +167,34 @@ def test_a_release_takes_no_more_memory_than_it_reserved_and_gives_it_back(tmp_p
 def test_a_release_larger_than_every_gpu_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     most = max(device.memory_bytes for device in inventory()) >> 20
-    _, bundle = exported(tmp_path / "work", store, "gpu", gpu_memory_mb=most + 1)
+    _, bundle = exported(tmp_path / "work", store, "gpu", gpu_memory=f"{most + 1}MiB")
     host = ChildHost()
     releases = Releases(tmp_path / "releases", host=host, store=store)
     release = Release(model=bundle.model, version=bundle.version)
     with pytest.raises(GpuMemoryShort, match=f"needs {most + 1:,} MB"):
         releases.start(release)
     assert host.state(release.name) == "absent"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mix", ["1", "64"])
+def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_chose(
+    tmp_path: Path, mix: str
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    _, bundle = exported(tmp_path / "work", store, "auto")
+    assert devices_for(bundle) == ("gpu", "cpu")
+    tuner = Tuner(bundle=bundle, limit_ms=50, mix=parse_mix(mix), budget_s=20, lap_s=0.3)
+    tuning = tuner.run()
+    path, _ = write_report(tuning)
+    print(path.read_text())
+    assert set(tuning.devices) == {"gpu", "cpu"}
+    chosen = tuning.chosen.settings
+    assert serving_settings(bundle).instances == chosen.instances
+    with serving_gateway(store, bundle) as (releases, _):
+        release = Release(model=bundle.model, version=bundle.version)
+        served = releases.served(release)
+        assert served is not None
+        print(served)
+        assert bool(served.devices) == (chosen.device == "gpu")
+        releases.verify(release)

@@ -2,8 +2,6 @@
 out, and resume in any other way. It proves the code for several ranks on GPU tensors, not a speed-up. Skipped without a
 GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -17,9 +17,9 @@ from serin.export.convert.onnx2rtx import (
     runtime_refusal,
     supports,
 )
-from serin.export.plugin_provider import provider_refusal
 from serin.export.variants.fp16 import to_fp16
 from serin.machine.hardware import Nvml, inventory
+from serin.scoring.session import provider_refusal
 from serin.store.store import Store
 from tests.unit.export.small_court import rows_of, small_network
 from tests.unit.export.small_dataset import make_trained

@@ -1,8 +1,6 @@
 """XGBoost on a real GPU: fed from the shards as cupy arrays, against the same training on the CPU.
 Skipped, with the reason, where there is none."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -17,20 +15,20 @@ import pytest
 import torch
 
 from serin.export.convert.trees2onnx import parse_trees, trees2onnx
-from serin.export.session import open_session
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.formats.trained import read_trained
 from serin.machine.hardware import inventory
 from serin.models.shape import TableShape
 from serin.models.trees import margins, read_booster
+from serin.scoring.session import open_session
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.tree_matrix import features_on, margins_on, quantile_matrix
 from serin.training.launch.job import TrainingJob, training_file
 from serin.training.launch.launcher import train
-from serin.training.programs import trees
+from serin.training.programs import grow_trees, trees
 from tests.fakes.datasets import SIZES, make_dataset
 
 xgboost: Any = pytest.importorskip("xgboost")
@@ -96,7 +94,7 @@ def test_trees_of_the_gpu_are_those_of_the_cpu_with_the_same_bins(dataset: Datas
         own = quantile_matrix(job, data, "train", device="cuda")
         like_cpu = quantile_matrix(job, data, "train", device="cuda", like=on_cpu)
         wanted, found = (
-            splits_of(xgboost.train(trees.tree_settings(job, data, device=device), matrix, MODEL.rounds))
+            splits_of(xgboost.train(grow_trees.tree_settings(job, data, device=device), matrix, MODEL.rounds))
             for device, matrix in (("cpu", on_cpu), ("cuda", like_cpu))
         )
     print(

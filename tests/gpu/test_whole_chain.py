@@ -4,8 +4,6 @@ reason, where there is no GPU or no Triton with ONNX Runtime's CUDA provider.
 One story in one test, since every part of it needs what the part before has built.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

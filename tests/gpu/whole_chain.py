@@ -5,8 +5,6 @@ by Prefect; what every stage cost, and who held the GPU in the meantime.
     python -m tests.gpu.whole_chain --pretended   without one: a pretended GPU, which only the training leases
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -23,9 +21,9 @@ import pyarrow.parquet as pq
 
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
+from serin.host.state import read_stack, running_stack
 from serin.machine.hardware import inventory
-from serin.serving.client.load import LoadResult, Open, model_target, run_load
-from serin.stack.host.state import read_stack, running_stack
+from serin.serving.tuning.load import LoadResult, Open, model_target, run_load
 from serin.store.receipt import Receipt, read_receipt
 from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
@@ -66,8 +64,8 @@ def run_chain(stack: Stack, folder: Path, *, gpu: bool) -> ChainResult:
         first = run_placed(stack, _spec(folder / "first", gpu=gpu, seed=11), log)
         with asked(stack, folder, requests_per_s=200 if gpu else 40) as load:
             second = run_placed(stack, _spec(folder / "second", gpu=gpu, seed=12), log)
-        until(lambda: _serves_only(stack, 2, gpu=gpu), "the old release is stopped", seconds=60)
-        costs = until(lambda: _costs(stack, 2), "the watcher has counted predictions", seconds=120)
+        until(lambda: _serves_only(stack, 2, gpu=gpu), "the old release is stopped", within_s=60)
+        costs = until(lambda: _costs(stack, 2), "the watcher has counted predictions", within_s=120)
     return ChainResult(first=first, second=second, load=load[0], log=log, costs=costs)
 
 
@@ -76,7 +74,10 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     asked_at = time.time()
     run = stack.begin(spec, "--placed")
     until(
-        lambda: stack.state(run) in ENDED, "the pipeline ends", seconds=LONGEST_S, alive=lambda: _is_up(stack)
+        lambda: stack.state(run) in ENDED,
+        "the pipeline ends",
+        within_s=LONGEST_S,
+        alive=lambda: _is_up(stack),
     )
     found = stack.call("GET", f"/flow_runs/{run}")
     assert found["state_type"] == "COMPLETED", stack.serin("runs", "logs", found["name"])
@@ -94,7 +95,7 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
 
 def _costs(stack: Stack, version: int) -> dict[str, Any] | None:
     """Those of a version that has served; None before its first predictions were counted."""
-    found: dict[str, Any] = stack.ask("models", "show", NAME, str(version))["costs"]
+    found: dict[str, Any] = stack.ask("models", "show", f"{NAME}:{version}")["costs"]
     return found if found["serving"] and found["serving"]["predictions"] else None
 
 
@@ -145,7 +146,7 @@ def _spec(folder: Path, *, gpu: bool, seed: int) -> Path:
     sections: dict[str, Any] = {
         "rollout": ROLLOUT,
         "champion": {"max_loss": 0.02},
-        "serving": {"p99_ms": 500},
+        "objectives": {"latency_ms": 500},
     }
     if gpu:
         sections |= {
@@ -153,7 +154,8 @@ def _spec(folder: Path, *, gpu: bool, seed: int) -> Path:
             "model": {"hidden": [512, 256]},
             "training": {"epochs": 60, "batch_rows": 8192, "seed": seed},
             "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
-            "serving": {"p99_ms": 500, "device": "gpu"},
+            "objectives": {"latency_ms": 500},
+            "serving": {"device": "gpu"},
         }
     else:
         (folder / "train.py").write_text(TRAIN)

@@ -5,8 +5,6 @@ and sends some 850 requests, good, bad and at the limits, to a gateway with that
 `serin install triton` built. Fails when two answers differ. Takes minutes: ziglang compiles its C++ runtime first.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -28,7 +28,10 @@ import typer.main
 from click.testing import CliRunner
 
 from serin import cli
+from serin.cluster.combined_fleet import CombinedVersions
 from serin.errors import SerinError
+from serin.host.console import role_secret, signing_key
+from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.rollbacks import Rollback, save_rollbacks
 from serin.rollout.decide.state import Phase
@@ -40,22 +43,19 @@ from serin.serving.envoy.keys import KeyFile
 from serin.serving.external import External
 from serin.serving.triton.process import TritonPorts
 from serin.serving.triton.release_record import Record, Served, write_record
-from serin.stack.combined_fleet import CombinedVersions
-from serin.stack.console.secrets import role_secret, signing_key
-from serin.stack.host.state import Stack, write_stack
-from serin.stack.watch.capture_duty import CaptureDuty
-from serin.stack.watch.cost_duty import CostDuty
-from serin.stack.watch.drift_duty import DriftDuty
-from serin.stack.watch.duty import Duty
-from serin.stack.watch.history_duty import HistoryDuty
-from serin.stack.watch.objectives_duty import ObjectivesDuty
-from serin.stack.watch.promises import Promises
-from serin.stack.watch.quality_duty import QualityDuty
-from serin.stack.watch.refusals_duty import RefusalsDuty
-from serin.stack.watch.retrain_duty import RetrainDuty
-from serin.stack.watch.rollouts_duty import RolloutsDuty
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
+from serin.watcher.capture_duty import CaptureDuty
+from serin.watcher.cost_duty import CostDuty
+from serin.watcher.drift_duty import DriftDuty
+from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.objectives_duty import ObjectivesDuty
+from serin.watcher.promises import Promises
+from serin.watcher.quality_duty import QualityDuty
+from serin.watcher.refusals_duty import RefusalsDuty
+from serin.watcher.retrain_duty import RetrainDuty
+from serin.watcher.rollouts_duty import RolloutsDuty
+from serin.watcher.watcher import Duty
 from tests.fakes.gpus import write_inventory
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter
 from tests.unit.console.conftest import visitor
@@ -236,9 +236,8 @@ def _furnish(home: Path) -> None:
         place = TritonPorts(
             http_port=http, grpc_port=grpc, metrics_port=metrics, shared_memory_prefix="serin-walk-"
         )
-        write_record(
-            home / "releases" / release.name, release, Record(place=place, served=Served(backend="onnx"))
-        )
+        record = Record(release=release.name, place=place, served=Served(backend="onnx"))
+        write_record(home / "releases" / release.name, record)
     save_rollbacks(
         home,
         MODEL,

@@ -5,8 +5,6 @@ from its training period, and the real ones after it; and shares of 3 to 40% of 
 bin, with 40 columns. Fails when there are more false alarms than one per year.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -17,8 +15,7 @@ from benchmarks.watch.flights_weeks import as_table, load, resampled_counts
 from benchmarks.watch.flights_weeks import learn as learn_flights
 from serin.columns.bins import count_rows
 from serin.formats.drift import DriftStatistics
-from serin.monitoring.drift.alarm import Alarm
-from serin.monitoring.drift.detector import DriftDetector
+from serin.monitoring.drift.detector import Alarm, DriftDetector
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.soak.drift_worlds import HOUR, World, learn
 

@@ -1,7 +1,5 @@
 """Simulated request traffic without drift: what a detector must not take for one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ twenty is wrong at first. Fails unless the live AUC of each version equals the o
 final labels. The estimate that was made before the labels is printed beside it.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
@@ -23,7 +21,7 @@ from serin.api.model import Model
 from serin.formats.captures import write_part
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.quality.view import QualityView, read_quality
-from serin.stack.watch.quality_duty import QualityDuty
+from serin.watcher.quality_duty import QualityDuty
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 ROWS, DAY_S = 20_000, 86_400.0

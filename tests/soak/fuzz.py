@@ -4,8 +4,6 @@ Prints what they were answered and what the processes held after each thousand. 
 was answered with a server's error, a good request beside them failed, or something grew.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

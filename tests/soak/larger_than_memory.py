@@ -5,8 +5,6 @@ than the memory of a worker too. Prints what the workers used at most, and fails
 was ended for using too much, or when the dataset differs from what one process with all memory makes of a part of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

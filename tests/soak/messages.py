@@ -5,8 +5,6 @@ gateway with a key for one of two models. Fails when a message was read otherwis
 protobuf itself wrote was refused, or when a call was answered for another model than the key's.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

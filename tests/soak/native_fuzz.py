@@ -8,8 +8,6 @@ The sanitizers see reads beyond an input, leaks and overflows; the program sees 
 at all. Needs g++ or clang++ with its sanitizers, and Triton's environment (`serin install triton`).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -22,7 +20,8 @@ from serin.formats.serving.spool_blocks import LONGEST_ID_BYTES
 from serin.machine.native.compiler import machine_compiler
 from serin.serving.native.onnx_backend import NATIVE, Split, native_settings
 from serin.serving.triton.installation import find_triton
-from serin.serving.triton.recording import SPOOL_VARIABLE, Recording
+from serin.serving.triton.process import SPOOL_VARIABLE
+from serin.serving.triton.recording import Recording
 from tests.e2e.test_onnx_backend import choking_graph
 from tests.unit.serving.bundles import INNER, MODEL, SCHEMA, choking_front, core
 

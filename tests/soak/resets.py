@@ -6,8 +6,6 @@ buffers of some requests for the next ones, as large as they were. Prints a curv
 process exited, when a good call failed after that, or when memory grew in the last two thirds of a way.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

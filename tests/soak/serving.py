@@ -4,8 +4,6 @@ Fails when a request failed, or when resident memory, descriptors or shared memo
 after the warm-up, over the whole of that time.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import threading
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serin.serving.client.load import LoadResult
+from serin.serving.tuning.load import LoadResult
 from tests.e2e.fuzz_gateway import Footprint, footprint
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import Stack, running_stack

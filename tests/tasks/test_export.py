@@ -1,7 +1,5 @@
 """How the export's task leases and shows GPUs; the export itself is build's business."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -48,7 +46,7 @@ def test_an_export_sees_the_gpu_it_has_leased_and_no_other(
         raise Stopped
 
     monkeypatch.setattr(build, "export_model", look)
-    monkeypatch.setattr("serin.export.session.has_device", lambda device: device == "tensorrt")
+    monkeypatch.setattr("serin.scoring.session.has_device", lambda device: device == "tensorrt")
     (tmp_path / RECORD).write_text('{"model": {}}')
     spec = load_spec(small_spec(tmp_path / "data", export={"variants": variants}))
     checkpoint = Checkpoint(path=str(tmp_path), step=1, metrics={})

@@ -1,8 +1,6 @@
 """What becomes of a stage that ran elsewhere: runs on a real server, which nobody but the test carries out. That a
 worker does is seen in e2e/."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any

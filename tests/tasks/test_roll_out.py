@@ -1,9 +1,6 @@
 """Submitting and following a rollout, with a real controller on fake machines."""
 
-from __future__ import annotations
-
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -12,37 +9,36 @@ from prefect.artifacts import Artifact
 
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
 from serin.pipeline import roll_out as use_case
-from serin.rollout.decide.state import Phase
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.state import Phase, Verdict
 from serin.rollout.run import commands
 from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
+from serin.spec.pipeline import PipelineSpec
 from serin.spec.rollout import RolloutSpec
-from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from tasks.roll_out import roll_out_release
 from tests.fakes.rollout import FakeFleet, FakeJudge
 from tests.fakes.running_controller import running_controller
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 FIRST, SECOND = Release(model="flights", version=1), Release(model="flights", version=2)
-ROLLOUT = RolloutSpec(steps=(50, 100), step_time=0, bake=0, min_requests=0)
+SPEC = PipelineSpec.model_construct(
+    name="flights", rollout=RolloutSpec(steps=(50, 100), step_time=0, bake=0, min_requests=0)
+)
 
 
 def roll_out(release: Release) -> Release:
     @flow
     async def one() -> Release:
-        return await roll_out_release(ServingSpec(), ROLLOUT, release)
+        return await roll_out_release(SPEC, release)
 
     return asyncio.run(one())
 
 
 def _wait_for(home: Path, phase: Phase) -> None:
-    deadline = time.monotonic() + 60
-    while not any(found.phase == phase for found in history(home, "flights")):
-        assert time.monotonic() < deadline, f"never {phase}"
-        time.sleep(0.02)
+    until(lambda: any(found.phase == phase for found in history(home, "flights")), f"{phase}")
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +99,7 @@ def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) ->
 
     @flow
     async def dies_on_the_way() -> None:
-        following = asyncio.create_task(roll_out_release(ServingSpec(), ROLLOUT, SECOND))
+        following = asyncio.create_task(roll_out_release(SPEC, SECOND))
         await asyncio.to_thread(_wait_for, home, Phase.SHIFTING)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

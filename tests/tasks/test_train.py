@@ -1,16 +1,25 @@
-"""How the training task finds, places and leases; the training itself is launch's business."""
-
-from __future__ import annotations
+"""How tasks find, place, lease, retry and show; the work itself is the core's business."""
 
 import asyncio
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prefect import flow
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Failed
 
-from serin.errors import CodeChanged
+from serin.errors import (
+    CodeChanged,
+    ControllerSilent,
+    GateFailed,
+    LossNotFinite,
+    Preempted,
+    SerinError,
+    WorkerFailed,
+)
 from serin.machine import environment
 from serin.machine.leases import holders
 from serin.pipeline import stage
@@ -19,7 +28,10 @@ from serin.pipeline.train import find_checkpoint
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.receipt import measure
 from serin.training.launch.run_dir import devices_wanted, training_folder
+from tasks.markdown import drawing, receipt_table, table
+from tasks.retry import error_is_retryable
 from tasks.train import train_model
 
 MODEL, TRAINING = ModelSpec(hidden=(8,)), TrainingSpec(epochs=2)
@@ -167,3 +179,70 @@ def test_as_many_gpus_as_processes_are_wanted(two_gpus: None) -> None:
 
 def test_no_gpu_is_wanted_where_there_is_none() -> None:
     assert devices_wanted(ModelSpec(), TrainingSpec(processes=2)) == 0
+
+
+WORTH_IT = [
+    WorkerFailed(rank=0, code=-9, log="attempt-001.log"),
+    Preempted(step=4, folder="run"),
+    ControllerSilent(model="flights", command="start", waited_s=10),
+]
+IN_VAIN = [
+    GateFailed(stage="scores", what="'score' differs", found="torch 0.1, graph 0.9"),
+    LossNotFinite(step=7, value="nan", folder="run"),
+    ValueError("a bug"),
+    KeyError("another"),
+]
+
+
+@pytest.mark.parametrize("error", WORTH_IT, ids=lambda error: type(error).__name__)
+def test_an_error_marked_as_retryable_is_retried(error: SerinError) -> None:
+    assert error_is_retryable(None, None, Failed(data=error))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", IN_VAIN, ids=lambda error: type(error).__name__)
+def test_any_other_error_fails_at_once(error: Exception) -> None:
+    assert not error_is_retryable(None, None, Failed(data=error))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "tries"), [(WORTH_IT[0], 3), (IN_VAIN[0], 1)], ids=["retryable", "final"])
+def test_the_engine_asks_the_error_itself(prefect_server: None, error: Exception, tries: int) -> None:
+    count = 0
+
+    @task(retries=2, retry_condition_fn=error_is_retryable, cache_policy=NO_CACHE)
+    async def fail() -> None:
+        nonlocal count
+        count += 1
+        raise error
+
+    @flow
+    async def run() -> Any:
+        return await fail()
+
+    with pytest.raises(type(error), match=str(error)[:20]):
+        asyncio.run(run())
+    assert count == tries
+
+
+def test_a_cell_cannot_break_its_table() -> None:
+    assert table(("a", "b"), [("x|y", "two\nlines"), ("<img src=x>", 1234567)]) == (
+        "| a | b |\n| --- | --- |\n| x\\|y | two lines |\n| &lt;img src=x> | 1,234,567 |\n"
+    )
+
+
+def test_numbers_are_shown_with_four_digits_and_no_false_precision() -> None:
+    assert table(("n",), [(0.123456789,), (12345.678,)]) == "| n |\n| --- |\n| 0.1235 |\n| 12,346 |\n"
+
+
+def test_a_receipt_shows_what_was_measured_and_nothing_else() -> None:
+    with measure("etl") as measurement:
+        measurement.rows, measurement.work_s = 1000, 2.0
+    assert measurement.receipt is not None
+    page = receipt_table(measurement.receipt.to_json())
+    assert "| rows/s | 500 |" in page
+    assert "waiting" not in page
+    assert "None" not in page
+
+
+def test_a_drawing_travels_inside_its_page_and_none_leaves_nothing() -> None:
+    assert drawing("<svg/>", "loss").startswith("![loss](data:image/svg+xml;base64,")
+    assert drawing("", "loss") == ""

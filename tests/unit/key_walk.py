@@ -1,12 +1,7 @@
-"""Everything that a stage's result may depend on, changed one by one, and the stages whose keys then change.
+"""Everything that a stage's result may depend on, changed one by one, and the stages whose keys then change."""
 
-`python -m tests.unit.key_walk` prints what was found.
-"""
-
-from __future__ import annotations
-
+import functools
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -18,27 +13,17 @@ from serin.etl.build import dataset_key
 from serin.formats.dataset import SourceFile
 from serin.formats.trained import RECORD
 from serin.pipeline.export import export_parts
-from serin.spec.code_digest import Closure, closure_of_files
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
+from serin.spec.parsed_code import Package, Reached
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.steps.operators import operators
-from serin.store import stage_keys
 from serin.store.artifacts import Checkpoint, Dataset
-from serin.store.store import Store
+from serin.store.stage_keys import STAGES
 from serin.training.launch.run_dir import training_parts
 
-STAGES = ("etl", "train", "export")
 ALL = frozenset(STAGES)
 PACKAGE = Path(serin.__path__[0]).resolve()
-FOLDERS = {
-    "etl": ("etl", "features"),
-    "train": (
-        "models", "training/data", "training/engine", "training/foreign", "training/launch", "training/parallel",
-        "training/programs", "training/results",
-    ),
-    "export": ("export", "models"),
-}  # fmt: skip
 FILES = (SourceFile(table="trips", path="/trips.parquet", size=1, modified="0", content="sha256:0"),)
 
 _EFFECTS = """
@@ -69,21 +54,21 @@ export: export.groups.metric export.groups.max_gap export.groups.max_rate_gap ex
 export: export.groups.confidence export.groups.min_rows
 export: export.segments export.budget.metric export.budget.max_drop export.budget.segment_max_drop
 export: champion.metric champion.max_loss champion.confidence champion.max_rows
-export: serving.p99_ms serving.max_batch_rows serving.request_timeout serving.backend serving.device
-export: serving.accelerator serving.gpus serving.gpu_memory_mb serving.instances serving.threads
-export: serving.queue_delay_us serving.max_string_bytes serving.replicas serving.rate_limit serving.rate_burst
+export: objectives.availability objectives.latency_ms objectives.latency_share
+export: serving.max_batch_rows serving.request_timeout serving.backend serving.device
+export: serving.accelerator serving.gpus serving.gpu_memory serving.instances serving.threads
+export: serving.queue_delay serving.max_string serving.replicas serving.rate_limit serving.rate_burst
 export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rollout.false_rollback
 export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
-export: rollout.latency.bad_margin rollout.error_tolerance rollout.max_error_share
-export: rollout.max_slow_share rollout.bake rollout.deadline rollout.mode rollout.baseline
+export: rollout.latency.bad_margin rollout.error_tolerance
+export: rollout.bake rollout.deadline rollout.mode rollout.baseline
 export: rollout.latency.tolerance_ms rollout.second_opinion rollout.warmup rollout.shadow.rows
 export: rollout.shadow.time rollout.shadow.share rollout.shadow.max_difference
 export: monitoring.retrain monitoring.retrain_budget.cool_down monitoring.retrain_budget.per_week
-export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop monitoring.capture.days
-export: monitoring.capture.max_gb monitoring.drift.false_alarms monitoring.drift.tolerance
+export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop monitoring.capture.keep
+export: monitoring.capture.max_size monitoring.drift.false_alarms monitoring.drift.tolerance
 export: monitoring.drift.columns monitoring.drift.block monitoring.quality.margin monitoring.quality.false_alarms
-export: monitoring.quality.rollback monitoring.objectives.availability monitoring.objectives.latency
-export: monitoring.objectives.rollback
+export: monitoring.quality.rollback monitoring.rollback_on_burn
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
 none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
 """
@@ -100,8 +85,7 @@ it is rolled out, watched and trained again. Only `serin search` reads its own s
 
 NOT_DECIDING: Mapping[str, str] = {
     "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
-    "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes",
-    "s3transfer": "brings bytes", "urllib3": "brings bytes",
+    "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes", "obstore": "brings bytes",
     "cryptography": "signs", "pydantic": "reads specs", "pydantic_core": "reads specs",
     "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
@@ -110,8 +94,6 @@ NOT_DECIDING: Mapping[str, str] = {
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""
-PAGES = PACKAGE / "reports"
-"""Stages import it, but it decides no result: it takes values and returns text. Changing a page rebuilds nothing."""
 NOT_IN: Mapping[str, frozenset[str]] = {
     "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
     "train": frozenset(
@@ -147,8 +129,7 @@ def whole_spec() -> PipelineSpec:
 
 def stage_keys_of(spec: PipelineSpec, folder: Path) -> dict[str, str]:
     """A stage that has another key gives another result to the next one."""
-    etl = dataset_key(spec.data, spec.features, FILES)
-    assert etl is not None
+    etl = dataset_key(spec.data, spec.features, FILES).digest
     dataset = Dataset(path=f"/datasets/{etl}", digest=etl, rows={})
     train = training_parts(spec.model, spec.training, dataset).digest
     (folder / RECORD).write_text(json.dumps({"model": {}, "weights_sha256": train}))
@@ -198,11 +179,10 @@ def spec_changes() -> Iterator[tuple[str, PipelineSpec]]:
         yield f"features.steps.{name}", bare
 
 
-def closure(stage: str) -> Closure:
-    """The modules of Serin that a stage may import, and the names of libraries."""
-    files = [path for folder in FOLDERS[stage] for path in sorted((PACKAGE / folder).rglob("*.py"))]
-    extra = [PACKAGE / "etl" / "raw_rows.py"] if stage == "export" else []
-    return closure_of_files([*files, *extra], [PACKAGE.parent], into_own=True)
+@functools.cache
+def computed_by(stage: str) -> Reached:
+    """Serin's code that computes a stage's result."""
+    return Package(PACKAGE).reach(STAGES[stage].computed_by)
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
@@ -231,48 +211,3 @@ def _other(value: Any, annotation: Any) -> Any:
     if "tuple[" in text or "dict[" in text:
         return {"x": "y"} if text.find("dict[") in range(text.find("tuple[") % 1000) else ("x",)
     return 1 if "int" in text else 1.5 if "float" in text else "x"
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        base = whole_spec()
-        print("| key of the spec | result may change | key changes |\n|---|---|---|")
-        for path, spec in spec_changes():
-            found = changed_stages(base, spec, Path(name))
-            may = EFFECTS.get(path, ALL)
-            print(
-                f"| {path} | {' '.join(s for s in STAGES if s in may)} | {' '.join(s for s in STAGES if s in found)} |"
-            )
-    print(
-        "\n| stage | modules in its key | libraries in its key | imported, not deciding |\n|---|---|---|---|"
-    )
-    for stage in STAGES:
-        walked, counted = closure(stage), set(stage_keys.source_files(stage))
-        inside = sum(path in counted for path in walked.files.values())
-        libraries = " ".join(stage_keys._LIBRARIES[stage])
-        others = " ".join(sorted(walked.elsewhere - set(stage_keys._LIBRARIES[stage])))
-        print(f"| {stage} | {inside} of {len(walked.files)} | {libraries} | {others} |")
-    print("\n| a local file, its size and times kept | key changes |\n|---|---|")
-    for name, changed in file_changes():
-        print(f"| {name} | {'yes' if changed else 'no'} |")
-
-
-def file_changes() -> Iterator[tuple[str, bool]]:
-    """Every way to change a file, and whether the dataset's key changed."""
-    from tests.unit.etl.test_file_changes import CHANGES, key_of, made_files
-
-    for change in [*CHANGES, touch]:
-        with tempfile.TemporaryDirectory() as name:
-            store, file = Store(f"{name}/store"), made_files(Path(name))
-            before = key_of(str(file), store)
-            change(file, file.with_name("other"))
-            yield change.__name__, key_of(str(file), store) != before
-
-
-def touch(file: Path, _: Path) -> None:
-    """Says the same as before."""
-    file.touch()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """examples/ci: the comment on a pull request, and what the workflow calls. The scripts run in tests/e2e/stack."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,32 +1,35 @@
-from __future__ import annotations
-
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.main import get_group
 
 from serin import cli
+from serin.commands.suggest import PANELS
 from serin.errors import LeaseUnavailable, Preempted
+from serin.host.state import Stack, write_stack
+from serin.host.supervisor import Supervisor
 from serin.machine.leases import lease
-from serin.machine.process_identity import start_ticks
-from serin.stack.host.state import Stack, write_stack
-from serin.stack.host.supervisor import Supervisor
+from serin.machine.process import start_ticks
 from tests.fakes.gpus import pretend_gpus
+from tests.kit.commands import serin_main
 from tests.logs import heard
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
 COMMAND_LINE = {
     "": "[--debug] [--version]",
-    "init": "[FOLDER] [--table] [--target] [--force]",
+    "init": "[FOLDER] [--table] [--target]",
     "check": "[SPEC] [--json]",
-    "schema": "[--out] [--markdown]",
+    "schema": "[--out]",
     "run": (
         "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]"
     ),
@@ -42,13 +45,12 @@ COMMAND_LINE = {
     "down": "",
     "controller": "[--fleet]",
     "status": "[--json]",
-    "tune": "[MODEL] [--version] [--p99-ms] [--rows] [--max-rows] [--gpu-price] [--seconds] [--json]",
+    "tune": "[MODEL] [--rows] [--max-rows] [--gpu-price] [--json]",
     "deploy": "[FILE] [--slurm]",
-    "version": "",
     "drift": "[MODEL] [--report] [--json]",
     "doctor": "[--json]",
     "env": "",
-    "hosts forget": "[HOST] [--yes -y]",
+    "hosts remove": "[HOST] [--yes -y]",
     "hosts list": "[--json]",
     "worker": "[POOL] [--limit]",
     "install gateway": "",
@@ -56,10 +58,9 @@ COMMAND_LINE = {
     "runs cancel": "[RUN]",
     "runs list": "[--limit] [--json]",
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
-    "runs report": "[RUN] [--pictures]",
+    "runs report": "[RUN]",
     "runs show": "[RUN] [--json]",
-    "rollout start": "[MODEL] [VERSION] [--stable] [--candidate] [--spec] [--request-timeout]"
-    " [--follow --no-follow] [--why]",
+    "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--request-timeout] [--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
     "rollout watch": "[MODEL]",
     "rollout pause": "[MODEL] [--why]",
@@ -67,45 +68,43 @@ COMMAND_LINE = {
     "rollout approve": "[MODEL] [--why]",
     "rollout promote": "[MODEL] [--why]",
     "rollout abort": "[MODEL] [--why]",
-    "rollout report": "[MODEL] [--rollout] [--out]",
-    "rollout replay": (
-        "[MODEL] [--rollout] [--margin] [--tolerance-ms] [--false-rollback] [--error-tolerance] [--log] [--json]"
-    ),
-    "rollout rollback": "[MODEL] [--to] [--why] [--follow --no-follow]",
+    "rollout report": "[NAME] [--out]",
+    "rollout replay": "[NAME] [--spec] [--log] [--json]",
+    "rollout rollback": "[NAME] [--why] [--follow --no-follow]",
     "labels show": "[MODEL] [--json]",
     "quality": "[MODEL] [--json]",
-    "labels add": "[MODEL] [TABLE] [--id] [--row] [--client-id] [--on] [--value] [--time] [--version] [--json]",
+    "labels add": "[NAME] [TABLE] [--id] [--row] [--client-id] [--on] [--value] [--time] [--json]",
     "captures list": "[MODEL] [--json]",
-    "captures show": "[MODEL] [--version] [--rows -n] [--json]",
-    "captures export": "[MODEL] [--out -o] [--version] [--since] [--until]",
+    "captures show": "[NAME] [--rows -n] [--json]",
+    "captures export": "[NAME] [--out -o] [--since] [--until]",
     "captures forget": "[MODEL] [--where] [--wait] [--yes -y] [--json]",
     "models list": "[--json]",
-    "models diff": "[MODEL] [LEFT] [RIGHT] [--json]",
+    "models diff": "[LEFT] [RIGHT] [--json]",
     "models import": "[FOLDER] [--name] [--entry] [--with-code]",
-    "models show": "[MODEL] [VERSION] [--json]",
-    "models verify": "[MODEL] [VERSION]",
-    "models sign": "[MODEL] [VERSION] [--key]",
+    "models show": "[NAME] [--json]",
+    "models verify": "[NAME]",
+    "models sign": "[NAME] [--key]",
     "trust create": "[FILE]",
     "trust add": "[NAME] [FILE]",
     "trust list": "[--json]",
     "trust remove": "[NAME]",
     "trust off": "",
-    "models delete": "[NAME] [--yes -y]",
+    "models remove": "[NAME] [--yes -y]",
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
-    "predict": "[MODEL] [ROWS] [--out -o] [--version] [--batch] [--workers] [--scheduler] [--device] [--grpc] [--ids]",
+    "predict": "[NAME] [ROWS] [--out -o] [--batch] [--scheduler] [--device] [--grpc] [--ids]",
     "explain": "[MODEL] [ROWS] [--out -o] [--rows -n] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",
-    "keys revoke": "[NAME]",
+    "keys remove": "[NAME]",
     "keys require": "[--off --on]",
     "keys issuer add": (
         "[NAME] [--url] [--audience] [--jwks-url] [--jwks-file] [--model] [--models-claim] [--rate] [--burst]"
     ),
     "keys issuer list": "[--json]",
     "keys issuer remove": "[NAME]",
-    "gc": "[--keep-versions] [--keep-days] [--remove] [--json]",
+    "gc": "[--keep-versions] [--keep] [--remove] [--json]",
     "backup create": "[FILE] [--captures --no-captures]",
     "backup restore": "[FILE]",
     "console secret": "[ROLE] [--rotate] [--json]",
@@ -138,21 +137,30 @@ def test_the_command_line_is_what_it_was() -> None:
     assert dict(commands(typer.main.get_command(cli.app))) == COMMAND_LINE
 
 
+def test_the_first_page_of_the_help_has_at_most_30_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.app(["--help"])
+    page = capsys.readouterr().out
+    names = [name for panel in PANELS.values() for name in panel]
+    assert len(names) <= 30
+    assert [line.split()[0] for line in page.splitlines() if re.match(r"  [a-z]+  ", line)] == names
+
+
 Serin = Callable[..., int]
 
 
 @pytest.fixture
-def serin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serin:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+def serin(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) -> Serin:
     monkeypatch.chdir(tmp_path)
+    return serin_main
 
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["serin", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0)
 
-    return run
+@pytest.mark.parametrize("module", cli.MODULES)
+def test_a_module_registers_the_commands_that_are_listed_for_it(module: str) -> None:
+    part = typer.Typer()
+    part.callback()(lambda: None)
+    import_module(f"serin.commands.{module}").register(part)
+    assert sorted(get_group(part).commands) == sorted(cli.MODULES[module].split())
 
 
 def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,9 +186,9 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["runs", "cancel", "no-such-run"], 1, "serin up"),
         (["runs", "logs", "no-such-run"], 1, "serin up"),
         (["up", "--port", "70000"], 2, "65535"),
-        (["rollout", "start", "flights", "0"], 2, "'version'"),
-        (["rollout", "start", "Flights", "1"], 2, "'Flights' is not a valid model name"),
-        (["rollout", "start", "flights", "1", "--request-timeout", "9s"], 2, "is for servers elsewhere"),
+        (["rollout", "start", "flights:0"], 2, "no model 'flights'"),
+        (["rollout", "start", "Flights:1"], 2, "'Flights' is not a valid model name"),
+        (["rollout", "start", "flights:1", "--request-timeout", "9s"], 2, "is for servers elsewhere"),
         (
             ["rollout", "start", "m", "--stable", "a:1", "--candidate", "b:1", "--request-timeout", "9x"],
             2,
@@ -194,7 +202,7 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["env"], 1, "start one with `serin up`"),
         (["down"], 1, "no stack is up"),
         (["models", "show", "flights"], 2, "no model 'flights'"),
-        (["models", "verify", "flights", "live"], 2, "no model 'flights'"),
+        (["models", "verify", "flights:live"], 2, "no model 'flights'"),
         (["runs", "show", "nothing"], 2, "no run 'nothing'"),
         (["rollout", "pause", "flights"], 1, "no stack is up"),
         (["rollout", "watch", "flights"], 2, "no rollout of 'flights'"),

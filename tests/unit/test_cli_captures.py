@@ -1,7 +1,5 @@
 """`serin captures`, and what deleting versions and `serin gc` do to records."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -14,8 +12,8 @@ from serin.cli import app
 from serin.errors import NotFound, NotRecorded, NotWatched, SpecError
 from serin.formats.captures import METADATA, captures_folder, write_part
 from serin.monitoring.capture.read import captured
-from serin.stack import captures
 from serin.store.store import Store
+from serin.watcher import captures
 from tests.unit.monitoring.capture.spooling import NOON, Backend, request
 
 
@@ -115,10 +113,10 @@ def test_show_prints_the_newest_rows_as_csv_or_json(home: Path) -> None:
     table = serin("captures", "show", "taxis", "-n", "2").output.splitlines()
     assert table[0].startswith('"_id","_row"')
     assert [line.split(",")[0] for line in table[1:]] == ['"id-3"', '"id-4"']
-    (only,) = json.loads(serin("captures", "show", "taxis", "--version", "1", "-n", "1", "--json").output)
+    (only,) = json.loads(serin("captures", "show", "taxis:1", "-n", "1", "--json").output)
     assert (only["passenger_id"], only["_answer_p"]) == (3, [0.25, 0.75])
     with pytest.raises(NotFound, match="no recorded version of 'taxis': '9'; known: 1, 2"):
-        serin("captures", "show", "taxis", "--version", "9")
+        serin("captures", "show", "taxis:9")
 
 
 def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> None:
@@ -178,16 +176,16 @@ def test_deleting_a_version_deletes_its_records(home: Path) -> None:
     write_part(home, "taxis", 1, rows(1))
     write_part(home, "taxis", 2, rows(2))
     Backend(home, "taxis-v1").leave([request(3, NOON)])
-    assert "of recorded requests are deleted" in serin("models", "delete", "taxis:1", "--yes").output
+    assert "of recorded requests are deleted" in serin("models", "remove", "taxis:1", "--yes").output
     assert captured(home, "taxis")["passenger_id"].to_pylist() == [2]
     assert not (home / "spool" / "taxis-v1").exists()
-    serin("models", "delete", "taxis", "--yes")
+    serin("models", "remove", "taxis", "--yes")
     assert not captures_folder(home, "taxis").exists()
 
 
 def test_gc_removes_expired_records_and_those_of_deleted_models_only(home: Path) -> None:
     now = time.time()
-    published("taxis", 1, capture="{days: 2}")
+    published("taxis", 1, capture="{keep: 2d}")
     for days in (0, 1, 5):
         write_part(home, "taxis", 1, rows(days, t=now - days * 86400))
     write_part(home, "gone", 1, rows(1))

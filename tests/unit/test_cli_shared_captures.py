@@ -1,6 +1,4 @@
-"""`serin captures` where hosts share a store, and what deleting versions, `serin gc` and `serin hosts forget` do."""
-
-from __future__ import annotations
+"""`serin captures` where hosts share a store, and what deleting versions, `serin gc` and `serin hosts remove` do."""
 
 import json
 import time
@@ -14,7 +12,7 @@ from serin.formats.forget_requests import read_applied
 from serin.machine.ports import free_ports
 from serin.monitoring.capture.read import captured
 from serin.spec.monitoring import CaptureSpec
-from serin.store.s3_client import Timing
+from serin.store.bucket import Timing
 from tests.fakes.sharing_hosts import MODEL, NOON, SharingHost
 from tests.unit.test_cli_captures import published, serin
 
@@ -47,14 +45,14 @@ def test_records_of_all_hosts_are_listed_shown_and_exported(
     out = tmp_path / "rows.parquet"
     assert serin("captures", "export", MODEL, "--out", str(out)).output == f"4 rows in {out}\n"
     assert sorted(pq.read_table(out)["_id"].to_pylist()) == ["a1", "a2", "b2", "b3"]
-    since = ("--since", "2026-03-01T12:01", "--until", "2026-03-02", "--version", "1")
-    assert serin("captures", "export", MODEL, "-o", str(tmp_path / "b.csv"), *since).output.startswith(
+    since = ("--since", "2026-03-01T12:01", "--until", "2026-03-02")
+    assert serin("captures", "export", f"{MODEL}:1", "-o", str(tmp_path / "b.csv"), *since).output.startswith(
         "2 rows"
     )
     none = serin("captures", "export", MODEL, "-o", str(tmp_path / "no.csv"), "--until", "2026-03-01").output
     assert none == "no rows were recorded then; no file was written\n"
     with pytest.raises(NotFound, match="no recorded version of 'taxis': '7'"):
-        serin("captures", "export", MODEL, "-o", str(out), "--version", "7")
+        serin("captures", "export", f"{MODEL}:7", "-o", str(out))
 
 
 def test_forget_asks_all_hosts_and_shows_which_have_done_it(hosts: tuple[SharingHost, SharingHost]) -> None:
@@ -66,7 +64,7 @@ def test_forget_asks_all_hosts_and_shows_which_have_done_it(hosts: tuple[Sharing
     with pytest.raises(SpecError, match="is not a condition"):
         serin(*forget, "--where", "passenger_id + 1", "--yes")
     assert serin(*forget, "--where", "passenger_id = 2").exit_code == 2  # nobody could be asked
-    asked = serin(*forget, "--where", "passenger_id = 2", "--wait", "0", "--yes")
+    asked = serin(*forget, "--where", "passenger_id = 2", "--wait", "0s", "--yes")
     assert asked.output.count("WAITING since") == 2
     for now in (NOON + 100, NOON + 103):
         b.share(now)
@@ -85,7 +83,7 @@ def test_deleting_a_version_deletes_its_records_on_all_hosts(hosts: tuple[Sharin
         each.record(4, version=2, release="taxis-v2")
         each.share()
     published(MODEL, 2)
-    serin("models", "delete", f"{MODEL}:2", "--yes")
+    serin("models", "remove", f"{MODEL}:2", "--yes")
     assert a.ids() == ["a1", "a2", "b2", "b3"]
     for now in (NOON + 100, NOON + 103):
         b.share(now)
@@ -94,9 +92,9 @@ def test_deleting_a_version_deletes_its_records_on_all_hosts(hosts: tuple[Sharin
 
 
 def test_gc_applies_the_limits_to_the_store(hosts: tuple[SharingHost, SharingHost], tmp_path: Path) -> None:
-    published(MODEL, 3, capture="{days: 2}")
+    published(MODEL, 3, capture="{keep: 2d}")
     a, b = hosts
-    b.limits = CaptureSpec(share=1, days=1e5)
+    b.limits = CaptureSpec(share=1, keep=100000 * 86_400)
     b.record(9, t=time.time(), version=3)
     b.share()
     found = [(each["kind"], each["name"]) for each in json.loads(serin("gc", "--json").output)]
@@ -107,21 +105,21 @@ def test_gc_applies_the_limits_to_the_store(hosts: tuple[SharingHost, SharingHos
 
 def test_a_host_that_only_has_records_can_be_forgotten(hosts: tuple[SharingHost, SharingHost]) -> None:
     a, _ = hosts
-    serin("captures", "forget", MODEL, "--where", "passenger_id = 2", "--wait", "0", "--yes")
-    serin("hosts", "forget", "b", "--yes")
+    serin("captures", "forget", MODEL, "--where", "passenger_id = 2", "--wait", "0s", "--yes")
+    serin("hosts", "remove", "b", "--yes")
     for now in (NOON + 100, NOON + 103):
         a.share(now)
     assert a.ids() == ["a1", "b3"]
     assert read_applied(a.records.files, MODEL)[1]["b"].by == "a"
     with pytest.raises(NotFound, match="no host 'c'"):
-        serin("hosts", "forget", "c", "--yes")
+        serin("hosts", "remove", "c", "--yes")
 
 
 def test_without_the_store_the_records_of_this_host_are_shown_and_no_part_is_exported(
     hosts: tuple[SharingHost, SharingHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = Timing(connect_s=1, read_s=1, attempts=1, patience_s=0)
-    monkeypatch.setattr("serin.store.s3_files.PATIENT", quick)
+    monkeypatch.setattr("serin.store.bucket.PATIENT", quick)
     for name, value in (("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")

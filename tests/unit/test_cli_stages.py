@@ -1,10 +1,7 @@
 """A table to a scored file with the command alone: no Prefect, no server. One story, for training costs seconds."""
 
-from __future__ import annotations
-
 import doctest
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,27 +10,25 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from serin import Pipeline, cli
-from serin.api import dataset as api_dataset
+from serin import Pipeline
 from serin.api import model as api_model
 from serin.api import pipeline as api_pipeline
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+from tests.kit.commands import serin_main
 
 Serin = Callable[..., str]
 
 
 @pytest.fixture
-def serin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Serin:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+def serin(
+    monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Serin:
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, code: int = 0) -> str:
         """What it printed: the result when it went well, else the message."""
-        monkeypatch.setattr(sys, "argv", ["serin", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        told = capfd.readouterr()
-        assert (end.value.code or 0) == code, told.err
+        ended, told = serin_main(*arguments), capfd.readouterr()
+        assert ended == code, told.err
         return told.err if code else told.out
 
     return run
@@ -54,8 +49,9 @@ def test_a_guessed_spec_is_good_and_names_its_schema_for_editors(serin: Serin, t
     )
     assert json.loads((project / "spec.schema.json").read_text()) == json.loads(serin("schema"))
     found = asked(serin, "check", "project/pipeline.yaml")
+    assert found["name"] == "project", "a model is called like its folder"
     assert {column["name"] for column in found["inputs"]} == {"weight", "distance", "carrier"}
-    assert "--force replaces it" in serin("init", "project", code=2)
+    assert "name another folder, or remove it" in serin("init", "project", code=2)
 
 
 def test_init_asks_which_of_several_tables(serin: Serin, tmp_path: Path) -> None:
@@ -97,7 +93,7 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     assert "carrier" in shown
     assert "loses so much auc when a column is shuffled (range of 5 repeats)" in shown
     assert len(asked(serin, "models", "show", NAME)["importance"]["columns"]) == 3
-    assert "files match its manifest" in serin("models", "verify", NAME, "1")
+    assert "files match its manifest" in serin("models", "verify", f"{NAME}:1")
 
     rows = tmp_path / "parcels.parquet"
     _found_from_python(dataset, checkpoint, bundle, rows)
@@ -107,7 +103,7 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     predicted = Pipeline.from_yaml("spec.yaml").export().predict(pq.read_table(rows).to_pandas())
     assert predicted["score"].tolist() == scores["score"].to_pylist()
     printed = tmp_path / "printed.csv"
-    printed.write_text(serin("predict", NAME, str(rows), "--batch", "--version", "1"))
+    printed.write_text(serin("predict", f"{NAME}:1", str(rows), "--batch"))
     assert pacsv.read_csv(printed).column_names == scores.column_names
     _explained(serin, rows, predicted["score"].tolist())
     assert "no stack is up" in serin("predict", NAME, str(rows), code=1)
@@ -148,7 +144,7 @@ def _found_from_python(dataset: Any, checkpoint: Any, bundle: Any, rows: Path) -
     assert (model.name, model.version, str(model.path)) == (bundle["model"], 1, bundle["path"])
     assert model.card().text.startswith(f"# {NAME}, version 1")
     names = {"pipeline": pipeline, "frame": pq.read_table(rows).to_pandas(), "Pipeline": Pipeline}
-    for module in (api_dataset, api_model, api_pipeline):
+    for module in (api_model, api_pipeline):
         done = doctest.testmod(module, extraglobs=names)
         assert done.attempted
         assert done.failed == 0

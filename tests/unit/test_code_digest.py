@@ -1,7 +1,5 @@
 """Code that a user brings counts with everything local that it imports; installed packages count by version."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What `make install` does before anything is installed (.ci/install.py, the Makefile)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -15,12 +13,13 @@ from typer.testing import CliRunner
 
 from serin.cli import app
 from serin.machine.native.compiler import machine_compiler
+from serin.prefect import prepared, template
+from serin.prefect.deploy import deployments_digest
 from serin.serving.native import compile_early
 from serin.serving.native.compiler import compile_library, early_folder, obtain_compiler
 from serin.serving.triton import installation
 from serin.serving.triton.installation import NUMPY, WHEEL
-from serin.stack.prefect import prepared, template
-from serin.stack.prefect.deploy import deployments_digest
+from tests.kit.commands import run
 from tests.logs import heard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +83,7 @@ def test_triton_s_packages_are_known_before_serin_is_installed(
 
 def test_native_libraries_can_be_compiled_without_any_package(tmp_path: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import serin.serving.native.compile_early"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(ROOT)], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, "-I", "-S", "-c", code, ROOT, cwd=tmp_path)
 
 
 @pytest.mark.skipif(machine_compiler() is None, reason="no C++ compiler on PATH")

@@ -1,7 +1,5 @@
 """No result may be stale: whatever a stage's result may depend on changes the stage's key."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.metadata
@@ -14,27 +12,11 @@ from typing import get_type_hints
 
 import pytest
 
-from serin.spec import code_digest
 from serin.spec.pipeline import PipelineSpec
 from serin.store import stage_keys
+from serin.store.stage_keys import STAGES
 from tests.unit import key_walk
-from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE, PAGES, STAGES
-
-
-@pytest.fixture(scope="module")
-def closures() -> dict[str, code_digest.Closure]:
-    """Each file is parsed once for all stages."""
-    known: dict[Path, list[tuple[int, list[str]]]] = {}
-    real = code_digest._imports
-
-    def imports(path: Path) -> Iterator[tuple[int, list[str]]]:
-        if path not in known:
-            known[path] = list(real(path))
-        return iter(known[path])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(code_digest, "_imports", imports)
-        return {stage: key_walk.closure(stage) for stage in STAGES}
+from tests.unit.key_walk import ALL, EFFECTS, NOT_DECIDING, NOT_IN, PACKAGE
 
 
 @pytest.fixture
@@ -72,22 +54,6 @@ def test_the_order_of_what_has_an_order_changes_the_keys(tmp_path: Path, path: s
     assert key_walk.changed_stages(spec, other, tmp_path) == ALL
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_module_that_a_stage_imports_is_in_its_key(
-    stage: str, closures: dict[str, code_digest.Closure]
-) -> None:
-    counted = set(stage_keys.source_files(stage))
-    deciding = {name: path for name, path in closures[stage].files.items() if PAGES not in path.parents}
-    missing = sorted(name for name, path in deciding.items() if path not in counted)
-    assert missing == []
-    assert len(closures[stage].files) > 80
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_no_page_is_in_the_key_of_a_stage(stage: str) -> None:
-    assert [path for path in stage_keys.source_files(stage) if PAGES in path.parents] == []
-
-
 def test_a_stage_gets_nothing_but_text_from_a_page() -> None:
     """So that a page cannot decide a result: its functions return text or nothing, its classes only hold values."""
     imported = {
@@ -107,33 +73,11 @@ def test_a_stage_gets_nothing_but_text_from_a_page() -> None:
             assert found.__dataclass_params__.frozen, f"{module}.{name}"
 
 
-def test_a_changed_byte_in_a_module_of_a_stage_changes_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {path: path.stat().st_size for path in PACKAGE.rglob("*.py")}
-    for path, size in sizes.items():  # the same tree, with something small in every file
-        copy = tmp_path / path.relative_to(PACKAGE)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(str(size))
-    monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "store" / "stage_keys.py"))
-    digest = stage_keys.sources_digest.__wrapped__
-    for stage in STAGES:
-        before = digest(stage)
-        assert len(stage_keys.source_files(stage)) > 80
-        for path in stage_keys.source_files(stage)[::12]:  # that all are counted is what the walk is for
-            text = path.read_text()
-            path.write_text(f"{text}#")
-            assert digest(stage) != before, path
-            path.write_text(text)
-        assert digest(stage) == before
-
-
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_library_that_a_stage_imports_is_in_its_key_or_decides_nothing(
-    stage: str, closures: dict[str, code_digest.Closure]
-) -> None:
-    unknown = closures[stage].elsewhere - set(stage_keys._LIBRARIES[stage]) - NOT_DECIDING.keys()
-    assert unknown - NOT_IN[stage] == set()
+def test_every_library_that_a_stage_uses_is_in_its_key_or_decides_nothing(stage: str) -> None:
+    used = key_walk.computed_by(stage).libraries
+    assert used & set(STAGES[stage].libraries)
+    assert used - set(STAGES[stage].libraries) - NOT_DECIDING.keys() - NOT_IN[stage] == set()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -141,7 +85,7 @@ def test_another_version_of_any_library_of_a_stage_changes_its_key(
     stage: str, monkeypatch: pytest.MonkeyPatch, versions: None
 ) -> None:
     del versions
-    names = stage_keys._LIBRARIES[stage]
+    names = STAGES[stage].libraries
     called = [also for name in names for also in (name, *stage_keys._ALSO_CALLED.get(name, ()))]
     installed = dict.fromkeys(called, "1.0")
     monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)

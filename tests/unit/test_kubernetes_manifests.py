@@ -1,7 +1,5 @@
 """deployments/kubernetes as files: kustomize is not needed here (make cluster-test builds and applies the overlays)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,11 +16,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Pending
 
 from deployments.workers.kubernetes_worker import KubernetesStageWorker
+from serin.cluster.controller import BEAT, beat
+from serin.cluster.kubernetes.release_objects import ReleaseTemplate, build_deployment, build_service
 from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.serving import ServingSpec
-from serin.stack.cluster.controller import BEAT, beat
-from serin.stack.kubernetes.release_objects import ReleaseTemplate, build_deployment, build_service
 from serin.store.artifacts import Release
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"

@@ -1,6 +1,4 @@
-"""Leases on GPUs: exclusive or shared, queued, freed by the kernel. The devices are pretended, the locks are real."""
-
-from __future__ import annotations
+"""GPUs of this machine, by the file that stands in for the driver, and leases on them: the locks are real."""
 
 import json
 import signal
@@ -15,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from serin.errors import LeaseUnavailable, SpecError
+from serin.machine.hardware import Device, inventory
 from serin.machine.leases import SLOTS, holders, lease, waiters
 from tests.fakes.gpus import pretend_gpus
+from tests.kit.commands import run
+from tests.kit.waiting import until
 from tests.logs import heard
 
 ROOT = Path(__file__).parents[2]
@@ -60,13 +61,6 @@ def holding_child(home: Path, count: int, kind: str = "exclusive") -> Iterator[s
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
-
-
-def until(true: object, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 def test_leases_never_share_a_device(home: Path) -> None:
@@ -259,16 +253,38 @@ def test_a_queue_whose_counter_was_damaged_continues(home: Path) -> None:
 
 
 def test_ten_processes_at_once_never_share_what_is_exclusive_and_all_end(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.lease_clients", "--rounds", "4", "--deaths", "8"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(sys.executable, "-m", "tests.chaos.lease_clients", "--rounds", "4", "--deaths", "8", cwd=ROOT)
     result = json.loads(done.stdout)
     print(result)
     assert result["leases"] >= 10 * 4
     assert result["killed"] == 8
     assert result["violations"] == result["left"] == 0
+
+
+def test_the_inventory_file_stands_in_for_the_driver(home: Path) -> None:
+    assert inventory()[0] == Device(id="GPU-a", name="Stand-in", memory_bytes=1 << 30)
+
+
+def test_what_a_scheduler_did_not_give_us_is_not_in_the_inventory(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert [device.id for device in inventory()] == ["GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert [device.id for device in inventory()] == ["GPU-b", "GPU-a"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert inventory() == ()
+
+
+def test_an_inventory_file_that_is_none_is_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_INVENTORY", str(tmp_path / "absent.json"))
+    with pytest.raises(SpecError, match=r"absent\.json"):
+        inventory()
+
+
+def test_a_device_id_cannot_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["../../etc/x"])
+    with pytest.raises(SpecError, match="is not a device id"):
+        inventory()

@@ -1,7 +1,5 @@
 """One long string among many rows: what reads data needs memory for the strings, not for rows times the longest."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """AUC and the other metrics, against what they are defined to be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

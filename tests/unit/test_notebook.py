@@ -1,7 +1,5 @@
 """The tutorial notebook runs from its first cell to its last, and the command finds what it has made."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
@@ -25,18 +23,15 @@ def code(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 def test_the_notebook_is_stored_without_outputs_and_holds_the_readme_s_lines() -> None:
     cells = code(nbformat.read(NOTEBOOK, as_version=4))
     assert [cell.outputs for cell in cells if cell.outputs or cell.execution_count is not None] == []
-    (shown,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    (shown,) = re.findall(r"^```py\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     wanted = [line.partition("  #")[0] for line in shown.splitlines() if line]
     written = "\n".join(cell.source for cell in cells).splitlines()
     assert [line for line in wanted if line not in written] == []
 
 
 def test_the_notebook_runs_and_the_command_finds_its_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     with warnings.catch_warnings():

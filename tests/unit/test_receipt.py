@@ -1,7 +1,5 @@
 """Receipts: what was measured, and nothing that was not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`serin gc` leaves alone what a living process uses, in whichever pid namespace, and what was found lately."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

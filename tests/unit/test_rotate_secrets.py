@@ -1,17 +1,14 @@
 """The commands of docs/how-to/rotate-secrets.md, in their order, in a home with secrets to rotate."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from serin.cli import app
-from serin.stack.console.secrets import matching_role, role_secret
-from serin.stack.wiring import key_file
+from serin.host.console import matching_role, role_secret
+from serin.host.wiring import key_file
+from tests.kit.commands import serin
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "rotate-secrets.md"
 STACK = ("down", "up")  # tests/e2e/stack starts whole stacks
@@ -23,12 +20,6 @@ def commands(heading: str) -> list[list[str]]:
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", section, re.DOTALL))
     lines = [line.split("#")[0].split() for line in blocks.splitlines()]
     return [words[words.index("serin") + 1 :] for words in lines if "serin" in words]
-
-
-def serin(*words: str) -> str:
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, (words, done.output, done.exception)
-    return done.output
 
 
 def test_a_key_is_replaced_while_both_are_valid(home: Path) -> None:

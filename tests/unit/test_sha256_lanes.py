@@ -1,7 +1,5 @@
 """The compiled SHA-256 of many messages at once gives hashlib's digests, and is used only where it can be built."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

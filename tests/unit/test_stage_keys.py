@@ -1,17 +1,18 @@
-"""What a stage depends on, and how it is told why one is done."""
-
-from __future__ import annotations
+"""What a stage depends on, and the small files by which it finds what it did before."""
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from serin.spec.export import ExportSpec
 from serin.spec.model import ModelSpec
-from serin.store import stage_keys
-from serin.store.stage_keys import StageKey, key_of, note, notes, remember, sources_digest, why
+from serin.store.artifacts import Bundle, Checkpoint
+from serin.store.stage_keys import StageKey, key_of, note, notes, remember, why
+from serin.store.stage_results import find_result, keep_result, one_at_a_time
+from tests.logs import heard
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = StageKey(
@@ -38,36 +39,16 @@ def test_a_key_follows_from_what_the_sections_say() -> None:
 def test_another_process_makes_the_same_key() -> None:
     program = (
         "from serin.spec.model import ModelSpec; from serin.store.stage_keys import key_of; "
-        "print(key_of('train', model=ModelSpec(hidden=(8,)), form=1).parts['model'])"
+        "print(key_of('train', model=ModelSpec(hidden=(8,))).parts['model'])"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True)
-    assert done.stdout.strip() == key_of("train", model=ModelSpec(hidden=(8,)), form=1).parts["model"]
-
-
-def test_the_code_of_a_stage_is_part_of_its_key_and_that_of_another_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pattern in {pattern for patterns in stage_keys._SOURCES.values() for pattern in patterns}:
-        path = tmp_path / pattern.replace("/**", "").replace("*", "work")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("one = 1\n")
-    monkeypatch.setattr(stage_keys, "__file__", str(tmp_path / "store" / "stage_keys.py"))
-
-    def digests() -> dict[str, str]:
-        sources_digest.cache_clear()
-        return {stage: sources_digest(stage) for stage in ("etl", "train", "export")}
-
-    before = digests()
-    (tmp_path / "training" / "engine" / "work.py").write_text("one = 2\n")
-    after = digests()
-    sources_digest.cache_clear()
-    assert {stage for stage in before if before[stage] != after[stage]} == {"train"}
+    assert done.stdout.strip() == key_of("train", model=ModelSpec(hidden=(8,))).parts["model"]
 
 
 def test_the_versions_that_matter_are_in_the_key() -> None:
-    assert "onnxscript=" in key_of("export", form=1).parts["versions"]
-    assert "onnxscript=" not in key_of("train", form=1).parts["versions"]
+    assert "onnxscript=" in key_of("export").parts["versions"]
+    assert "onnxscript=" not in key_of("train").parts["versions"]
 
 
 @pytest.mark.parametrize(
@@ -102,3 +83,74 @@ def test_the_last_outcome_of_each_stage_of_a_run_counts(tmp_path: Path) -> None:
         {"stage": "train", "ran": False, "why": "trained before"},
     ]
     assert notes(tmp_path, "run-2") == []
+
+
+CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
+
+
+def test_what_was_kept_is_found(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) == CHECKPOINT
+
+
+def test_nothing_is_found_for_another_key_or_stage(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "train", "abd", Checkpoint) is None
+    assert find_result(tmp_path, "export", "abc", Checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"path": "/x"}', '{"path": 1, "step": "a", "metrics": 2}']
+)
+def test_a_damaged_result_counts_as_none(tmp_path: Path, content: str) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    (tmp_path / "stages" / "train" / "abc.json").write_text(content)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) is None
+
+
+def test_a_result_of_another_kind_counts_as_none(tmp_path: Path) -> None:
+    keep_result(tmp_path, "export", "abc", CHECKPOINT)
+    assert find_result(tmp_path, "export", "abc", Bundle) is None
+
+
+def test_a_newer_result_replaces_the_older_and_leaves_no_scratch_file(tmp_path: Path) -> None:
+    keep_result(tmp_path, "train", "abc", CHECKPOINT)
+    newer = Checkpoint(path="/runs/train-2/result", step=13, metrics={})
+    keep_result(tmp_path, "train", "abc", newer)
+    assert find_result(tmp_path, "train", "abc", Checkpoint) == newer
+    assert [path.name for path in (tmp_path / "stages" / "train").iterdir()] == ["abc.json"]
+
+
+def test_a_second_run_of_the_same_waits_for_the_first(tmp_path: Path) -> None:
+    said: list[str] = []
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        with one_at_a_time(tmp_path, "train", "abc"):
+            order.append("second")
+
+    def listen(text: str) -> None:
+        said.append(text)
+        waits.set()
+
+    thread = threading.Thread(target=second)
+    with heard(listen), one_at_a_time(tmp_path, "train", "abc"):
+        thread.start()
+        assert waits.wait(60)
+        with one_at_a_time(tmp_path, "train", "other"):
+            order.append("another key")
+        order.append("first")
+    thread.join(60)
+    assert order == ["another key", "first", "second"]
+    assert said == ["another run does the same train; waiting for it"]
+
+
+def test_a_run_that_is_asked_to_stop_does_not_wait_any_longer(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with (
+        one_at_a_time(tmp_path, "train", "abc"),
+        one_at_a_time(tmp_path, "train", "abc", stop=stop),
+    ):
+        pass

@@ -18,7 +18,7 @@ KEY, DIGEST = "a" * 64, "b" * 64
 
 @pytest.fixture(params=["local", "remote"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    url = str(tmp_path / "store") if request.param == "local" else f"memory://{tmp_path.name}"
+    url = str(tmp_path / "store") if request.param == "local" else request.getfixturevalue("bucket")
     return Store(url, cache=tmp_path / "cache")
 
 

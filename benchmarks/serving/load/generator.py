@@ -1,7 +1,7 @@
 """Runs the load generator in C++ (load.cc): every server is called by the same program, over HTTP and gRPC.
 
 A generator in Python takes about as much of a shared core as the servers that it measures, and grpc.aio several times
-as much for each request as HTTP. serin.serving.client.load, which users have, can do more: TLS and an open loop.
+as much for each request as HTTP. serin.serving.tuning.load, which users have, can do more: TLS and an open loop.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.child import ROOT, ContenderFailed
-from serin.serving.client.load_connections import Target
 from serin.serving.client.tensors import INFER_METHOD
 from serin.serving.native.compiler import build_mark, obtain_compiler
+from serin.serving.tuning.load_connections import Target
 
 SOURCES = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-bench"  # has the compiler where the machine has none

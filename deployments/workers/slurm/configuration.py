@@ -11,7 +11,7 @@ from typing import Any, Self
 from prefect.workers.base import BaseJobConfiguration
 from pydantic import Field, model_validator
 
-_PROGRAM = "serin.stack.prefect.slurm_job"
+_PROGRAM = "serin.prefect.slurm_job"
 _TRAIN = "train"  # the flow that several nodes work on together
 _OF_THE_WORKER = (
     "SLURM_",

@@ -1,7 +1,7 @@
 """Prefect's worker type `serin-slurm`: `prefect worker start --type serin-slurm --pool gpu`, where sbatch works.
 
 Each run becomes a batch job named by the run's id. The job outlives the worker: one that is started again finds its
-jobs by their names, follows them and submits nothing twice. What a job does on its node: serin.stack.prefect.slurm_job.
+jobs by their names, follows them and submits nothing twice. What a job does on its node: serin.prefect.slurm_job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from prefect.workers.base import BaseVariables, BaseWorker, BaseWorkerResult
 
 from serin.errors import SlurmRefused, SlurmSilent
 from serin.machine import environment
-from serin.stack.prefect.processes import SLURM_TYPE
+from serin.prefect.processes import SLURM_TYPE
 
 # relative: the entry point loads this package under another name
 from ..listening import Listening  # noqa: TID252

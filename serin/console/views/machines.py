@@ -8,16 +8,16 @@ from typing import Any
 from serin.console.formats import duration
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
-from serin.reports.charts import Bar, bars
-from serin.stack.gpu_use import read_gpu_use
-from serin.stack.host.state import read_stack
-from serin.stack.run_entries import (
+from serin.host.gpu_use import read_gpu_use
+from serin.host.state import read_stack
+from serin.prefect.run_entries import (
     RunEntry,
     flow_run_details,
     flow_run_entries,
     training_details,
     training_entries,
 )
+from serin.reports.charts import Bar, bars
 from serin.store.receipt import Receipt, read_receipt
 
 _MOST_RUNS = 60

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.cluster.combined_fleet import CombinedVersions
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.formats.bundle import read_manifest
 from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
+from serin.host.state import read_stack
+from serin.host.wiring import key_file
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.history.read import read_history
@@ -24,10 +27,7 @@ from serin.reports.charts import Bar, bars
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
-from serin.stack.combined_fleet import CombinedVersions
-from serin.stack.host.state import read_stack
 from serin.stack.status import read_status
-from serin.stack.wiring import key_file
 from serin.store.store import Store
 
 _MOST_VERSIONS = 40

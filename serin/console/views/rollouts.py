@@ -13,7 +13,8 @@ from serin.console.views.models import known_model
 from serin.console.views.view import Parameters
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision, JournalReader
-from serin.reports.rollout_charts import (
+from serin.host.wiring import request_log
+from serin.reports.rollout_page import (
     EvidencePoint,
     RolloutStory,
     evidence_drawing,
@@ -30,7 +31,6 @@ from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, history, reader
 from serin.rollout.run.status import status as rollout_statuses
 from serin.rollout.run.story import point, tell
-from serin.stack.wiring import request_log
 
 _MOST_DECISIONS = 60
 _MOST_POINTS = 240  # of a chart over time

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serin.errors import TableEmpty
-from serin.etl.dataset.aggregate_cache import Answers
+from serin.etl.binding.layout import DerivedLayout, Layout
 from serin.etl.dataset.candidates import Candidates
 from serin.etl.dataset.compare import judge_against
 from serin.etl.dataset.golden import Made, choose_golden
@@ -22,17 +24,28 @@ from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
 from serin.etl.dataset.seal import PartSeals, seal_dataset, write_lookup
 from serin.etl.dataset.split import split_rule
-from serin.etl.dataset.statistics import collect_statistics
 from serin.etl.dataset.train_sample import TrainSample, take_train_sample
-from serin.etl.dataset.transform import count_rows, divide, target_ends, write_piece
+from serin.etl.dataset.transform import Divided, count_rows, divide, target_ends, write_piece
+from serin.etl.engines.device import gpu_aware, to_host
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import write_freshness
 from serin.etl.relational.relation import LoadedJoin
-from serin.etl.relational.target import Class, check_classes, check_varies
+from serin.etl.relational.target import Class, check_classes, check_varies, first_target
 from serin.etl.relational.totals import Totals, total_up
-from serin.etl.sources.layout import DerivedLayout, Layout
+from serin.features.aggregates.aggregate import Aggregate, Answer
+from serin.features.aggregates.counted import (
+    Counted,
+    answer_counted,
+    counted_column,
+    measure_sample,
+    merge_answers,
+)
+from serin.features.aggregates.number_counts import Counts, HighBits
+from serin.features.aggregates.value_counts import ValueCounts, ValueTable
+from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
+from serin.features.sample import Sample
 from serin.formats.dataset import (
     GOLDEN,
     SPLITS,
@@ -42,8 +55,9 @@ from serin.formats.dataset import (
     SourceFile,
     SplitDescription,
 )
+from serin.formats.schema import Kind
 from serin.formats.shards import count_parts
-from serin.formats.statistics import ColumnStatistics, write_statistics
+from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics, write_statistics
 from serin.machine.durable import Syncs
 from serin.reports.data_report import Report, render, write_report
 from serin.spec.data import DataSpec
@@ -54,6 +68,8 @@ from serin.store.artifacts import Dataset
 logger = logging.getLogger(__name__)
 
 Sizes = npt.NDArray[np.int64]  # rows by piece and split
+_BINS = 64
+_COMMONEST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +197,7 @@ class Assembly:
             },
             inputs=self.layout.inputs,
             lookups=tuple(lookup for lookup, _ in lookups),
-            sources=tuple(self.files()),
+            sources=tuple(replace(file, declared=()) for file in self.files()),
             digest="",
             dropped=totals.dropped | gap,
             derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
@@ -225,3 +241,127 @@ def _shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:
     if target.task == "regression":
         return f"the mean of {next(iter(target.each.values()))}"
     return f"the share of {next(iter(target.each.values()))}" + (f" = {classes[0]}" if classes else "")
+
+
+class Answers:
+    """Caches answers, so that statistics cost no further pass over the rows. Where a column's values are all known with
+    their counts, it computes whatever depends on these alone without a pass too."""
+
+    def __init__(self, engine: Engine, held: Held) -> None:
+        self._engine = engine
+        self._held = held
+        self._known: dict[Aggregate, Any] = {}
+        self._counted: dict[str, Counted] = {}
+
+    def __call__(self, aggregates: tuple[Aggregate, ...]) -> list[Any]:
+        new = tuple(aggregate for aggregate in aggregates if aggregate not in self._known)
+        asked = tuple(aggregate for aggregate in new if counted_column(aggregate) not in self._counted)
+        if asked:
+            merged = self._engine.reduce(measure, Merge(asked), self._held, asked)
+            for aggregate, answer in zip(asked, merged, strict=True):
+                self._keep(aggregate, answer)
+        for aggregate in new:
+            column = counted_column(aggregate)
+            if column in self._counted:
+                self._known[aggregate] = answer_counted(aggregate, self._counted[column])
+        return [self._known[aggregate] for aggregate in aggregates]
+
+    def _keep(self, aggregate: Aggregate, answer: Any) -> None:
+        column = counted_column(aggregate)
+        if isinstance(answer, Counted) and column is not None:
+            self._counted[column] = answer
+        else:
+            self._known[aggregate] = answer
+
+
+@gpu_aware
+def measure(divided: Divided, aggregates: tuple[Aggregate, ...]) -> list[Any]:
+    """What the aggregates ask, of this piece's training rows."""
+    train = divided.span(0)
+    used = dict.fromkeys(name for aggregate in aggregates for name in aggregate.columns)
+    sample = Sample(
+        columns={name: divided.columns[name][train] for name in used},
+        fold_ids=divided.fold_ids[train],
+        target=first_target(divided.target[train]),
+        training=train.stop,
+    )
+    only_host = [aggregate for aggregate in aggregates if not getattr(aggregate, "on_gpu", False)]
+    there = to_host(sample) if only_host else sample
+    return [
+        measure_sample(aggregate, there if aggregate in only_host else sample) for aggregate in aggregates
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merges what two pieces measured, one aggregate at a time."""
+
+    aggregates: tuple[Aggregate, ...]
+
+    def __call__(self, left: list[Any], right: list[Any]) -> list[Any]:
+        return [
+            merge_answers(aggregate, one, other)
+            for aggregate, one, other in zip(self.aggregates, left, right, strict=True)
+        ]
+
+
+def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnStatistics]:
+    """One entry per column that features are made of; a time has none yet."""
+    aggregates: dict[str, Aggregate] = {}
+    kinds: Mapping[str, Kind] = plan.columns
+    as_numbers = plan.number_columns
+    for name, kind in kinds.items():
+        if kind == "float" or name in as_numbers:
+            aggregates[name] = HighBits(Numbers(column=name, kind=kind))
+        elif kind != "timestamp":
+            aggregates[name] = ValueCounts(name)
+    answers: Sequence[object] = answer(tuple(aggregates.values())) if aggregates else ()
+    found: dict[str, ColumnStatistics] = {}
+    for name, counted in zip(aggregates, answers, strict=True):
+        if isinstance(counted, ValueTable):
+            found[name] = _categories(counted, kinds[name])
+        else:
+            assert isinstance(counted, np.ndarray)
+            found[name] = _numbers(counted, kinds[name])
+    return found
+
+
+def _numbers(upper: Counts, kind: Kind) -> NumberStatistics:
+    halves = np.flatnonzero(upper)
+    magnitude = halves & 0x7FFF
+    finite = halves[magnitude < 0x7F80]
+    keys = np.where(finite & 0x8000, 0xFFFF - finite, finite | 0x8000)  # in the order of values
+    order = np.argsort(keys)
+    used, ends = keys[order], np.cumsum(upper[finite[order]])
+    wanted = np.arange(1, _BINS + 1) * (int(ends[-1]) / _BINS)
+    last = np.unique(np.minimum(np.searchsorted(ends, wanted), len(used) - 1))
+    return NumberStatistics(
+        kind=kind,
+        rows=int(upper[halves].sum()),
+        nulls=int(upper[halves[magnitude > 0x7F80]].sum()),
+        edges=tuple(_lower_edges(np.concatenate([used[:1], used[last] + 1]))),
+        counts=tuple(np.diff(ends[last], prepend=0).tolist()),
+    )
+
+
+def _lower_edges(keys: npt.NDArray[np.int64]) -> list[float]:
+    """The smallest values whose sort keys start with these 16 bits."""
+    bits = np.where(keys & 0x8000, (keys ^ 0x8000) << 16, (0xFFFF - keys) << 16 | 0xFFFF)
+    values = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    return np.where(np.isfinite(values), values, np.finfo(np.float32).max).tolist()  # type: ignore[no-any-return]
+
+
+def _categories(table: ValueTable, kind: Kind) -> CategoryStatistics:
+    order = np.asarray(pc.sort_indices(table.values).to_numpy())
+    order = order[np.argsort(-table.counts[order], kind="stable")][:_COMMONEST]
+    total = int(table.counts.sum())
+    shown = table.counts[order]
+    return CategoryStatistics(
+        kind=kind,
+        rows=total + table.nulls,
+        nulls=table.nulls,
+        distinct=len(table.values),
+        values=tuple(table.values.take(pa.array(order)).to_pylist()),
+        counts=tuple(int(count) for count in shown),
+        others=total - int(shown.sum()),
+    )

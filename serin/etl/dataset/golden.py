@@ -17,7 +17,7 @@ import pyarrow as pa
 from serin.columns.column import Column, column_from_arrow, column_from_wire
 from serin.columns.derived import derive, typed
 from serin.columns.lookup import lookup
-from serin.columns.ulps import alike
+from serin.columns.rounding import alike
 from serin.etl.dataset.candidates import ARROW, MOST_ROWS, Candidates, rows_in_wire_form
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription

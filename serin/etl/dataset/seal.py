@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ from serin.formats.dataset import (
     DatasetDescription,
     LookupDescription,
     SplitDescription,
-    write_description,
+    write_dataset,
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.formats.shards import HEADER, part_files, part_folder, seal_part
@@ -90,7 +91,7 @@ def seal_dataset(
     features = json.dumps(plan.to_json(), allow_nan=False, ensure_ascii=False)
     (folder / FEATURES).write_text(features + "\n", encoding="utf-8")
     digest = hashlib.sha256(canonical({**document, "parts": list(parts())})).hexdigest()
-    write_description(folder, {**described, "digest": digest})
+    write_dataset(folder, replace(description, digest=digest))
     return digest
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from serin.errors import ClusterNotUp, EngineFailed, GpuUnusable
+from serin.etl.binding.layout import Layout
 from serin.etl.engines.device import Gpus, usable_gpus
 from serin.etl.engines.engine import Choice, Engine, choose_engine, open_engine
 from serin.etl.engines.memory_budget import (
@@ -25,7 +26,6 @@ from serin.etl.engines.memory_budget import (
     row_bytes,
 )
 from serin.etl.engines.pieces import cut_pieces
-from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece, Table
 from serin.machine.hardware import core_count
 from serin.spec.etl import EtlSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from serin.etl.sources.layout import JoinLayout, Layout
+from serin.etl.binding.layout import JoinLayout, Layout
 from serin.etl.sources.tables import Table
 from serin.machine import environment
 

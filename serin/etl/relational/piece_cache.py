@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from serin.columns.coded import CodedColumn, Places
 from serin.columns.column import Column
+from serin.etl.binding.layout import Layout
 from serin.etl.relational.checks import CheckCounts
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, Unknown, prepare, relate
 from serin.etl.relational.target import TargetPart
 from serin.etl.sources.file_cache import entry_name, put_entry
 from serin.etl.sources.files import origin_of
-from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece
 from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile

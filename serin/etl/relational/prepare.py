@@ -15,16 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.etl.binding.layout import JoinLayout, Layout
 from serin.etl.engines.device import to_gpu
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes, shared_budget
 from serin.etl.relational.across_pieces.global_pass import finish_with_global_pass
 from serin.etl.relational.across_pieces.large_joins import Join, hold_related, partition_join
-from serin.etl.relational.gpu.batches import hold_on_gpu
-from serin.etl.relational.gpu.reader import host_parts
+from serin.etl.relational.gpu import hold_on_gpu, host_parts
 from serin.etl.relational.piece_cache import PieceCache, prepare_or_find, relate_or_find
 from serin.etl.relational.relation import LoadedJoin, finish, load_join, prepare, relate
-from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.tables import Piece, Table
 from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec

@@ -17,10 +17,10 @@ from serin.columns.column import Column, any_true, array_module, beside, count_t
 from serin.columns.derived import derive, evaluate_columns
 from serin.columns.keys import KeyIndex
 from serin.errors import JoinNotManyToOne
+from serin.etl.binding.layout import JoinLayout, Layout
 from serin.etl.relational.checks import CheckCounts, count_checks
 from serin.etl.relational.groups import AsOfIndex, group_hashes, joined
 from serin.etl.relational.target import TargetPart, evaluate_target
-from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.tables import Piece, Table, cut, read_piece
 from serin.formats.schema import INT64_NULL
 from serin.spec.data import DataSpec

@@ -13,7 +13,7 @@ import pyarrow as pa
 from serin.columns.column import Column, any_true, array_module, beside
 from serin.columns.derived import beside_columns, evaluate_columns, typed
 from serin.errors import TargetUnusable
-from serin.etl.sources.uses import text_target
+from serin.etl.binding.uses import text_target
 from serin.expressions import ExpressionError, Masked
 from serin.spec.target import TargetSpec
 

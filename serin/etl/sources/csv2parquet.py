@@ -6,17 +6,15 @@ later value does not fit, or when options of the table say how the column's cell
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
 from serin.errors import SourceUnreadable, nearest
-from serin.etl.sources.arrow2parquet import Write
 from serin.etl.sources.files import compression_of, open_file
 from serin.etl.sources.malformed import first_fields, refuse_open_quote, refuse_other_delimiter
-from serin.etl.sources.undecided import undecided_field
 from serin.formats.csv_cells import CellRules
 from serin.formats.csv_format import PLAIN, CsvFormat
 from serin.formats.csv_values import convert_options, parse_options
@@ -33,6 +31,8 @@ _CANDIDATES = (
     pa.timestamp("ns"),
     pa.timestamp("ns", tz="UTC"),
 )
+_MARK = {b"serin": b"undecided"}
+Write = Callable[[pa.Schema, Iterable[pa.RecordBatch]], None]
 
 
 def read_csv(file: SourceFile, write: Write) -> None:
@@ -202,3 +202,33 @@ def column_names(file: SourceFile, form: CsvFormat) -> list[str] | None:
     if form.header or form.names:
         return list(form.names) or None
     return [f"column_{number}" for number in range(1, len(first_fields(file)) + 1)]
+
+
+# One file cannot tell, so its text is kept and the column is marked; the table's other files say what it is. Where none
+# of them does, it is text.
+def undecided_field(name: str) -> pa.Field:
+    return pa.field(name, pa.string(), metadata=_MARK)
+
+
+def is_undecided(field: pa.Field) -> bool:
+    return bool(field.metadata) and field.metadata.get(b"serin") == _MARK[b"serin"]
+
+
+def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns' types, null for the undecided: any other file's type is wider."""
+    return {field.name: pa.null() if is_undecided(field) else field.type for field in schema}
+
+
+def decided(types: dict[str, pa.DataType], undecided: Iterable[str]) -> dict[str, pa.DataType]:
+    """The types of all files together, text where no file knew better."""
+    return types | {name: pa.string() for name in undecided if pa.types.is_null(types[name])}
+
+
+def read_arrow(file: SourceFile, write: Write) -> None:
+    try:
+        reader = pa.ipc.open_file(open_file(file.path))
+    except pa.ArrowInvalid:
+        stream = pa.ipc.open_stream(open_file(file.path))
+        write(stream.schema, stream)
+        return
+    write(reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches)))

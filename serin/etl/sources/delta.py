@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import fsspec
 import pyarrow as pa
 
 from serin.columns.column import kind_of_type
 from serin.errors import SourceMissing, SourceUnreadable
-from serin.etl.sources.files import describe, remote_errors
+from serin.etl.sources.files import describe
 from serin.etl.sources.partitions import NULL, OTHER
 from serin.formats.dataset import Snapshot, SourceFile
 from serin.machine import environment
 from serin.spec.tables import DeltaTable
+from serin.store.file_systems import file_system, reason_of, remote_errors
 
 _HONOURED = {
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
@@ -43,7 +43,7 @@ def find_delta(name: str, table: DeltaTable, digests: Path | None = None) -> tup
     snapshot = Snapshot(kind="delta", source=table.delta, version=str(opened.version()))
     keys = opened.metadata().partition_columns
     try:
-        system, root = fsspec.core.url_to_fs(table.delta)
+        system, root = file_system(table.delta)
         files = []
         for action in sorted(actions, key=lambda each: (each["modification_time"], each["path"])):
             partition = tuple((key, _text(action[f"partition.{key}"])) for key in keys)
@@ -55,14 +55,14 @@ def find_delta(name: str, table: DeltaTable, digests: Path | None = None) -> tup
             name, table, f"version {opened.version()} names a file that is gone ({error}); it was vacuumed"
         ) from error
     except remote_errors(OSError, ValueError) as error:
-        raise _refusal(name, table, str(error)) from error
+        raise _refusal(name, table, reason_of(error)) from error
     return tuple(files)
 
 
 def is_delta(path: str) -> bool:
     """Whether there is a Delta table at this path or URL."""
     try:
-        system, root = fsspec.core.url_to_fs(path)
+        system, root = file_system(path)
         return bool(system.isdir(f"{root.rstrip('/')}/_delta_log"))
     except remote_errors(OSError, ValueError, ImportError):
         return False  # the search for the table's files reports why
@@ -131,7 +131,7 @@ def _refusal(name: str, table: DeltaTable, reason: str) -> SourceUnreadable:
 def _path(root: str, path: str) -> str:
     """Where a file is: beside the log, or elsewhere for a shallow clone."""
     if "://" in path or path.startswith("/"):
-        return str(fsspec.core.url_to_fs(path)[1])
+        return str(file_system(path)[1])
     return f"{root.rstrip('/')}/{path}"
 
 

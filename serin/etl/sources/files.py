@@ -7,36 +7,31 @@ from __future__ import annotations
 
 import re
 import stat
-import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from serin.errors import SourceMissing, SourceUnreadable
-from serin.etl.sources.source_marks import content_mark
 from serin.formats.dataset import SourceFile
 from serin.machine.hardware import core_count
 from serin.store.file_digests import content_digest
+from serin.store.file_systems import file_system, reason_of, remote_errors
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _TEXT = re.compile(r"\.(csv|tsv|jsonl|ndjson|json)(\.(gz|bz2|zst))?$")
 _ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _PARTITION = re.compile(r"([^=/]+)=([^/]*)")
-_REMOTE = (
-    ("aiohttp", "ClientError"),
-    ("azure.core.exceptions", "AzureError"),
-    ("botocore.exceptions", "BotoCoreError"),
-    ("google.auth.exceptions", "GoogleAuthError"),
-)
 
 _HASHED_AT_ONCE = 16
 _FOOTERS = 64  # that are kept
@@ -44,6 +39,12 @@ _footers: dict[SourceFile, pq.FileMetaData] = {}  # as they were when each file 
 _footers_lock = threading.Lock()
 
 Format = Literal["parquet", "csv", "json", "arrow"]
+_OF_CONTENT = (
+    "ETag", "etag", "e_tag", "VersionId", "version_id", "generation", "md5", "md5Hash", "Content-MD5", "content_md5",
+    "Digest", "sha",
+)  # fmt: skip
+_OF_TIME = ("Last-Modified", "LastModified", "last_modified", "mtime", "modified", "updated")
+_SETTLED_S = 60.0  # HTTP tells whole seconds, and the server's clock is not ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def find_files(table: str, url: str, digests: Path | None = None) -> tuple[Sourc
     """The table's files in the order of their names. With `digests`, the folder that remembers what was hashed, each
     says what tells later whether it has changed (`content`)."""
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        system, path = file_system(url)
         if not isinstance(system, LocalFileSystem):
             system.invalidate_cache()  # a listing of an earlier call
         root, paths = _expand(system, path)
@@ -90,9 +91,10 @@ def find_files(table: str, url: str, digests: Path | None = None) -> tuple[Sourc
     except FileNotFoundError:
         raise SourceMissing(table=table, path=url) from None
     except ImportError as error:
-        raise SourceUnreadable(table=table, path=url, reason=_missing_package(url, error)) from error
+        where = "where tables are read (with Dask: on the workers too)"
+        raise SourceUnreadable(table=table, path=url, reason=f"{reason_of(error, url)} {where}") from error
     except remote_errors(OSError, ValueError) as error:
-        raise SourceUnreadable(table=table, path=url, reason=str(error)) from error
+        raise SourceUnreadable(table=table, path=url, reason=reason_of(error)) from error
 
 
 def format_of(path: str) -> Format | None:
@@ -120,7 +122,7 @@ def compression_of(path: str) -> str | None:
 
 def open_file(path: str) -> Any:
     """A file as Arrow reads it: mapped when it is local."""
-    system, inner = fsspec.core.url_to_fs(path)
+    system, inner = file_system(path)
     if isinstance(system, LocalFileSystem):
         return pa.memory_map(inner)
     return system.open(inner, "rb")
@@ -141,7 +143,7 @@ def open_parquet(file: SourceFile, dictionary: Iterable[str] = ()) -> pq.Parquet
     except FileNotFoundError:
         raise SourceMissing(table=file.table, path=file.path) from None
     except remote_errors() as error:
-        raise SourceUnreadable(table=file.table, path=file.path, reason=str(error)) from error
+        raise SourceUnreadable(table=file.table, path=file.path, reason=reason_of(error)) from error
     except (OSError, pa.ArrowException) as error:
         raise SourceUnreadable(
             table=file.table,
@@ -157,17 +159,6 @@ def _keep_footer(file: SourceFile, footer: pq.FileMetaData) -> None:
         _footers[file] = footer
         while len(_footers) > _FOOTERS:
             del _footers[next(iter(_footers))]
-
-
-def remote_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What the object stores in use raise besides OSError (no credentials, no endpoint that answers), and `others`."""
-    own = (getattr(sys.modules[module], name) for module, name in _REMOTE if module in sys.modules)
-    return (*others, *own)
-
-
-def _missing_package(url: str, error: ImportError) -> str:
-    package = "pip install 'serin[s3]'" if url.startswith(("s3:", "s3a:")) else "install that package"
-    return f"{error}; {package} where tables are read (with Dask: on the workers too)"
 
 
 def _expand(system: Any, path: str) -> tuple[str, list[str]]:
@@ -228,3 +219,36 @@ def describe(
         partition=partition,
         content=mark,
     )
+
+
+def content_mark(said: Mapping[str, Any]) -> str:
+    """Versions and digests of the content; else the time of its last change with its size, when that time is past:
+    within its second a file can change again, and look the same. A weak ETag promises too little by itself."""
+    given = {name: str(said[name]) for name in _OF_CONTENT if said.get(name)}
+    strong = {name: value for name, value in given.items() if not value.startswith("W/")}
+    if strong:
+        return _written({**strong, "size": said.get("size")})
+    times = {name: said[name] for name in _OF_TIME if said.get(name) is not None}
+    moments = [_moment(value) for value in times.values()]
+    if not moments or any(moment is None or time.time() - moment < _SETTLED_S for moment in moments):
+        return ""
+    return _written({**given, **times, "size": said.get("size")})
+
+
+def _moment(value: Any) -> float | None:
+    """Returns seconds since 1970; None for an invalid time."""
+    try:
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, datetime):
+            found = value
+        else:
+            text = str(value)
+            found = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _written(parts: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(parts.items()) if value is not None)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import ColumnUnusable, SourceUnreadable, TableEmpty, TimeUnparsable
 from serin.etl.sources.convert import convert
+from serin.etl.sources.csv2parquet import decided, is_undecided, types_of
 from serin.etl.sources.file_cache import FileCache, conversion_of
 from serin.etl.sources.files import (
     file_format,
@@ -21,14 +22,13 @@ from serin.etl.sources.files import (
     local_copy,
     open_parquet,
     origin_of,
-    remote_errors,
 )
 from serin.etl.sources.odd_texts import odd_text
 from serin.etl.sources.partitions import Read, declared_types, partition_types, split_reads, with_declared
-from serin.etl.sources.undecided import decided, is_undecided, types_of
 from serin.formats.dataset import SourceFile
 from serin.formats.schema import Kind
 from serin.machine.hardware import core_count
+from serin.store.file_systems import reason_of, remote_errors
 
 _CONVERTED_AT_ONCE = 4  # each with its blocks in memory
 
@@ -157,7 +157,9 @@ def read_piece(piece: Piece, reads: Iterable[Read]) -> dict[str, Column]:
             list(piece.groups), columns=[read.name_in_file for read in wanted], use_threads=False
         )
     except remote_errors(OSError, pa.ArrowException) as error:
-        rows = f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {error}"
+        rows = (
+            f"rows {piece.first_row} to {piece.first_row + piece.rows - 1} of the table: {reason_of(error)}"
+        )
         path = origin_of(piece.file).path
         raise SourceUnreadable(table=piece.file.table, path=path, reason=rows) from error
     return constants | {read.column: _column(table, read, piece) for read in wanted}

@@ -6,19 +6,18 @@ Only `read_network` knows the kinds of checkpoints; features, gate, variants and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
+from onnx import compose, helper, numpy_helper
 
 from serin.errors import ExportFailed
-from serin.export.convert.blend_graphs import blend_graphs
 from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
-from serin.export.session import open_session
 from serin.formats.blend import read_blend
 from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import NETWORK_TERMS, ScoreScale
@@ -28,10 +27,14 @@ from serin.formats.wire import Array
 from serin.models.build import load_model
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import margins, read_booster
+from serin.scoring.session import open_session
 
 _PRUNED = "pruned"  # beside the weights it was cut from
 
 Reference = Callable[[Array, Array], Array]
+_INPUTS = ("num", "cat")
+
+
 """Maps num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
 
 
@@ -187,3 +190,52 @@ def _check_dataset(folder: Path, data: DatasetDescription) -> None:
             reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
             "use the checkpoint and the dataset of the same run",
         )
+
+
+def blend_graphs(members: Sequence[tuple[onnx.ModelProto, float]]) -> onnx.ModelProto:
+    """Returns num, cat -> logits. Every member must have that form."""
+    parts = [compose.add_prefix(model, f"member{number}/") for number, (model, _) in enumerate(members)]
+    first = members[0][0]
+    weights = [np.asarray(weight, np.float32) for _, weight in members]
+    nodes: list[onnx.NodeProto] = []
+    initializers: list[onnx.TensorProto] = []
+    weighted: list[str] = []
+    for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        prefix = f"member{number}/"
+        names = {f"{prefix}{name}": name for name in _INPUTS}
+        for node in part.graph.node:
+            for position, name in enumerate(node.input):
+                node.input[position] = names.get(name, name)
+        nodes += part.graph.node
+        initializers += [*part.graph.initializer, numpy_helper.from_array(weight, f"blend/weight{number}")]
+        weighted.append(f"blend/logits{number}")
+        nodes.append(
+            helper.make_node(
+                "Mul",
+                [f"{prefix}logits", f"blend/weight{number}"],
+                [weighted[-1]],
+                name=f"blend/weigh{number}",
+            )
+        )
+    nodes.append(helper.make_node("Sum", weighted, ["logits"], name="blend/sum"))
+    graph = helper.make_graph(nodes, "blend", [*first.graph.input], [*first.graph.output], initializers)
+    model = helper.make_model(
+        graph,
+        opset_imports=_opsets(parts),
+        functions=[function for part in parts for function in part.functions],
+        ir_version=max(part.ir_version for part in parts),
+    )
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportFailed(what="the blend", reason=f"its models do not fit together: {error}") from error
+    return model
+
+
+def _opsets(parts: Sequence[onnx.ModelProto]) -> list[onnx.OperatorSetIdProto]:
+    """Returns the newest version of each domain. Trees and networks are written for the same main opset."""
+    newest: dict[str, int] = {}
+    for part in parts:
+        for opset in part.opset_import:
+            newest[opset.domain] = max(opset.version, newest.get(opset.domain, 0))
+    return [helper.make_opsetid(domain, version) for domain, version in newest.items()]

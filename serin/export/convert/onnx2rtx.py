@@ -17,8 +17,8 @@ import onnx
 
 from serin.errors import ExportFailed
 from serin.export.convert.typed_engine import Api, Engine, build_engine, load_refusal
-from serin.export.plugin_provider import provider_refusal
 from serin.machine.hardware import Device, Nvml, inventory
+from serin.scoring.session import provider_refusal
 
 logger = logging.getLogger(__name__)
 

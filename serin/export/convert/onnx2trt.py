@@ -14,8 +14,8 @@ from typing import Any
 import onnx
 
 from serin.export.convert.typed_engine import build_engine
-from serin.export.session import has_device
 from serin.machine.hardware import inventory
+from serin.scoring.session import has_device
 
 PROFILE_ROWS = (1, 8, 64)
 _WORKSPACE_BYTES = 1 << 30

@@ -17,8 +17,8 @@ import onnx
 import torch
 
 from serin.errors import ExportFailed, GateFailed
-from serin.export.session import open_session
 from serin.models.shape import TableShape
+from serin.scoring.session import open_session
 
 OPSET = 20
 VERIFIED_BATCHES = (

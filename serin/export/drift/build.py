@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +27,6 @@ from serin.formats.drift import BLOCK_S, SHORTEST, BinnedColumn, Block, DriftSer
 from serin.formats.wire import TrainingRows
 from serin.machine.stopping import check_stopped
 from serin.spec.monitoring import FEWEST_WEEKS, DriftSpec
-
-logger = logging.getLogger(__name__)
 
 _SEGMENTS = 8  # values of a column in `export.segments` that are watched separately, the most frequent
 _PARTS = 8  # of a table without a time, in which values may be new

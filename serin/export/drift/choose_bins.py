@@ -44,12 +44,15 @@ def bin_column(source: Source, table: pa.Table, period: Array) -> Binned:
     values = element_of(table.column(source.field), source.element)
     kind = _kind(values)
     column = BinnedColumn(
-        name=source.name, field=source.field, source=source.source, element=source.element, kind=kind
+        name=source.name,
+        field=source.field,
+        source=source.source,
+        element=source.element,
+        kind=kind,
+        edges=_edges(values) if kind == "number" else (),
     )
     if kind == "category":
         return _categories(column, values, period)
-    if kind == "number":
-        column = replace(column, edges=_edges(values))
     codes = bin_codes(column, table)
     assert codes is not None
     return Binned(column=column, codes=codes)

@@ -20,16 +20,16 @@ from statistics import fmean
 import numpy as np
 import onnx
 
-from serin.columns.ulps import alike
+from serin.columns.rounding import alike
 from serin.errors import GateFailed
 from serin.export.convert.network import Network
 from serin.export.gate.golden import GoldenRows, tile
-from serin.export.gate.intermediate_tensors import with_tensors
-from serin.export.gate.quality import answers, measure
-from serin.export.session import open_session, run_in_batches
+from serin.export.gate.quality import measure
 from serin.formats.gate import ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task
 from serin.formats.wire import Array
+from serin.scoring.answers import answers
+from serin.scoring.session import open_session, run_in_batches, with_tensors
 
 BATCHES = (1, 2, 3, 7, 8, 9, 16, 63, 64, 65)
 CHECKPOINT_TOLERANCE = 0.01  # training may have measured in bf16 or on another device

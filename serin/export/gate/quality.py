@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-import torch
-
 from serin import metrics
 from serin.errors import GateFailed
 from serin.formats.schema import Task
@@ -19,19 +16,6 @@ METRICS: Mapping[Task, tuple[Metric, ...]] = {
     "regression": ("rmse",),
 }
 HIGHER_IS_BETTER = ("auc", "average_precision", "accuracy")
-
-
-def answers(logits: Array, task: Task) -> dict[str, Array]:
-    """Returns the answers that the graph must give for a network's output."""
-    tensor = torch.from_numpy(np.ascontiguousarray(logits))
-    match task:
-        case "binary":
-            return {"score": torch.sigmoid(tensor).numpy()}
-        case "regression":
-            return {"score": tensor.numpy()}
-        case "multiclass":
-            label = torch.argmax(tensor, dim=1, keepdim=True)
-            return {"label": label.numpy(), "probabilities": torch.softmax(tensor, dim=1).numpy()}
 
 
 def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, float]:

@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import onnx
 
 from serin.errors import ExportFailed
 from serin.export.gate.gate import batch_sizes
 from serin.export.gate.golden import GoldenRows, tile
-from serin.export.gate.quality import answers, loss, measure
-from serin.export.session import RUNTIME_ERRORS, open_session, run_in_batches
+from serin.export.gate.quality import loss, measure
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.context import Runnable, VariantContext, open_runnable
 from serin.export.variants.first_divergence import first_divergence
-from serin.export.variants.flops import count_flops
-from serin.export.variants.latency import HOPELESS, race
 from serin.formats.gate import VariantResult, scores_apart
 from serin.formats.wire import Array
+from serin.machine.hardware import core_count
 from serin.machine.stopping import check_stopped
+from serin.scoring.answers import answers
+from serin.scoring.session import RUNTIME_ERRORS, open_session, run_in_batches
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,19 @@ _METRIC_SECONDS = 3.0
 _METRIC_BATCH_ROWS = 4096
 _NOT_SERVED = "experimental: measured, not served"
 _SEGMENT_ROWS = 200  # a segment with fewer is not judged
+_PRODUCTS = {"Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul", "FusedMatMul"}
+_FREE = {
+    "Gather", "Reshape", "Concat", "Cast", "Identity", "Transpose", "Squeeze", "Unsqueeze", "Shape", "Expand", "Slice",
+    "Split", "Flatten", "Constant", "ConstantOfShape", "Where", "QuantizeLinear", "DequantizeLinear",
+    "DynamicQuantizeLinear",
+}  # fmt: skip
+
+Shapes = Mapping[str, Sequence[int]]
+_SECONDS = 0.15  # for each contender
+_ROUNDS = (5, 200)
+HOPELESS = 20.0  # a contender this many times slower than the fastest is not run again
+
+Run = Callable[[], object]
 
 
 class Refused(Exception):
@@ -261,3 +277,91 @@ def _choose(judged: Mapping[str, VariantResult], base: str) -> str:
     fastest = min(passed, key=lambda name: passed[name].mix_us or 0.0)
     limit = _FASTER * (judged[base].mix_us or 0.0)
     return fastest if (passed[fastest].mix_us or 0.0) < limit else base
+
+
+# A matrix product of n by k by m counts 2nkm, whatever the width of its numbers; an elementwise operator counts one per
+# element; moving data counts nothing; a tree counts its longest path.
+def count_flops(network: onnx.ModelProto) -> int:
+    """Counts floating-point (or integer) operations for a batch of one row. Nodes of unknown shape count nothing."""
+    model = onnx.ModelProto()
+    model.CopyFrom(network)
+    for tensor in (*model.graph.input, *model.graph.output):
+        for dim in tensor.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = 1
+    del model.graph.value_info[:]
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes: dict[str, Sequence[int]] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        shapes[info.name] = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+    return sum(_cost(node, shapes) for node in graph.node)
+
+
+def _cost(node: onnx.NodeProto, shapes: Shapes) -> int:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if node.op_type == "TreeEnsemble":
+        return _longest_paths(attributes)
+    if node.op_type in _FREE or not node.output:
+        return 0
+    made = shapes.get(node.output[0], ())
+    size = int(np.prod(made)) if made else 0
+    if node.op_type in _PRODUCTS:
+        left = shapes.get(node.input[0], ())
+        if not left:
+            return 0
+        inner = left[-2] if "transA" in attributes and attributes["transA"].i else left[-1]
+        return 2 * size * int(inner)
+    return size
+
+
+def _longest_paths(attributes: Mapping[str, onnx.AttributeProto]) -> int:
+    """Counts the comparisons on the longest path of each tree, and one addition for it."""
+    children = (
+        (attributes["nodes_truenodeids"].ints, attributes["nodes_trueleafs"].ints),
+        (attributes["nodes_falsenodeids"].ints, attributes["nodes_falseleafs"].ints),
+    )
+    total = 0
+    for root in attributes["tree_roots"].ints:
+        level = {root}
+        while level:
+            total += 1
+            level = {ids[node] for node in level for ids, leafs in children if not leafs[node]}
+        total += 1
+    return total
+
+
+def race(contenders: Mapping[str, Run], *, seconds: float = _SECONDS) -> dict[str, float]:
+    """Returns the median microseconds of each. The first run of each is a warm-up and does not count."""
+    first = {}
+    for name, run in contenders.items():
+        first[name] = _warm(run)
+    fastest = min(first.values())
+    racing = {name: run for name, run in contenders.items() if first[name] <= HOPELESS * fastest}
+    taken: dict[str, list[float]] = {name: [] for name in racing}
+    spent, rounds = 0.0, 0
+    while rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and spent < seconds * len(racing)):
+        for name, run in racing.items():
+            begin = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - begin)
+            spent += taken[name][-1]
+        rounds += 1
+    found = {name: statistics.median(times) for name, times in taken.items()}
+    return {name: 1e6 * found.get(name, first[name]) for name in contenders}
+
+
+def _warm(run: Run) -> float:
+    """Returns the best of a few runs after the first, fewer when they take long."""
+    run()
+    taken: list[float] = []
+    while not taken or (len(taken) < 5 and sum(taken) < 0.05):
+        begin = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def thread_counts() -> tuple[int, ...]:
+    """Returns 1, 2, 4 ... up to the cores this process may use, at most 16."""
+    cores = min(core_count(), 16)
+    return tuple(sorted({1, cores, *(count for count in (2, 4, 8) if count <= cores)}))

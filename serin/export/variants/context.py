@@ -13,12 +13,11 @@ from serin.export.convert.fuse import core_of, fuse
 from serin.export.convert.onnx2trt import provider_options
 from serin.export.gate.golden import GoldenRows
 from serin.export.gate.quality import METRICS
-from serin.export.plugin_provider import profile_options
-from serin.export.session import Device, FrontAndCore, Runs, open_session
 from serin.export.variants.build import Variant
 from serin.formats.gate import ScoreScale
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
+from serin.scoring.session import Device, FrontAndCore, Runs, open_session, profile_options
 from serin.spec.export import ExportSpec
 
 

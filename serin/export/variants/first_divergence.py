@@ -15,9 +15,8 @@ import onnx
 from onnx import helper
 
 from serin.errors import ExportFailed
-from serin.export.gate.intermediate_tensors import run_with_inner
-from serin.export.session import RUNTIME_ERRORS, Device, open_session
 from serin.formats.wire import Array
+from serin.scoring.session import RUNTIME_ERRORS, Device, open_session, run_with_inner
 
 _SEEN = "_DequantizeLinear_Output"  # as ONNX Runtime's quantiser names it
 _SMALL = 0.01  # of a common row's value: a row near zero is not a scale

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from serin.export.gate.intermediate_tensors import float_tensors, run_with_inner
 from serin.formats.wire import Array
+from serin.scoring.session import float_tensors, run_with_inner
 
 LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the value
 SENSITIVE = (

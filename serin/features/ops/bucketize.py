@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from serin.columns.column import Column, array_module
 from serin.features.aggregates.aggregate import Fit
 from serin.features.filling import float32_of
-from serin.features.fitted import Codes
+from serin.features.fitted import Codes, StoredFields
 from serin.features.operator import Finite, Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
@@ -54,7 +54,7 @@ class Bucketize(Operator):
 
 
 @dataclass(frozen=True, slots=True)
-class FittedBucketize:
+class FittedBucketize(StoredFields):
     """The edges are rising float32 values. An edge belongs to the interval above it."""
 
     edges: tuple[float, ...]
@@ -86,13 +86,6 @@ class FittedBucketize:
     def describe(self) -> str:
         shown = ", ".join(f"{edge:g}" for edge in self.edges[:8]) + (", ..." if len(self.edges) > 8 else "")
         return f"{1 + len(self.edges)} intervals with edges at {shown or 'no value'}; 0 for null"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"edges": list(self.edges)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> FittedBucketize:
-        return cls(tuple(float(edge) for edge in document["edges"]))
 
 
 register(Bucketize, FittedBucketize)

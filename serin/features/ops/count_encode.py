@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.fitted import Floats
 from serin.features.operator import Operator, Source, register
 from serin.features.sample import Sample
-from serin.features.value_table import NumbersByValue
+from serin.features.value_table import NumbersByValue, StoredTable
 from serin.formats.schema import Kind
 from serin.spec.steps.step import VALUES
 
@@ -40,7 +40,7 @@ class CountEncode(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedCountEncode:
+class FittedCountEncode(StoredTable):
     exact: ClassVar[bool] = True
     inner: ClassVar[None] = None
     column: str
@@ -62,14 +62,6 @@ class FittedCountEncode:
 
     def describe(self) -> str:
         return f"how many training rows have the value, for {len(self.table.keys)} values"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedCountEncode:  # noqa: ARG003
-        table = NumbersByValue.from_json(document["table"])
-        return cls(column=document["column"], kind=document["kind"], table=table)
 
 
 register(CountEncode, FittedCountEncode)

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from serin.columns.column import array_module
 from serin.features.aggregates.aggregate import Fit, ready
-from serin.features.fitted import Floats
+from serin.features.fitted import Floats, StoredFields
 from serin.features.numbers import Numbers
 from serin.features.operator import Operator, Source, register
 from serin.features.ops.date_parts import PART_SIZES, FittedDateParts, Part
@@ -72,7 +72,7 @@ class Cyclical(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedCyclicalParts:
+class FittedCyclicalParts(StoredFields):
     exact: ClassVar[bool] = False
     inner: ClassVar[None] = None
     column: str
@@ -101,13 +101,6 @@ class FittedCyclicalParts:
 
     def describe(self) -> str:
         return f"sine and cosine of {', '.join(self.parts)} (UTC)"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"column": self.column, "parts": list(self.parts)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedCyclicalParts:  # noqa: ARG003
-        return cls(column=document["column"], parts=tuple(document["parts"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from serin.columns.column import Column, array_module
 from serin.features.aggregates.aggregate import Fit, ready
-from serin.features.fitted import Codes
+from serin.features.fitted import Codes, StoredFields
 from serin.features.operator import Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
@@ -49,7 +49,7 @@ class DateParts(Operator):
 
 
 @dataclass(frozen=True, slots=True)
-class FittedDateParts:
+class FittedDateParts(StoredFields):
     parts: tuple[str, ...]
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
@@ -123,13 +123,6 @@ class FittedDateParts:
 
     def describe(self) -> str:
         return ", ".join(self.parts) + " (UTC)"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"parts": list(self.parts)}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> FittedDateParts:
-        return cls(tuple(document["parts"]))
 
 
 def _in_order(values: npt.NDArray[np.int64]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from serin.features.aggregates.group_sums import GroupSums, GroupTable
 from serin.features.fitted import Floats
 from serin.features.operator import Operator, Source, register
 from serin.features.sample import Sample
-from serin.features.value_table import NumbersByValue
+from serin.features.value_table import NumbersByValue, StoredTable
 from serin.formats.schema import Kind
 from serin.spec.steps.step import NUMBERS, VALUES
 
@@ -76,14 +76,14 @@ class GroupStats(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedGroupStats:
+class FittedGroupStats(StoredTable):
     inner: ClassVar[None] = None
     column: str  # the one the statistics are about; not needed to serve them
     by: str
     kind: Kind  # of `by`
     stats: tuple[str, ...]
-    table: NumbersByValue
     exact: bool = True
+    table: NumbersByValue
 
     @property
     def columns(self) -> Mapping[str, Kind]:
@@ -100,27 +100,6 @@ class FittedGroupStats:
 
     def describe(self) -> str:
         return f"{', '.join(self.stats)} by {self.by}, for {len(self.table.keys)} of its values"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "column": self.column,
-            "by": self.by,
-            "kind": self.kind,
-            "stats": list(self.stats),
-            "exact": self.exact,
-            "table": self.table.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedGroupStats:  # noqa: ARG003
-        return cls(
-            column=document["column"],
-            by=document["by"],
-            kind=document["kind"],
-            stats=tuple(document["stats"]),
-            table=NumbersByValue.from_json(document["table"]),
-            exact=document["exact"],
-        )
 
 
 def _statistic(stat: str, table: GroupTable) -> list[float]:

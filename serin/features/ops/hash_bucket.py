@@ -11,7 +11,7 @@ from pydantic import Field
 from serin.columns.column import Column, array_module
 from serin.columns.hashing import hash_ints, hash_strings
 from serin.features.aggregates.aggregate import Fit, ready
-from serin.features.fitted import Codes
+from serin.features.fitted import Codes, StoredFields
 from serin.features.operator import Operator, Source, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
@@ -39,7 +39,7 @@ class HashBucket(Operator):
 
 
 @dataclass(frozen=True, slots=True)
-class FittedHashBucket:
+class FittedHashBucket(StoredFields):
     buckets: int
 
     def outputs(self, column: str) -> tuple[CategoricalColumn, ...]:
@@ -72,13 +72,6 @@ class FittedHashBucket:
 
     def describe(self) -> str:
         return f"one of {self.buckets} codes by hash; 0 for null"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"buckets": self.buckets}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> FittedHashBucket:
-        return cls(int(document["buckets"]))
 
 
 def bucket_to_onnx(graph: GraphBuilder, values: str, buckets: int) -> str:

@@ -9,13 +9,12 @@ clock, by `beat`. A host that is stopped removes its report; that of a lost one 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
-FORMAT: Final = "serin.host_report"
-VERSION: Final = 1
+from serin.machine.typed_json import Document
+
 PREFIX: Final = "cluster/hosts/"
 
 
@@ -40,7 +39,7 @@ class ReleaseReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport:
+class AgentReport(Document, form="serin.host_report"):
     """`desired_seq`: the desired state that this host's gateway has in force. `peer`: host:port at which other gateways
     reach this host's releases; None where releases run elsewhere. `problem`: why the gateway rejected its routes."""
 
@@ -54,19 +53,9 @@ class AgentReport:
     releases: Mapping[str, ReleaseReport] = field(default_factory=dict)
     problem: str = ""
 
-    def dump(self) -> bytes:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Self:
-        """Raises ValueError, TypeError or KeyError for anything else."""
-        value = _checked(content)
-        value["releases"] = {name: ReleaseReport(**entry) for name, entry in value["releases"].items()}
-        return cls(**value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
+class WorkerReport(Document, form="serin.host_report"):
     """`gpus`: as `serin gpus --json` shows those of one host. `runs`: flow runs in this worker."""
 
     host: str
@@ -77,19 +66,3 @@ class WorkerReport:
     memory_bytes: int
     gpus: tuple[Mapping[str, Any], ...] = ()
     runs: tuple[str, ...] = ()
-
-    def dump(self) -> bytes:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Self:
-        """Raises ValueError, TypeError or KeyError for anything else."""
-        value = _checked(content)
-        return cls(**{**value, "gpus": tuple(value["gpus"]), "runs": tuple(value["runs"])})
-
-
-def _checked(content: bytes) -> dict[str, Any]:
-    value = dict(json.loads(content))
-    if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
-        raise ValueError(f"not a {FORMAT} of version {VERSION}")
-    return value

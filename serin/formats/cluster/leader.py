@@ -8,30 +8,18 @@ the leader, and is in everything that a leader writes.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 
-FORMAT: Final = "serin.leader"
-VERSION: Final = 1
+from serin.machine.typed_json import Document
+
 KEY: Final = "cluster/leader.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leader:
+class Leader(Document, form="serin.leader"):
     """`holder`: unique for each process that ever led; empty: the last leader has resigned."""
 
     holder: str
     term: int
     beat: int = 0
-
-    def dump(self) -> bytes:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Self:
-        """Raises ValueError, TypeError or KeyError for anything else."""
-        value = dict(json.loads(content))
-        if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
-            raise ValueError(f"not a {FORMAT} of version {VERSION}")
-        return cls(**value)

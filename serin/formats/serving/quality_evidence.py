@@ -6,15 +6,14 @@ that its journal has the numbers and nothing is counted for a rollout that came 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
 
-FORMAT, VERSION = "serin.quality-evidence", 1
 FILE = "evidence.json"
 
 
@@ -29,29 +28,20 @@ class QualityBlocks:
     blocks: tuple[tuple[float, float, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence(Document, form="serin.quality-evidence"):
+    releases: Mapping[str, QualityBlocks]
+
+
 def write_quality_blocks(folder: Path, releases: Mapping[str, QualityBlocks]) -> None:
     """Writes the evidence of all releases of a model into its folder."""
-    document = {
-        name: {
-            "loss_name": each.loss_name,
-            "offline": each.offline,
-            "limit": each.limit,
-            "blocks": each.blocks,
-        }
-        for name, each in releases.items()
-    }
-    write_whole(folder / FILE, json.dumps({"format": FORMAT, "version": VERSION, "releases": document}))
+    write_whole(folder / FILE, _Evidence(releases=releases).dump())
 
 
 def read_quality_blocks(home: Path, model: str, release: str) -> QualityBlocks | None:
     """The evidence about a release; None when it has no quality objective, or nothing is known."""
     path = home / "watch" / "quality" / valid_model_name(model) / FILE
     try:
-        document = json.loads(path.read_bytes())
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            return None
-        entry = document["releases"][release]
-        blocks = tuple((float(ended), float(mean), int(rows)) for ended, mean, rows in entry.pop("blocks"))
-        return QualityBlocks(**entry, blocks=blocks)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Evidence.load(path.read_bytes()).releases.get(release)
+    except (OSError, ValueError):
         return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.formats.serving.request import Request
+from serin.machine.typed_json import Row
 
 _HEAD_BYTES: Final = 256
 _MAX_BYTES: Final = 16 << 20
@@ -31,18 +32,11 @@ _fields = itemgetter(*(name for name in Request._fields if name not in _LATER))
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(Row):
     """A place in a log: bytes read, and the checksum of the file's first bytes (at most 256 of those read)."""
 
     bytes: int = 0
     head: int = 0
-
-    def to_json(self) -> list[int]:
-        return [self.bytes, self.head]
-
-    @classmethod
-    def from_json(cls, value: list[int]) -> Offset:
-        return cls(*value)
 
 
 START: Final = Offset()

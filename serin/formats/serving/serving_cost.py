@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import Document
 
 _PER = 1000
 
@@ -39,7 +38,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingCost:
+class ServingCost(Document):
     """`seconds`: while it was watched. `gpu_s`: of GPUs, by the share of their memory that it has reserved.
 
     Energy is measured for a whole GPU, so it counts only while nobody else used one of the release's GPUs: `joules`
@@ -74,7 +73,8 @@ class ServingCost:
             found["joules"] = self.joules / self.joules_predictions * _PER
         return found
 
-    def to_json(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
+        """What commands show."""
         shown = asdict(self)
         del shown["last"]
         return {**shown, "per_1000": self.per_1000()}
@@ -87,12 +87,12 @@ def cost_file(home: Path, release: str) -> Path:
 def read_serving_cost(home: Path, release: str) -> ServingCost | None:
     """None for a release that was never watched, and for a file of another form."""
     try:
-        return TypeAdapter(ServingCost).validate_json(cost_file(home, release).read_bytes())
-    except (OSError, ValidationError):
+        return ServingCost.load(cost_file(home, release).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
 def write_serving_cost(home: Path, cost: ServingCost) -> None:
     path = cost_file(home, cost.release)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, TypeAdapter(ServingCost).dump_json(cost))
+    write_whole(path, cost.dump())

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serin.monitoring.alerts.book import BUILT_IN
-from serin.monitoring.alerts.book_file import book_file
+from serin.monitoring.alerts.book import BUILT_IN, book_file
 from serin.monitoring.alerts.records import (
     AlertRecord,
     Event,

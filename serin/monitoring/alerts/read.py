@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.monitoring.alerts.book_file import book_file
+from serin.monitoring.alerts.book import book_file
 from serin.monitoring.alerts.outbox import receiver_records
 from serin.monitoring.alerts.records import (
     AlertRecord,

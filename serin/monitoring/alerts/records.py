@@ -7,7 +7,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 from serin.monitoring.alerts.alert import Alert
@@ -80,17 +80,8 @@ class ReceiverRecord:
 
 
 def alert_of(row: sqlite3.Row) -> Alert:
-    return Alert(
-        key=row["key"],
-        kind=row["kind"],
-        model=row["model"],
-        release=row["release"],
-        severity=row["severity"],
-        title=row["title"],
-        text=row["text"],
-        since=row["since"],
-        facts=json.loads(row["facts"]),
-    )
+    values = {each.name: row[each.name] for each in fields(Alert)}
+    return Alert(**{**values, "facts": json.loads(values["facts"])})
 
 
 def record_of(row: sqlite3.Row, book: str, silences: Iterable[Silence], now: float) -> AlertRecord:

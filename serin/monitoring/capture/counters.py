@@ -15,6 +15,7 @@ from serin.formats.captures import (
     read_document,
     versions_captured,
 )
+from serin.machine.typed_json import json2value, value2json
 
 _MOST_WRITERS = 500
 
@@ -51,10 +52,7 @@ class Counters:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Counters:
-        return cls(
-            {name: ReleaseCounts(**entry) for name, entry in document.get("releases", {}).items()},
-            {name: WriterCounts(**entry) for name, entry in document.get("writers", {}).items()},
-        )
+        return json2value(cls, {name: document.get(name, {}) for name in ("releases", "writers")})
 
     @property
     def requests(self) -> int:
@@ -77,11 +75,7 @@ class Counters:
         return self.writers.setdefault(name, WriterCounts())
 
     def into(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **document,
-            "releases": {name: _fields(entry) for name, entry in sorted(self.releases.items())},
-            "writers": {name: _fields(entry) for name, entry in sorted(self.writers.items())},
-        }
+        return {**document, **value2json(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +163,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # merged since it was listed
         return 0
-
-
-def _fields(entry: ReleaseCounts | WriterCounts) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in entry.__slots__}

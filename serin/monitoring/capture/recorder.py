@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pajson
 
 from serin.errors import SerinError, SpoolBroken
 from serin.formats.captures import commit, last_number, read_document, write_document, writing
+from serin.formats.serving.request_log import START, Offset, find_offset, parse_requests, read_lines
 from serin.formats.serving.spool import SpoolBlock, SpoolFile, read_spool
 from serin.monitoring.capture.columns import block_rows, text
 from serin.monitoring.capture.counters import Counters
-from serin.monitoring.capture.log_index import LogIndex
 from serin.monitoring.capture.read import alike
 from serin.monitoring.capture.spool_files import SpoolEntry, clean_up, complete_files
 from serin.spec.monitoring import CaptureSpec
@@ -37,6 +41,27 @@ _BEYOND_S = 5.0
 _RETRY_S = 20.0
 
 Settings = Callable[[Release], CaptureSpec | None]
+MOST_LINES: Final = 400_000  # about 60 MB
+_READ_BYTES: Final = 4 << 20
+_FOUND: Final = ("arm", "epoch", "code", "us", "client_id")
+COLUMNS: Final = pa.schema(
+    [
+        ("t", pa.float64()),  # arrival, seconds since 1970
+        ("id", pa.string()),
+        ("client_id", pa.string()),
+        ("arm", pa.string()),
+        ("epoch", pa.int64()),
+        ("release", pa.string()),
+        ("code", pa.int64()),
+        ("us", pa.float64()),
+    ]
+)
+_AS_LOGGED: Final = pa.schema(
+    [("t", pa.string()), *(field for field in COLUMNS if field.name != "t")]  # Envoy writes t as a string
+)
+_BLOCK_BYTES: Final = 1 << 22
+
+
 """What a release's spec says about its records; None when the version no longer exists."""
 
 
@@ -220,3 +245,99 @@ def _count(entry: SpoolEntry, file: SpoolFile, rows: list[pa.Table], counters: C
         lost = max(0, file.blocks[-1].sent - writer.requests)
         release.dropped += lost - writer.lost
         writer.lost = lost
+
+
+class _Piece(NamedTuple):
+    lines: pa.Table
+    newest: float  # completion, seconds since 1970
+
+
+class LogIndex:
+    """The newest lines of the log. `at_end`: everything that was in the log at the last `read` has been read."""
+
+    def __init__(self, log: Path, *, most_lines: int = MOST_LINES) -> None:
+        self._log, self._most = log, most_lines
+        self._offset: Offset | None = None
+        self._pieces: deque[_Piece] = deque()
+        self.at_end = False
+
+    @property
+    def lines(self) -> int:
+        return sum(piece.lines.num_rows for piece in self._pieces)
+
+    @property
+    def newest(self) -> float:
+        """The newest completion of a request that has been read."""
+        return max((piece.newest for piece in self._pieces), default=0.0)
+
+    def restart(self) -> None:
+        """Forgets everything; the next `read` begins where it is asked to."""
+        self._offset = None
+        self._pieces.clear()
+
+    def read(self, since: float) -> None:
+        """Reads on, until the log's end or as many lines as may be kept. The first time it begins with requests that
+        arrived at `since`."""
+        if self._offset is None:
+            self._offset = self._place(since)
+        self.at_end = False
+        while self.lines < self._most:
+            lines = read_lines(self._log, self._offset, max_bytes=_READ_BYTES)
+            self._offset = lines.offset
+            table = request_table(lines.data)
+            if table.num_rows:
+                ended = pc.add(table["t"], pc.divide(pc.fill_null(table["us"], 0.0), 1e6))
+                self._pieces.append(_Piece(table, pc.max(ended).as_py() or 0.0))
+            if not lines.more:
+                self.at_end = True
+                break
+
+    def forget(self, before: float) -> None:
+        """Drops lines of requests that ended before `before`; when there is no room for more, at least the oldest."""
+        while self._pieces and (self._pieces[0].newest < before or self.lines >= self._most):
+            self._pieces.popleft()
+
+    def find(self, ids: pa.Array) -> pa.Table:
+        """For each id what the log says about it, null where there is no line."""
+        known = pa.concat_tables([COLUMNS.empty_table(), *(piece.lines for piece in self._pieces)])
+        places = pc.index_in(ids, value_set=known["id"].combine_chunks())
+        return known.select(list(_FOUND)).take(places)
+
+    def _place(self, since: float) -> Offset:
+        """The place in the rotated log if that one holds requests that arrived at `since`."""
+        rotated = self._log.with_name(self._log.name + ".1")
+        current = find_offset(self._log, since)
+        if current != START or not rotated.exists():
+            return current
+        found = find_offset(rotated, since)
+        if found != START:
+            return found
+        # The rotated log from its beginning. An offset names its file by the bytes that were read: at least one line.
+        first = read_lines(rotated, START, max_bytes=1)
+        table = request_table(first.data)
+        if table.num_rows:
+            self._pieces.append(_Piece(table, float(table["t"][0].as_py())))
+        return first.offset
+
+
+def request_table(data: bytes) -> pa.Table:
+    """The requests in whole lines, with COLUMNS. Requests that reached no release are left out."""
+    if not data:
+        return COLUMNS.empty_table()
+    read = pajson.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, data.find(b"\n") + 1))
+    parse = pajson.ParseOptions(explicit_schema=_AS_LOGGED, unexpected_field_behavior="ignore")
+    try:
+        table = pajson.read_json(pa.BufferReader(data), read, parse)
+        t = table.column("t").cast(pa.float64())
+    except pa.ArrowException:  # a broken line, or a number that Envoy wrote as a string
+        return _one_by_one(data)
+    table = table.set_column(0, "t", t).cast(COLUMNS)
+    release = table.column("release")
+    return table.filter(pc.and_(pc.is_valid(release), pc.not_equal(release, "-")))
+
+
+def _one_by_one(data: bytes) -> pa.Table:
+    requests, _ = parse_requests(data)
+    names = COLUMNS.names
+    columns = {name: [getattr(request, name, None) for request in requests] for name in names}
+    return pa.table(columns, schema=COLUMNS)

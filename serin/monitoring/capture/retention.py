@@ -26,7 +26,7 @@ from serin.spec.monitoring import CaptureSpec
 
 log = logging.getLogger(__name__)
 
-_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +37,14 @@ class _Hour:
 
 
 def expire(home: Path, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True) -> int:
-    """Deletes hours that are older than `limits.days` and then the oldest ones until the rest fits into
-    `limits.max_gb`. Returns the bytes. `now`: None when the clock cannot be trusted; then nothing is too old."""
+    """Deletes hours that are older than `limits.keep` and then the oldest ones until the rest fits into
+    `limits.max_size`. Returns the bytes. `now`: None when the clock cannot be trusted; then nothing is too old."""
     hours = _hours(home, model)
     total = sum(hour.bytes for hour in hours)
-    oldest = float("-inf") if now is None else now - limits.days * _DAY_S
+    oldest = float("-inf") if now is None else now - limits.keep
     going = []
     for hour in hours:
-        if hour.began + _HOUR_S <= oldest or total > limits.max_gb * 1e9:
+        if hour.began + _HOUR_S <= oldest or total > limits.max_size:
             going.append(hour)
             total -= hour.bytes
     if going and remove:

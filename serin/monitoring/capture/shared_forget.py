@@ -5,6 +5,7 @@ It may be cut short at any time and is done again then, with the same outcome.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -13,15 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.expressions import Expression, parse
-from serin.formats.captures import Part, file_name, parts_of_hour
+from serin.formats.captures import Part, file_name, hour_began, parts_of_hour
 from serin.formats.shared_captures import RECORDS, SharedFile, file_key, in_force, shared_files
 from serin.monitoring.capture.forget import Deletion, going_rows
 from serin.monitoring.capture.merge import rewrite
 from serin.monitoring.capture.shared_read import Folder, SharedRecords, folders
 from serin.monitoring.capture.shared_upload import create_once
+from serin.spec.monitoring import CaptureSpec
 from serin.store.file_list import listed
 
 _TRIES: Final = 5  # a file may be replaced while its rows are looked at
+_HOUR_S = 3600.0
 
 
 def forget_shared(records: SharedRecords, model: str, where: str, hosts: Collection[str]) -> Deletion:
@@ -81,3 +84,37 @@ def _replace(records: SharedRecords, place: Path, part: Part, old: SharedFile, k
         key = file_key(old.writer, old.version, old.hour, numbers, left, content.sha256)
         create_once(records.files, key, path, content.size)
     records.files.remove(old.key)
+
+
+def expire_shared(
+    records: SharedRecords, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True
+) -> int:
+    """Deletes hours that are older than `limits.keep`, then the oldest ones of all hosts until the rest fits into
+    `limits.max_size`. Returns the bytes. Several hosts may do it at the same time. `now`: None when the clock cannot be
+    trusted; then nothing is too old."""
+    hours: dict[str, list[SharedFile]] = defaultdict(list)
+    for file in records.listing(model):
+        hours[file.hour].append(file)
+    total = sum(file.size for files in hours.values() for file in files)
+    oldest = float("-inf") if now is None else now - limits.keep
+    gone = 0
+    for hour, files in sorted(hours.items()):
+        if hour_began(hour) + _HOUR_S > oldest and total <= limits.max_size:
+            break
+        size = sum(file.size for file in files)
+        total, gone = total - size, gone + size
+        for file in files if remove else ():
+            records.files.remove(file.key)
+    return gone
+
+
+def delete_shared(records: SharedRecords, model: str, versions: Collection[int], *, whole: bool) -> int:
+    """Deletes the records of versions, or of the `whole` model, from the store. Returns their bytes."""
+    going = [file for file in records.listing(model) if whole or file.version in versions]
+    for file in going:
+        records.files.remove(file.key)
+    if whole:
+        for key in records.files.keys(f"{RECORDS}{model}/"):
+            records.files.remove(key)
+    records.drop_outdated(model, [])
+    return sum(file.size for file in going)

@@ -30,7 +30,7 @@ from serin.formats.shared_captures import (
 from serin.monitoring.capture.read import captured_hour
 from serin.store.cache import Cache
 from serin.store.file_list import ListedFile, Published
-from serin.store.remote import Files
+from serin.store.objects import Files
 from serin.store.store import Store
 
 _TRIES: Final = 5  # a file may be replaced between the listing and the read
@@ -97,11 +97,6 @@ class SharedRecords:
             self.files.download({by_name[name].key: path for name, path in missing.items()})
 
         return self._copies.get(self._place(folder), published, get)
-
-    def newest_first(self, model: str) -> list[SharedFile]:
-        """The files in force of all hosts, those of the newest hours first."""
-        found = [file for _, files in folders(self.listing(model)) for file in in_force(files)]
-        return sorted(found, key=lambda file: (file.hour, file.last), reverse=True)
 
     def tables(self, folder: Folder, columns: Sequence[str] | None = None) -> pa.Table | None:
         """The rows of an hour of one home; None when there are none any more."""

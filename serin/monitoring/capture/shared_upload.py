@@ -47,7 +47,7 @@ from serin.formats.shared_captures import (
 from serin.monitoring.capture.merge import is_merged
 from serin.monitoring.capture.read import common_schema, fitted, part_tables, parts
 from serin.store.file_list import listed
-from serin.store.remote import Files
+from serin.store.objects import Files
 
 _OVER_S: Final = 3600.0 + 900.0  # after its beginning an hour is over, and is merged in the home about now
 

@@ -9,7 +9,7 @@ from serin.formats.drift import DriftStatistics
 from serin.formats.importance import Importance
 from serin.formats.reason import utc
 from serin.monitoring.alerts.alert import Alert, Severity
-from serin.monitoring.drift.alarm import Alarm, BinShift
+from serin.monitoring.drift.detector import Alarm, BinShift
 
 _MATTERS: Final = 0.05  # of the importance of all columns together
 

@@ -7,20 +7,28 @@ a clock that was set back) join the open block instead of making another.
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from serin.evidence import e_detector
 from serin.evidence.e_detector import Array
 from serin.formats.drift import BLOCK_S, FEWEST_ROWS, YEAR_S, DriftStatistics
-from serin.monitoring.drift.alarm import Alarm, Recovery, describe
-from serin.monitoring.drift.quiet import QuietColumn
-from serin.monitoring.drift.state import pack, unpack
+from serin.machine.typed_json import checked, json2value
 
 _SET_BACK_S = 2 * 86_400.0  # a clock that was further ahead than this has been corrected
+FORMAT, VERSION = "serin.drift_state", 2
+# blocks over which a share must be within tolerance, by the length of a block
+_BLOCKS = {10.0: 24, 60.0: 10, 3600.0: 6, 86_400.0: 3, 604_800.0: 1}
+_BINS = 5  # named in an alarm, those with the most evidence
+_PART = 0.02  # of the evidence that a bin must hold to be named
+_SEEN = 4.0  # log wealth of a bet that shows the shift in a segment ...
+_SEEN_PART = 0.25  # ... at least this part of the alarm's
+_HINT = 1.0  # ... in the bin of the alarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,3 +228,197 @@ class DriftDetector:
         fresh = (rows > 0) & (np.isnan(self.open_start) | ahead)
         self.open_start = np.where(fresh, moment, self.open_start)
         self.open_first[fresh[self.group_of_bin]] = np.nan
+
+
+def pack(detector: DriftDetector) -> dict[str, Any]:
+    quiet = [{"column": column, **asdict(each)} for column, each in sorted(detector.quiet.items())]
+    arrays = {name: _write(values) for name, values in _arrays(detector).items()}
+    return {"format": FORMAT, "version": VERSION, "arrays": arrays, "quiet": quiet}
+
+
+def unpack(detector: DriftDetector, state: dict[str, Any]) -> None:
+    """Gives the detector what `pack` has written; ValueError when it does not fit."""
+    state = checked(state, FORMAT, VERSION)
+    for name, values in _arrays(detector).items():
+        values[...] = np.frombuffer(
+            zlib.decompress(base64.b64decode(state["arrays"][name])), values.dtype
+        ).reshape(values.shape)
+    detector.quiet = {entry["column"]: json2value(QuietColumn, entry) for entry in state["quiet"]}
+
+
+def _arrays(detector: DriftDetector) -> dict[str, Array]:
+    evidence = detector.evidence
+    return {
+        "open_counts": detector.open_counts,
+        "open_first": detector.open_first,
+        "open_rows": detector.open_rows,
+        "open_start": detector.open_start,
+        "waited": detector.waited,
+        "log_m": evidence.log_m,
+        "run": evidence.run,
+        "since": evidence.since,
+        "hits": evidence.hits,
+        "rows": evidence.rows,
+    }
+
+
+def _write(values: Array) -> str:
+    return base64.b64encode(zlib.compress(np.ascontiguousarray(values).tobytes(), 1)).decode()
+
+
+@dataclass(slots=True, kw_only=True)
+class QuietBin:
+    """A bin that alarmed, by its place among all bins, and its counts in the blocks since it was last looked at."""
+
+    place: int
+    blocks: int = 0
+    hits: float = 0.0
+    rows: float = 0.0
+    back: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class QuietColumn:
+    """`since`: when the alarm's shift began."""
+
+    since: float
+    bins: list[QuietBin]
+
+    @classmethod
+    def after(cls, alarm: Alarm, detector: DriftDetector) -> QuietColumn:
+        first = int(detector.first_bin[alarm.series])
+        return cls(since=alarm.since, bins=[QuietBin(place=first + shift.bin) for shift in alarm.bins])
+
+    def add_blocks(self, detector: DriftDetector, due: Array) -> bool:
+        """Adds the blocks that have just ended, and says whether the column is back."""
+        hits = detector.hits()
+        for each in self.bins:
+            group = int(detector.group_of_bin[each.place])
+            if not due[group]:
+                continue
+            each.blocks += 1
+            each.hits += float(hits[each.place])
+            each.rows += float(detector.open_rows[group])
+            if each.blocks >= _BLOCKS[float(detector.group_length[group])]:
+                low, high = detector.within[:, each.place]
+                each.back = bool(low <= each.hits / each.rows <= high)
+                each.blocks, each.hits, each.rows = 0, 0.0, 0.0
+        return all(each.back for each in self.bins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinShift:
+    """One bin of an alarm. `then`: its share in training; `now`: since the change began. `beyond`: how far the share is
+    outside the tolerance."""
+
+    bin: int
+    label: str
+    direction: Literal["more", "less"]
+    then: float
+    now: float
+    tolerance: float
+    beyond: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A column has drifted. `bins`: the most evidence first. `segments`: where the shift is seen when it is not
+    everywhere, such as origin=JFK. `since`: when it began, `at`: when it was known (seconds since 1970). `rows`: how
+    many it took from the one to the other. `series`: the place in the statistics. `examples`: some of the values that
+    training never had, the newest first, where such values are part of the alarm."""
+
+    series: int
+    column: str
+    source: Literal["request", "score"]
+    segments: tuple[str, ...]
+    bins: tuple[BinShift, ...]
+    size: float
+    since: float
+    at: float
+    rows: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A column that is back within its tolerance. `since`: of the alarm that it ends."""
+
+    column: str
+    at: float
+    since: float
+
+
+def describe(detector: DriftDetector, series: int, at: float) -> Alarm:
+    """The alarm of a series that has reached its threshold."""
+    statistics, evidence = detector.statistics, detector.evidence
+    own = np.flatnonzero(detector.series_of_bettor == series)
+    worth = detector.worth[own]
+    order = own[np.argsort(-worth, kind="stable")]
+    share = np.sort(worth)[::-1] / max(worth.sum(), 1e-300)
+    named = [int(who) for who, part in zip(order[:_BINS], share, strict=False) if part >= _PART] or [
+        int(order[0])
+    ]
+    column = statistics.columns[statistics.series[series].column]
+    bins = tuple(_shift(detector, who, series) for who in named)
+    return Alarm(
+        series=series,
+        column=column.name,
+        source=column.source,
+        segments=_segments(detector, series, named[0]),
+        bins=bins,
+        size=max(shift.beyond for shift in bins),
+        since=min(float(evidence.since[named[0]]), float(at)),  # a clock may have been set back
+        at=float(at),
+        rows=int(evidence.rows[named[0]]),
+    )
+
+
+def _shift(detector: DriftDetector, who: int, series: int) -> BinShift:
+    place = int(detector.who.bin[who])
+    inside = place - int(detector.first_bin[series])
+    then, tolerance = float(detector.share[place]), float(detector.tolerance[place])
+    now = _now(detector, who)
+    column = detector.statistics.columns[detector.statistics.series[series].column]
+    return BinShift(
+        bin=inside,
+        label=column.series_labels(quick=detector.statistics.series[series].quick)[inside],
+        direction="more" if detector.who.sign[who] > 0 else "less",
+        then=then,
+        now=now,
+        tolerance=tolerance,
+        beyond=max(abs(now - then) - tolerance, 0.0),
+    )
+
+
+def _now(detector: DriftDetector, who: int) -> float:
+    return float(detector.evidence.hits[who] / max(detector.evidence.rows[who], 1.0))
+
+
+def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]:
+    """The segments that show the same shift, or a clear one in other bins, by the column of `export.segments` with the
+    fewest of them; none when all do."""
+    statistics = detector.statistics
+    alarmed = statistics.series[series]
+    inside = detector.who.bin[who] - detector.first_bin[series]
+    sign = detector.who.sign[who]
+    least = max(_SEEN, _SEEN_PART * float(detector.evidence.run[who]))
+    by_column: dict[int, dict[str, bool]] = {}  # whether one of a segment's series shows it
+    for place, other in enumerate(statistics.series):
+        if other.column == alarmed.column and other.segment is not None:
+            own = detector.series_of_bettor == place
+            same = (
+                own & (detector.who.bin - detector.first_bin[place] == inside) & (detector.who.sign == sign)
+            )
+            run = detector.evidence.run
+            seen = place == series or bool((run[own] >= least).any() or (run[same] >= _HINT).any())
+            segments = by_column.setdefault(other.segment.column, {})
+            name = statistics.segment_name(other.segment)
+            segments[name] = seen or segments.get(name, False)
+    if alarmed.segment is not None:
+        by_column = {alarmed.segment.column: by_column[alarmed.segment.column]}
+    parts = [
+        (sum(found.values()) / len(found), tuple(name for name, seen in found.items() if seen))
+        for found in by_column.values()
+    ]
+    some = [part for part in parts if 0 < part[0] < 1]
+    return min(some)[1] if some else ()

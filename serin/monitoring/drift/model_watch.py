@@ -17,8 +17,9 @@ from serin.errors import FileBroken
 from serin.formats.captures import Part, captures_folder, published, read_document
 from serin.formats.drift import DriftStatistics
 from serin.formats.shared_captures import records_source
-from serin.machine.documents import UNFIT, checked, read_json
+from serin.machine.documents import UNFIT, read_json
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import checked
 from serin.monitoring.capture.read import part_tables, parts
 from serin.monitoring.drift.release_watch import ReleaseWatch
 
@@ -63,7 +64,7 @@ class ModelWatch:
             return made
         try:
             made.last, made.live, made.told = document["last"], document["live"], tuple(document["told"])
-            made.source = document.get("source", 0)
+            made.source = document["source"]
             for name, entry in document["releases"].items():
                 found = watched(int(name), Path(entry["bundle"]))
                 if found is not None:

@@ -11,8 +11,8 @@ from serin.formats.drift import read_drift as read_statistics
 from serin.formats.importance import Importance, read_importance
 from serin.formats.schema import read_schema
 from serin.machine.documents import UNFIT
-from serin.monitoring.drift.alarm import Alarm
 from serin.monitoring.drift.alerts import drift_alert, priority_of
+from serin.monitoring.drift.detector import Alarm
 from serin.monitoring.drift.model_watch import read_state, state_broken
 from serin.monitoring.drift.release_watch import ReleaseWatch
 from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView, State

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -14,12 +16,13 @@ from serin.columns.bins import count_rows, renamed, table_times, unseen_values
 from serin.evidence.e_detector import Array
 from serin.formats.captures import column_names
 from serin.formats.drift import UNSEEN, DriftStatistics
-from serin.monitoring.drift.alarm import Alarm, BinShift
-from serin.monitoring.drift.detector import DriftDetector
-from serin.monitoring.drift.recent import RecentCounts
+from serin.machine.typed_json import json2value
+from serin.monitoring.drift.detector import Alarm, DriftDetector
 
 _EXAMPLES: Final = 3  # of values that training never had
 _PAST: Final = 50  # ended alarms that are kept
+BUCKET_S: Final = 10_800
+KEPT: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +115,48 @@ class ReleaseWatch:
         made.detector = DriftDetector.resume(statistics, document["detector"])
         made.recent = RecentCounts.from_json(len(made.detector.share), document["recent"])
         made.rows, made.first, made.newest = document["rows"], document["first"], document["newest"]
-        made.alarms = {alarm.column: alarm for alarm in map(_alarm, document["alarms"])}
-        made.past = [PastAlarm(alarm=_alarm(each["alarm"]), ended=each["ended"]) for each in document["past"]]
+        made.alarms = {alarm.column: alarm for alarm in json2value(tuple[Alarm, ...], document["alarms"])}
+        made.past = json2value(list[PastAlarm], document["past"])
         return made
 
 
-def _alarm(document: Mapping[str, Any]) -> Alarm:
-    bins = tuple(BinShift(**each) for each in document["bins"])
-    lists = {name: tuple(document.get(name, ())) for name in ("segments", "examples")}
-    return Alarm(**{**document, "bins": bins, **lists})
+class RecentCounts:
+    """Counts by bucket for the bins of all series. The newest eight buckets are kept."""
+
+    def __init__(self, bins: int) -> None:
+        self._bins = bins
+        self._buckets: dict[int, Array] = {}
+
+    def add(self, starts: Array, counts: Array) -> None:
+        for bucket in np.unique(starts // BUCKET_S):
+            rows = counts[starts // BUCKET_S == bucket].sum(axis=0)
+            held = self._buckets.setdefault(int(bucket), np.zeros(self._bins, np.int64))
+            held += rows
+        for old in sorted(self._buckets)[:-KEPT]:
+            del self._buckets[old]
+
+    def total(self) -> Array:
+        """The counts of all buckets together."""
+        found: Array = np.sum([np.zeros(self._bins, np.int64), *self._buckets.values()], axis=0)
+        return found
+
+    @property
+    def since(self) -> float | None:
+        """The beginning of the oldest bucket (seconds since 1970)."""
+        return float(min(self._buckets) * BUCKET_S) if self._buckets else None
+
+    def to_json(self) -> dict[str, str]:
+        return {str(bucket): _pack(counts) for bucket, counts in sorted(self._buckets.items())}
+
+    @classmethod
+    def from_json(cls, bins: int, document: Mapping[str, Any]) -> RecentCounts:
+        made = cls(bins)
+        for bucket, text in document.items():
+            made._buckets[int(bucket)] = (
+                np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(bins).copy()
+            )
+        return made
+
+
+def _pack(counts: Array) -> str:
+    return base64.b64encode(zlib.compress(counts.astype("<i8").tobytes(), 1)).decode()

@@ -1,4 +1,4 @@
-"""Reads the history: `read_history` for people, `counts_since` for objectives."""
+"""The file of the history, and how it is read: `read_history` for people, `counts_since` for objectives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serin.monitoring.history.sketch import merge, quantiles_ms, unpack
-from serin.monitoring.history.store import history_file
+from serin.machine.databases import Database
 
 _QUANTILES: Final = (0.5, 0.95, 0.99)
+_VERSION: Final = 2
+_UPGRADES: Final = {1: "ALTER TABLE counts ADD COLUMN gone INTEGER NOT NULL DEFAULT 0"}
+
+_TABLES: Final = """
+CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE series (
+    id INTEGER PRIMARY KEY, model TEXT NOT NULL, release TEXT NOT NULL, arm TEXT NOT NULL,
+    UNIQUE (model, release, arm)
+) STRICT;
+CREATE TABLE counts (
+    series INTEGER NOT NULL, width INTEGER NOT NULL, start INTEGER NOT NULL, requests INTEGER NOT NULL,
+    errors INTEGER NOT NULL, saved INTEGER NOT NULL, slow INTEGER NOT NULL, refused INTEGER NOT NULL,
+    latency BLOB NOT NULL, gone INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (series, width, start)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX counts_by_age ON counts (width, start);
+"""
 
 Sums = tuple[int, int, int, int]
 """Requests, errors, slow ones, and those whose client went away."""
@@ -70,6 +85,17 @@ class Count:
     @property
     def sums(self) -> Sums:
         return self.requests, self.errors, self.slow, self.gone
+
+
+def history_file(home: Path) -> Database:
+    """After a power cut the last batches may be undone, with their place in the log."""
+    return Database(
+        path=home / "history" / "history.sqlite",
+        tables=_TABLES,
+        version=_VERSION,
+        durable=False,
+        upgrades=_UPGRADES,
+    )
 
 
 def read_history(
@@ -184,6 +210,8 @@ def _known(book: sqlite3.Connection, model: str) -> bool:
 
 
 def _point(t: int, width: int, rows: Iterable[sqlite3.Row]) -> HistoryPoint:
+    from serin.monitoring.history.sketch import merge, quantiles_ms, unpack  # with numpy
+
     members = list(rows)
     p50, p95, p99 = quantiles_ms(merge([unpack(row["latency"]) for row in members]), _QUANTILES)
     names = ("requests", "errors", "saved", "slow", "refused", "gone")

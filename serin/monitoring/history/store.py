@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.formats.serving.request_log import START, Offset, read_requests
-from serin.machine.databases import Database, transaction
+from serin.machine.databases import transaction
+from serin.monitoring.history.read import history_file
 from serin.monitoring.history.sketch import merge, pack, unpack
 from serin.monitoring.history.tally import MINUTE_S, LimitMs, Series, Tally, tally
 
@@ -27,39 +28,12 @@ KEPT_S: Final = 31 * DAY_S
 # Rows of at most this width, once they are older than that, are added up to rows of the next width.
 LEVELS: Final = ((MINUTE_S, 2 * DAY_S, 600), (600, 7 * DAY_S, 3_600))
 
-_VERSION: Final = 2
-_UPGRADES: Final = {1: "ALTER TABLE counts ADD COLUMN gone INTEGER NOT NULL DEFAULT 0"}
 _FORGOTTEN_S: Final = (
     3_600  # the most that one call forgets: a clock that is wrong for a while destroys little
 )
 _ROLLED_S: Final = 6 * 3_600  # the most that one call adds up
 _BATCH_BYTES: Final = 4 << 20
 _NUMBERS: Final = ("requests", "errors", "saved", "slow", "refused", "gone")
-
-_TABLES: Final = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE series (
-    id INTEGER PRIMARY KEY, model TEXT NOT NULL, release TEXT NOT NULL, arm TEXT NOT NULL,
-    UNIQUE (model, release, arm)
-) STRICT;
-CREATE TABLE counts (
-    series INTEGER NOT NULL, width INTEGER NOT NULL, start INTEGER NOT NULL, requests INTEGER NOT NULL,
-    errors INTEGER NOT NULL, saved INTEGER NOT NULL, slow INTEGER NOT NULL, refused INTEGER NOT NULL,
-    latency BLOB NOT NULL, gone INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (series, width, start)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX counts_by_age ON counts (width, start);
-"""
-
-
-def history_file(home: Path) -> Database:
-    """After a power cut the last batches may be undone, with their place in the log."""
-    return Database(
-        path=home / "history" / "history.sqlite",
-        tables=_TABLES,
-        version=_VERSION,
-        durable=False,
-        upgrades=_UPGRADES,
-    )
 
 
 class History:

@@ -1,4 +1,4 @@
-"""Error budgets and how fast they burn. Pure.
+"""Error budgets, how fast they burn, and the alert that says so. Pure.
 
 An objective allows a share of bad requests, its budget. The burn rate of a window is its share of bad requests divided
 by the budget: at 1 the budget lasts exactly its 30 days. An alert needs both windows of a pair: the long one says that
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+from serin.monitoring.alerts.alert import Alert
 
 PERIOD_S: Final = 30 * 86_400
 QUIET_S: Final = 600.0  # an alert ends when no pair has fired for this long
@@ -25,6 +27,9 @@ _ROUNDING: Final = 1 - 1e-9
 Name = Literal["availability", "latency"]
 Severity = Literal["page", "ticket"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("page", "ticket")
+FIRST_S: Final = 3_600.0  # after its promotion; a burn that begins later has another cause
+BEFORE_S: Final = 21_600.0  # of the previous version's traffic are looked at
+_LEAST_BEFORE: Final = 30  # requests of the previous version; with fewer nothing is known
 
 
 class Share(NamedTuple):
@@ -129,3 +134,138 @@ def burning_since(
 def add(shares: Iterable[Share]) -> Share:
     listed = list(shares)
     return Share(sum(each.requests for each in listed), sum(each.bad for each in listed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one version's clients saw from `t` on."""
+
+    t: float
+    version: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`why`: a sentence for the journal and the alert."""
+
+    guilty: bool
+    why: str
+
+
+def blame(
+    objective: Objective, rows: Sequence[Row], *, live: int, previous: int, promoted: float, now: float
+) -> Verdict:
+    """Compares the live version since its first request with the previous one before and beside it.
+
+    `rows`: oldest first. The release is to blame when its own requests burn the budget too fast, the burn began before
+    it was promoted or in the hour after, and the previous version kept the promise in its last six hours.
+    """
+    ours = [row for row in rows if row.version == live]
+    recent = {window: add(row.share for row in ours if row.t >= now - window) for window in WINDOWS}
+    pair = firing_pair(objective, recent)
+    if pair is None or pair.severity != "page":
+        return Verdict(guilty=False, why=f"version {live} alone does not burn the budget too fast")
+    since = burning_since(objective, [(row.t, row.share) for row in ours], pair.threshold)
+    if since is None or since > promoted + FIRST_S:
+        return Verdict(
+            guilty=False, why=f"the burn began more than an hour after the release of version {live}"
+        )
+    before = add(row.share for row in rows if row.version == previous and row.t > since - BEFORE_S)
+    if before.requests < _LEAST_BEFORE:
+        return Verdict(
+            guilty=False, why=f"version {previous} had only {before.requests} requests to compare with"
+        )
+    if objective.burn(before) >= 1.0:
+        return Verdict(
+            guilty=False,
+            why=f"version {previous} broke the promise too: {before.bad_share:.2%} of its requests were bad",
+        )
+    what = "fail" if objective.name == "availability" else "are slow"
+    return Verdict(
+        guilty=True,
+        why=f"since the release of version {live} too many requests {what} "
+        f"({recent[pair.long_s].bad_share:.2%}; version {previous}: {before.bad_share:.2%})",
+    )
+
+
+def alert_key(model: str, name: Name, severity: Severity) -> str:
+    """A page and a ticket are two alerts: the page ends with the incident, the ticket when the windows of days have
+    forgotten it."""
+    return f"{model}/objective/{name}{'' if severity == 'page' else '/slow-burn'}"
+
+
+def objective_alert(
+    objective: Objective,
+    pair: Pair,
+    windows: Mapping[int, Share],
+    *,
+    model: str,
+    release: str,
+    since: float,
+    left: float | None,
+    more: str = "",
+) -> Alert:
+    """`left`: the share of the budget that is left; `more`: a sentence about a rollback."""
+    short, long = windows[pair.short_s], windows[pair.long_s]
+    what = "fail" if objective.name == "availability" else f"take longer than {objective.limit_ms:g} ms"
+    shares = (
+        f"{short.bad_share:.2%} of {short.requests} requests in the last {duration(pair.short_s)} and "
+        f"{long.bad_share:.2%} of {long.requests} in the last {duration(pair.long_s)} {what}; "
+        f"{objective.budget:.2%} are allowed."
+    )
+    rates = (
+        f"The error budget burns at {objective.burn(short):.1f} and {objective.burn(long):.1f} times the rate "
+        f"that it can bear for 30 days (limit {pair.threshold:g})."
+    )
+    sentences = [shares, rates]
+    if left is not None:
+        state = (
+            f"{left:.0%} of the budget of 30 days is left" if left > 0 else "The budget of 30 days is used up"
+        )
+        sentences.append(f"{state}.")
+    if more:
+        sentences.append(f"{more[0].upper()}{more[1:]}.")
+    return Alert(
+        key=alert_key(model, objective.name, pair.severity),
+        kind="objective",
+        model=model,
+        release=release,
+        severity=pair.severity,
+        title=_title(model, objective, pair),
+        text=" ".join(sentences),
+        since=since,
+        facts=_facts(objective, pair, windows, left),
+    )
+
+
+def _title(model: str, objective: Objective, pair: Pair) -> str:
+    what = "fail" if objective.name == "availability" else "are slow"
+    return f"{model}: too many requests {what}{'' if pair.severity == 'page' else ' over days'}"
+
+
+def duration(seconds: int) -> str:
+    if seconds >= 86_400:
+        return f"{seconds // 86_400} days"
+    return f"{seconds // 3_600} h" if seconds >= 3_600 else f"{seconds // 60} min"
+
+
+def _facts(
+    objective: Objective, pair: Pair, windows: Mapping[int, Share], left: float | None
+) -> dict[str, Any]:
+    return {
+        "objective": objective.name,
+        "target": objective.target,
+        "limit_ms": objective.limit_ms,
+        "threshold": pair.threshold,
+        "budget_left": left,
+        "windows": [
+            {
+                "seconds": window,
+                "requests": windows[window].requests,
+                "bad": windows[window].bad,
+                "burn": objective.burn(windows[window]),
+            }
+            for window in (pair.short_s, pair.long_s)
+        ],
+    }

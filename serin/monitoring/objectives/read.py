@@ -1,12 +1,20 @@
-"""Reads a model's objectives for people: `read_objectives` for status, `serin slo`, console and Prometheus."""
+"""Reads a model's objectives for people: `read_objectives` for status, `serin slo`, console and Prometheus.
+
+What the live version promises is kept for readers that have no store: `<home>/watch/objectives/<model>.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
+from serin.machine.durable import write_whole
+from serin.machine.private import make_private
+from serin.machine.typed_json import checked, json2value, value2json
 from serin.monitoring.history.read import Sums, WindowSums, first_counted, window_sums
 from serin.monitoring.objectives.burn import (
     PAIRS,
@@ -19,8 +27,9 @@ from serin.monitoring.objectives.burn import (
     burn_rates,
     firing_pair,
 )
-from serin.monitoring.objectives.state import ObjectivesState
 from serin.monitoring.rollbacks import Rollback, read_rollbacks
+
+_FORM = "serin.objectives", 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +143,32 @@ def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> Objec
         ),
         fires=firing_pair(objective, shares, age_s) is not None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectivesState:
+    """`release`: the live one, whose promises these are."""
+
+    model: str
+    release: str = ""
+    objectives: tuple[Objective, ...] = ()
+
+    @classmethod
+    def load(cls, home: Path, model: str) -> Self:
+        """A missing or damaged file is an empty state: the next tick of the watcher writes it."""
+        try:
+            found = checked(json.loads(_path(home, model).read_bytes()), *_FORM)
+            return json2value(cls, {**found, "model": model})
+        except (OSError, ValueError):
+            return cls(model=model)
+
+    def save(self, home: Path) -> None:
+        path = _path(home, self.model)
+        make_private(path.parent)
+        content = {**dict(zip(("format", "version"), _FORM, strict=True)), **value2json(self)}
+        del content["model"]  # it is the file's name
+        write_whole(path, json.dumps(content, indent=1))
+
+
+def _path(home: Path, model: str) -> Path:
+    return home / "watch" / "objectives" / f"{model}.json"

@@ -24,8 +24,7 @@ from serin.machine.durable import write_whole
 from serin.machine.private import make_private
 from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.quality.joined import JoinedRows
-from serin.monitoring.quality.key_index import KeyIndex
-from serin.monitoring.quality.keys import SOURCE, captured_columns
+from serin.monitoring.quality.keys import SOURCE, KeyIndex, captured_columns
 from serin.monitoring.quality.labels import newest
 from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, is_batch, search
 from serin.monitoring.quality.state import QualityState, read_state, write_state

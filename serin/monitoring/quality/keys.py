@@ -8,22 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.hashing import hash_strings
 from serin.errors import LabelsUnfit, RowsUnfit, nearest
-from serin.formats.captures import column_names
+from serin.formats.captures import captures_folder, column_names, parts_of_hour
 from serin.formats.schema import InputColumn, Schema
 from serin.formats.wire import wire_column
+from serin.monitoring.capture.read import captured_hour
 from serin.spec.data import DataSpec
 
 ID, ROW, CLIENT_ID, TIME, SOURCE = "_id", "_row", "_client_id", "_t", "_source"
 
 _APART = "\x1f"
 _SHOWN = 24
+MOST_ROWS: Final = 1 << 24
+
+Hashes = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,3 +206,51 @@ def request_of(keys: pa.Array) -> pa.Array:
 def first_rows(keys: pa.Array) -> pa.Array:
     """The keys of the first rows of the same requests, which every request has."""
     return pc.binary_join_element_wise(request_of(keys), "0", _APART)
+
+
+# It keeps a hash of 32 bits for each recorded row in memory, four bytes a row and at most 64 MB for a model; hours
+# beyond that are read in every search. Two keys with the same hash cost a read and nothing else.
+class KeyIndex:
+    """The keys of a model's records, read when they are first asked for and again when an hour has changed."""
+
+    def __init__(self, home: Path, model: str, most_rows: int = MOST_ROWS) -> None:
+        self._home, self._model, self._most = home, model, most_rows
+        self._known: dict[tuple[int, str, Key], tuple[tuple[str, ...], Hashes]] = {}
+        self._rows = 0
+
+    def may_have(self, version: int, hour: str, key: Key, schema: Schema, wanted: Hashes) -> bool:
+        """Whether an hour may have a row with one of the keys whose hashes are `wanted` (sorted)."""
+        if not len(wanted):
+            return False
+        here = self._hashes(version, hour, key, schema)
+        place = np.minimum(np.searchsorted(wanted, here), len(wanted) - 1)
+        return bool((wanted[place] == here).any())
+
+    def _hashes(self, version: int, hour: str, key: Key, schema: Schema) -> Hashes:
+        folder = captures_folder(self._home, self._model) / str(version) / hour
+        files = tuple(part.path.name for part in parts_of_hour(folder))
+        entry = version, hour, key
+        before = self._known.get(entry)
+        if before is not None and before[0] == files:
+            return before[1]
+        found = self._read(version, hour, key, schema)
+        self._rows += len(found) - (0 if before is None else len(before[1]))
+        if self._rows > self._most:
+            self._rows -= len(found)
+            self._known.pop(entry, None)
+        else:
+            self._known[entry] = files, found
+        return found
+
+    def _read(self, version: int, hour: str, key: Key, schema: Schema) -> Hashes:
+        columns = captured_columns(key, schema)
+        assert columns is not None, "the caller knows that requests of this version have the columns"
+        table = captured_hour(self._home, self._model, version, hour, columns)
+        if table is None:
+            return np.zeros(0, np.uint32)
+        return hashes(captured_keys(table, key, schema).drop_null())
+
+
+def hashes(keys: pa.Array) -> Hashes:
+    """The different hashes of keys, sorted."""
+    return np.unique(hash_strings(keys))

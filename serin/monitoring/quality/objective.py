@@ -9,15 +9,18 @@ nothing about how good the answer was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Annotated, Final
 
 import numpy as np
 
-from serin.evidence.bounded_mean import MeanEvidence
+from serin.evidence.e_process import MeanEvidence
 from serin.formats.quality import QualityReference
 from serin.formats.serving.quality_evidence import QualityBlocks
+from serin.machine.typed_json import Document, Stored
+from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.quality.measure import Scored
 from serin.monitoring.quality.view import Objective
 from serin.spec.monitoring import QualitySpec
@@ -47,12 +50,22 @@ class Watch:
         return _YEAR_S / self.reference.block_s / self.spec.false_alarms
 
 
+def _json2open(rows: Sequence[tuple[int, int, float]]) -> dict[int, tuple[int, float]]:
+    return {int(period): (int(count), float(total)) for period, count, total in rows}
+
+
+def _open2json(blocks: Mapping[int, tuple[int, float]]) -> list[list[float]]:
+    return [[period, *block] for period, block in sorted(blocks.items())]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveState:
+class ObjectiveState(Document):
     """`open`: rows and sum of losses by period. `judged`: the last period that was. `delay_s`: how long most labels
     take. `used` and `total`: all labels so far and the sum of their losses."""
 
-    open: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    open: Annotated[Mapping[int, tuple[int, float]], Stored(_json2open, _open2json)] = field(
+        default_factory=dict
+    )
     judged: int | None = None
     delay_s: float = 0.0
     evidence: MeanEvidence = field(default_factory=MeanEvidence)
@@ -61,35 +74,6 @@ class ObjectiveState:
     used: int = 0
     total: float = 0.0
     blocks: tuple[tuple[float, float, int], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "open": [[period, rows, total] for period, (rows, total) in sorted(self.open.items())],
-            "judged": self.judged,
-            "delay_s": self.delay_s,
-            "evidence": self.evidence.to_json(),
-            "alarm": self.alarm,
-            "count": self.count,
-            "used": self.used,
-            "total": self.total,
-            "blocks": self.blocks,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Reads the state. An empty object means that there were no labels yet."""
-        if not value:
-            return cls()
-        return cls(
-            **{
-                **value,
-                "open": {int(period): (int(rows), float(total)) for period, rows, total in value["open"]},
-                "evidence": MeanEvidence.from_json(value["evidence"]),
-                "blocks": tuple(
-                    (float(began), float(mean), int(rows)) for began, mean, rows in value["blocks"]
-                ),
-            }
-        )
 
 
 def take_labels(state: ObjectiveState, rows: Scored, watch: Watch) -> ObjectiveState:
@@ -174,3 +158,32 @@ def blocks_of(state: ObjectiveState, watch: Watch) -> QualityBlocks:
         limit=watch.limit,
         blocks=state.blocks,
     )
+
+
+def quality_alert(
+    model: str, release: str, objective: Objective, recent: float | None, *, rollback: str
+) -> Alert:
+    """`recent`: the mean loss since the excess began. `rollback`: what is done about it; empty: nothing."""
+    since = objective.since or 0.0
+    began = datetime.fromtimestamp(since, UTC)
+    mean = objective.mean if recent is None else recent
+    found = "" if mean is None else f" is {mean:.4g} since {began:%Y-%m-%d %H:%M} UTC,"
+    text = (
+        f"the mean {objective.loss_name} of {release}{found} at most {objective.limit:.4g} is allowed "
+        f"({objective.offline:.4g} on the test rows); {objective.used:,} labels were used"
+    )
+    return Alert(
+        key=alert_key(model),
+        kind="quality",
+        model=model,
+        release=release,
+        severity="page",
+        title=f"{release} is worse than its quality objective allows",
+        text=f"{text}; {rollback}" if rollback else text,
+        since=since,
+        facts={**asdict(objective), "mean_since": recent, "rollback": rollback},
+    )
+
+
+def alert_key(model: str) -> str:
+    return f"{model}/quality"

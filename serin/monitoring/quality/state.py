@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from serin.machine.documents import checked, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
+from serin.machine.typed_json import Document
 
 if TYPE_CHECKING:
     from serin.monitoring.quality.scan import Found
 
-FORMAT, VERSION = "serin.quality-state", 1
 FILE = "state.json"
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
-class QualityState:
+class QualityState(Document, form="serin.quality-state"):
     """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
     (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
     `forgotten`: the last deletion on request that the counts take into account. `source`: identifies the records whose
@@ -68,16 +67,12 @@ def _from(days: dict[str, T], first: str) -> dict[str, T]:
 
 def read_state(folder: Path) -> QualityState:
     """The state; that of a new model when there is none. Raises FileBroken when it cannot be read."""
-
-    def state(document: Any) -> QualityState:
-        return QualityState(**checked(document, FORMAT, VERSION))
-
     advice = "restore it, or move it away: the quality of this model is then measured again from its records"
-    return read_json(folder / FILE, state, advice=advice) or QualityState()
+    return read_json(folder / FILE, QualityState.from_json, advice=advice) or QualityState()
 
 
 def write_state(folder: Path, state: QualityState) -> None:
     make_private(folder.parent.parent)
     make_private(folder.parent)
     make_private(folder)
-    write_whole(folder / FILE, json.dumps({"format": FORMAT, "version": VERSION, **asdict(state)}))
+    write_whole(folder / FILE, state.dump())

@@ -100,10 +100,9 @@ def _write_labels(
     when = labels.column(WHEN).fill_null(moment)
     arrived = pa.array(np.full(labels.num_rows, moment, np.int64))
     table = labels.set_column(labels.column_names.index(WHEN), WHEN, when).append_column(ARRIVED, arrived)
-    meta = {"format": FORMAT, "version": VERSION, "key": key.by, "expression": expression, "digest": digest}
     make_private(home / "labels")
     path = make_private(labels_folder(home, model)) / f"{moment:017d}-{secrets.token_hex(3)}.parquet"
-    write_table(path, table.replace_schema_metadata({_META: json.dumps(meta).encode()}))
+    write_table(path, table.replace_schema_metadata(_meta(key, expression, digest)))
     return described(path)
 
 
@@ -171,14 +170,12 @@ def described(path: Path) -> LabelFile:
 
 def with_description(labels: pa.Table, like: LabelFile) -> pa.Table:
     """A table that `described` can read once it is a file."""
-    meta = {
-        "format": FORMAT,
-        "version": VERSION,
-        "key": like.key.by,
-        "expression": like.expression,
-        "digest": like.digest,
-    }
-    return labels.replace_schema_metadata({_META: json.dumps(meta).encode()})
+    return labels.replace_schema_metadata(_meta(like.key, like.expression, like.digest))
+
+
+def _meta(key: Key, expression: str, digest: str) -> dict[bytes, bytes]:
+    meta = {"format": FORMAT, "version": VERSION, "key": key.by, "expression": expression, "digest": digest}
+    return {_META: json.dumps(meta).encode()}
 
 
 def write_table(path: Path, table: pa.Table) -> None:

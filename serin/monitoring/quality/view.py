@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from serin.formats.groups import Measured
-from serin.formats.quality import json2metrics, metrics2json
+from serin.formats.quality import Metrics
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
+from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
-
-FORMAT, VERSION = "serin.live-quality", 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +30,8 @@ class SegmentQuality:
 
     name: str
     rows: int
-    metrics: Mapping[str, Measured]
-    offline: Mapping[str, Measured] = field(default_factory=dict)
+    metrics: Metrics
+    offline: Metrics = field(default_factory=dict)
     loss: float | None = None
 
 
@@ -88,8 +85,8 @@ class ReleaseQuality:
     delay_s: tuple[float, float] | None
     measured_on: int
     loss_name: str
-    metrics: Mapping[str, Measured] = field(default_factory=dict)
-    offline: Mapping[str, Measured] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    offline: Metrics = field(default_factory=dict)
     estimate: Mapping[str, Estimated] = field(default_factory=dict)
     reliability: tuple[tuple[float, float, int], ...] = ()
     segments: tuple[SegmentQuality, ...] = ()
@@ -98,7 +95,7 @@ class ReleaseQuality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QualityView:
+class QualityView(Document, form="serin.live-quality"):
     """`received`: labels so far; `unknown`: about requests that are not recorded; `ambiguous`: by a client's id that
     several requests have; `unclear`: without a row number for a request of several rows; `beyond`: with a row that
     the request does not have. `behind`: more labels or records are waiting to be taken in. Bands are of 95%."""
@@ -113,58 +110,22 @@ class QualityView:
     beyond: int = 0
     releases: tuple[ReleaseQuality, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        document = asdict(self)
-        for entry, release in zip(document["releases"], self.releases, strict=True):
-            entry["metrics"], entry["offline"] = metrics2json(release.metrics), metrics2json(release.offline)
-            for shown, segment in zip(entry["segments"], release.segments, strict=True):
-                shown["metrics"], shown["offline"] = (
-                    metrics2json(segment.metrics),
-                    metrics2json(segment.offline),
-                )
-        return {"format": FORMAT, "version": VERSION, **document}
-
 
 def read_quality(home: Path, model: str) -> QualityView | None:
     """The live quality of a model; None when nothing is known, or the file is of another version of Serin."""
     try:
-        document = json.loads(_file(home, model).read_bytes())
-        if (document.pop("format"), document.pop("version")) != (FORMAT, VERSION):
-            return None
-        releases = tuple(_release(entry) for entry in document.pop("releases"))
-        return QualityView(**document, releases=releases)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return QualityView.load(quality_file(home, model).read_bytes())
+    except (OSError, ValueError):
         return None
 
 
 def write_quality(home: Path, view: QualityView) -> None:
-    path = _file(home, view.model)
+    path = quality_file(home, view.model)
     make_private(path.parent.parent)
     make_private(path.parent)
     write_whole(path, json.dumps(view.to_json(), allow_nan=False))
 
 
-def _file(home: Path, model: str) -> Path:
+def quality_file(home: Path, model: str) -> Path:
+    """Returns the file that the watcher writes again every few seconds."""
     return home / "watch" / "quality" / f"{valid_model_name(model)}.json"
-
-
-def _release(entry: dict[str, Any]) -> ReleaseQuality:
-    delay, objective = entry.pop("delay_s"), entry.pop("objective")
-    return ReleaseQuality(
-        **{
-            **entry,
-            "delay_s": None if delay is None else tuple(delay),
-            "metrics": json2metrics(entry["metrics"]),
-            "offline": json2metrics(entry["offline"]),
-            "estimate": {name: Estimated(**each) for name, each in entry["estimate"].items()},
-            "reliability": tuple(tuple(each) for each in entry["reliability"]),
-            "segments": tuple(_segment(each) for each in entry["segments"]),
-            "days": tuple(DayQuality(**each) for each in entry["days"]),
-            "objective": None if objective is None else Objective(**objective),
-        }
-    )
-
-
-def _segment(entry: dict[str, Any]) -> SegmentQuality:
-    metrics, offline = json2metrics(entry.pop("metrics")), json2metrics(entry.pop("offline"))
-    return SegmentQuality(**entry, metrics=metrics, offline=offline)

@@ -11,13 +11,14 @@ from serin.rollout.decide.state import (
     Hold,
     Phase,
     Rollout,
+    Verdict,
     abort,
     begin_again,
     move,
     needs_approval,
     shift,
 )
-from serin.rollout.decide.verdict import Judgement, Verdict
+from serin.rollout.decide.verdict import Judgement
 from serin.store.artifacts import Release
 
 ReleaseState = Literal["absent", "starting", "ready", "dead"]

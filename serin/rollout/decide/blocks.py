@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import BINS, bins_of, count
 from serin.formats.serving.request import Request
+from serin.machine.typed_json import Document, Row, Stored
 from serin.rollout.decide.guards import Arms
 from serin.rollout.decide.plan import Plan
 
@@ -25,13 +26,13 @@ _AWAY: Final = 0.1  # share of an arm's requests that another release answered
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Row):
     """Requests of one arm: all, failed on it, slower than promised, and rejected as the client's fault."""
 
     requests: int = 0
     errors: int = 0
     slow: int = 0
-    refused: int = 0  # absent in older journals
+    refused: int = 0
 
     @property
     def error_share(self) -> float:
@@ -48,9 +49,6 @@ class Counts:
             self.slow + other.slow,
             self.refused + other.refused,
         )
-
-    def to_json(self) -> list[int]:
-        return [self.requests, self.errors, self.slow, self.refused]
 
 
 NO_COUNTS: Final = Counts()
@@ -75,35 +73,56 @@ class Lines:
         return len(self.t)
 
     def pick(self, chosen: Array | slice) -> Lines:
-        return Lines(
-            t=self.t[chosen],
-            epoch=self.epoch[chosen],
-            candidate=self.candidate[chosen],
-            baseline=self.baseline[chosen],
-            failed=self.failed[chosen],
-            refused=self.refused[chosen],
-            saved=self.saved[chosen],
-            us=self.us[chosen],
-            gone=self.gone[chosen],
-            lot=self.lot[chosen],
-        )
+        return Lines(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
+
+
+def counts2json(counts: Array) -> list[list[Any]]:
+    """Returns the non-empty bins with their counts."""
+    held = np.flatnonzero(counts)
+    return [held.tolist(), counts[held].tolist()]
+
+
+def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array:
+    counts = np.zeros(BINS, dtype=kind)
+    counts[np.asarray(value[0], dtype=np.int64)] = value[1]
+    return counts
+
+
+def _json2splits(rows: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    return {epoch: (some, every) for epoch, some, every in rows}
+
+
+def _splits2json(splits: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    return [[epoch, *pair] for epoch, pair in sorted(splits.items())]
+
+
+CountedRows = Annotated[
+    Array,
+    Stored(
+        lambda rows: np.array([json2counts(row, np.int64) for row in rows]),
+        lambda bins: [counts2json(row) for row in bins],
+    ),
+]
+Wealth = Annotated[Array, Stored(np.array, np.ndarray.tolist)]  # of one bet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class Block(Document):
     """A block's latencies as bin counts (the rows of `bins` are ROWS), and counts per arm."""
 
-    bins: Array  # (5, bins)
+    bins: CountedRows  # (5, bins)
     candidate: Counts = NO_COUNTS
     stable: Counts = NO_COUNTS
     equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
     equal_refused: tuple[int, int] = (0, 0)
     equal_saved: tuple[int, int] = (0, 0)  # answered by another release
-    splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by weight epoch: candidate's, all
     saved: tuple[int, int] = (
         0,
         0,
     )  # answered by another release: all of the candidate's, and stable's without its baseline
+    splits: Annotated[Mapping[int, tuple[int, int]], Stored(_json2splits, _splits2json)] = field(
+        default_factory=dict
+    )  # by weight epoch: candidate's, all
 
     @property
     def stable_away(self) -> bool:
@@ -162,45 +181,12 @@ class Block:
             candidate_refused=np.asarray(self.equal_refused[0]),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "bins": [counts2json(row) for row in self.bins],
-            "candidate": self.candidate.to_json(),
-            "stable": self.stable.to_json(),
-            **{name: list(getattr(self, name)) for name in _PAIRS},
-            "splits": [[epoch, *pair] for epoch, pair in sorted(self.splits.items())],
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        pairs = {name: tuple(value.get(name, (0, 0))) for name in _PAIRS}  # older journals lack some of them
-        return cls(
-            bins=np.array([json2counts(row, np.int64) for row in value["bins"]]),
-            candidate=Counts(*value["candidate"]),
-            stable=Counts(*value["stable"]),
-            splits={epoch: (some, every) for epoch, some, every in value["splits"]},
-            **pairs,
-        )
-
-
-_PAIRS: Final = ("equal_errors", "equal_refused", "equal_saved", "saved")
 ROWS: Final = ("stable", "candidate", "control", "candidate by the margin", "candidate by the bad margin")
 
 
 def add_pairs(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return one[0] + other[0], one[1] + other[1]
-
-
-def counts2json(counts: Array) -> list[list[Any]]:
-    """Returns the non-empty bins with their counts."""
-    held = np.flatnonzero(counts)
-    return [held.tolist(), counts[held].tolist()]
-
-
-def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array:
-    counts = np.zeros(BINS, dtype=kind)
-    counts[np.asarray(value[0], dtype=np.int64)] = value[1]
-    return counts
 
 
 def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Lines:

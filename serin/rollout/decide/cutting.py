@@ -16,6 +16,7 @@ import numpy as np
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bins_of, count
 from serin.formats.serving.request import Request
+from serin.machine.typed_json import Row
 from serin.rollout.decide.blocks import Block, Lines, columns, cut
 from serin.rollout.decide.plan import Plan
 
@@ -35,7 +36,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Row):
     """How far requests were cut: the newest arrival, and the second before which every block is complete."""
 
     newest: float = 0.0

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 
 from serin.evidence.e_process import Array, e_value, seconds_until, split_evidence, start
 from serin.evidence.histogram import BINS
 from serin.formats.serving.request import Request
+from serin.machine.typed_json import PAIRS, Document, Stored, json2value
 from serin.rollout.decide.blocks import (
     NO_COUNTS,
     Block,
+    CountedRows,
     Counts,
+    Wealth,
     add_pairs,
     counts2json,
     json2counts,
@@ -28,6 +31,7 @@ from serin.rollout.decide.cutting import Arm, Mark, complete_at, counted_lines, 
 from serin.rollout.decide.guards import (
     PROMISES,
     STABLE_PROMISES,
+    QualityBet,
     compare,
     hold_to_promises,
     proven_quantiles,
@@ -35,7 +39,6 @@ from serin.rollout.decide.guards import (
     reversed_name,
 )
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.quality import QualityBet
 
 RECENT_S: Final = 30
 
@@ -48,19 +51,27 @@ def _nothing() -> Array:
     return np.zeros(BINS)
 
 
+def _nested(rows: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    return [(second, counts) for second, *counts in rows]
+
+
+def _flat(recent: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
+    return [[second, *counts] for second, counts in recent]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evidence:
+class Evidence(Document, omit=("quality",)):
     since: int = 0  # the first weight epoch that counts
     epoch: int = 0
-    shares: Mapping[int, float] = field(default_factory=dict)  # by weight epoch
+    shares: Annotated[Mapping[int, float], PAIRS] = field(default_factory=dict)  # by weight epoch
     newest: float = 0.0  # arrival
     closed: int = 0  # blocks before this second are judged
     blocks: int = 0  # how many were judged
-    open: Mapping[int, Block] = field(default_factory=dict)
-    memory: Array = field(
+    open: Annotated[Mapping[int, Block], PAIRS] = field(default_factory=dict)
+    memory: Annotated[Array, Stored(json2counts, counts2json)] = field(
         default_factory=_nothing
     )  # stable's latencies, or its baseline's; older ones count less
-    log_wealth: Mapping[str, Array] = field(default_factory=dict)  # by guard
+    log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
     compared: int = 0  # the candidate's requests of this weight epoch in seconds that judge latency
@@ -68,9 +79,11 @@ class Evidence:
     warm_s: int = 0  # seconds in which the candidate has had requests, over all weight epochs
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
     pace_since: int = 0  # the first second of this weight epoch in which latencies count; 0: none so far
-    pace_from: Mapping[str, Array] = field(default_factory=dict)  # what the reversed bets owned then
-    recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
-    seen: Array = field(
+    pace_from: Mapping[str, Wealth] = field(default_factory=dict)  # what the reversed bets owned then
+    recent: Annotated[
+        tuple[tuple[int, Counts], ...], Stored(_nested, _flat, typed=True)
+    ] = ()  # stable's last seconds
+    seen: CountedRows = field(
         default_factory=lambda: np.zeros((2, BINS), dtype=np.int64)
     )  # all: stable's, candidate's
     quality: QualityBet | None = None  # None: the candidate has no quality objective
@@ -115,57 +128,20 @@ class Evidence:
         return split_evidence(*self.split, self.shares.get(self.epoch, 0.0))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "since": self.since,
-            "epoch": self.epoch,
-            "shares": [[epoch, share] for epoch, share in sorted(self.shares.items())],
-            "newest": self.newest,
-            "closed": self.closed,
-            "blocks": self.blocks,
-            "open": [[second, block.to_json()] for second, block in sorted(self.open.items())],
-            "memory": counts2json(self.memory),
-            "log_wealth": {name: log_wealth.tolist() for name, log_wealth in self.log_wealth.items()},
-            "candidate": self.candidate.to_json(),
-            "stable": self.stable.to_json(),
-            "compared": [self.compared, self.void_s],
-            "warm_s": self.warm_s,
-            "split": list(self.split),
-            "pace": [self.pace_since, {name: wealth.tolist() for name, wealth in self.pace_from.items()}],
-            "recent": [[second, *counts.to_json()] for second, counts in self.recent],
-            "seen": [counts2json(row) for row in self.seen],
-            **({} if self.quality is None else {"quality": self.quality.to_json()}),
-        }
+        found = Document.to_json(self)
+        found["compared"] = [self.compared, found.pop("void_s")]
+        found["pace"] = [found.pop("pace_since"), found.pop("pace_from")]
+        return found
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, document: Any) -> Self:
         """Reads evidence from JSON. An empty object means no evidence yet."""
-        if not value:
+        if not document:
             return cls()
-        candidate, requests = value["split"]
-        compared, void_s = value.get("compared", (value["candidate"][0], 0))  # absent in older journals
-        pace_since, pace_from = value.get("pace", (0, {}))
-        return cls(
-            since=value["since"],
-            epoch=value["epoch"],
-            shares=dict(value["shares"]),
-            newest=value["newest"],
-            closed=value["closed"],
-            blocks=value["blocks"],
-            open={second: Block.from_json(block) for second, block in value["open"]},
-            memory=json2counts(value["memory"]),
-            log_wealth={name: np.array(log_wealth) for name, log_wealth in value["log_wealth"].items()},
-            candidate=Counts(*value["candidate"]),
-            stable=Counts(*value["stable"]),
-            compared=compared,
-            void_s=void_s,
-            warm_s=value.get("warm_s", value["blocks"]),
-            split=(candidate, requests),
-            pace_since=pace_since,
-            pace_from={name: np.array(wealth) for name, wealth in pace_from.items()},
-            recent=tuple((second, Counts(*counts)) for second, *counts in value["recent"]),
-            seen=np.array([json2counts(row, np.int64) for row in value["seen"]]),
-            quality=QualityBet.from_json(value.get("quality")),
-        )
+        (compared, void_s), (pace_since, pace_from) = document["compared"], document["pace"]
+        pace = {"pace_since": pace_since, "pace_from": pace_from}
+        rest = {name: value for name, value in document.items() if name != "pace"}
+        return json2value(cls, {**rest, **pace, "compared": compared, "void_s": void_s})
 
 
 def fold(

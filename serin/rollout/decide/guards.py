@@ -12,12 +12,13 @@ The reversed bets, `not slower p50` and so on, win when the candidate is clearly
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from serin.evidence.e_process import Array, bet, bet_on_share, difference, start
+from serin.evidence.e_process import Array, bet, bet_on_share, difference, e_value, start
 from serin.evidence.histogram import latency_name, quantile_bins, slower_than
+from serin.machine.typed_json import Document
 from serin.rollout.decide.plan import Plan
 
 ERRORS: Final = "errors"
@@ -31,6 +32,8 @@ MEMORY_NEEDS: Final = 20  # requests before a quantile of them is used for bets
 _PROMISE_WEIGHT: Final = 0.2
 _ERRORS_WEIGHT: Final = 0.25
 _REFUSED_WEIGHT: Final = 0.05
+QUALITY: Final = "quality"
+WEIGHT: Final = 0.2  # among the guards, when a release has a quality objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +120,48 @@ def _bet(log_wealth: Mapping[str, Array], name: str, worse: Array, better: Array
 def _owned(log_wealth: Mapping[str, Array], name: str) -> Array:
     found = log_wealth.get(name)
     return start() if found is None else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityBet(Document):
+    """`e_value`: evidence that the mean loss is above `limit`. `mean`: of `rows` labelled rows in `blocks` blocks."""
+
+    loss_name: str
+    offline: float
+    limit: float
+    e_value: float = 1.0
+    mean: float | None = None
+    rows: int = 0
+    blocks: int = 0
+
+    def __str__(self) -> str:
+        found = (
+            "no label has come yet"
+            if self.mean is None
+            else f"is {self.mean:.4g} on {self.rows} labelled rows"
+        )
+        return (
+            f"its mean {self.loss_name} {found}, at most {self.limit:.4g} is allowed ({self.offline:.4g} on the test "
+            "rows)"
+        )
+
+
+def bet_on_quality(
+    blocks: Iterable[tuple[float, float, int]], *, since: float, loss_name: str, offline: float, limit: float
+) -> QualityBet:
+    """Bets on the blocks that ended after `since`. Each is (when the period of its requests ended, mean loss, rows)."""
+    log_wealth, rows, total, count = start(), 0, 0.0, 0
+    for ended, mean, size in blocks:
+        if ended <= since:
+            continue
+        log_wealth = bet_on_share(log_wealth, mean, limit)
+        rows, total, count = rows + size, total + mean * size, count + 1
+    return QualityBet(
+        loss_name=loss_name,
+        offline=offline,
+        limit=limit,
+        e_value=float(e_value(log_wealth)),
+        mean=total / rows if rows else None,
+        rows=rows,
+        blocks=count,
+    )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from serin.spec.rollout import RolloutSpec
-from serin.spec.serving import ServingSpec
+from serin.machine.typed_json import Document, Stored, json2value
+
+if TYPE_CHECKING:
+    from serin.spec.objectives import ObjectivesSpec
+    from serin.spec.rollout import RolloutSpec
+    from serin.spec.serving import ServingSpec
 
 Mode = Literal["enforce", "hold", "observe"]
 
 _LONGEST_WAIT_S: Final = 2.0
-_TOLERANCE: Final = 0.02  # of the promised p99: a slowdown that no client can notice
+_TOLERANCE: Final = 0.02  # of the promised latency: a slowdown that no client can notice
 _RESERVE: Final = 2.0  # a safety factor: bets assume independent blocks, but a paused process affects several
-_TUPLES: Final = ("steps", "approve", "quantiles")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class ShadowPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Document):
     """Times are seconds, steps and weights percent of traffic. The last step is always 100: the bake."""
 
     steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
@@ -52,9 +54,9 @@ class Plan:
     tolerance_ms: float = 0.0  # a candidate slower by no more than this is not slower
     warmup_s: float = 10.0  # latencies of the candidate's first seconds with traffic are not compared
     error_tolerance: float = 1.0
-    max_error_share: float = 0.01
+    max_error_share: float = 0.006
     slo_ms: float | None = None  # None: no promise about latency
-    max_slow_share: float = 0.05  # of requests slower than slo_ms
+    max_slow_share: float = 0.06  # of requests slower than slo_ms
     watermark_s: float = (
         _LONGEST_WAIT_S  # a block is judged this long after its end; later lines count in later blocks
     )
@@ -73,13 +75,16 @@ class Plan:
         cls,
         spec: RolloutSpec,
         serving: ServingSpec | None = None,
+        objectives: ObjectivesSpec | None = None,
         *,
         load_s: float = 300.0,
         drain_s: float | None = None,
     ) -> Self:
-        """Makes a plan from a spec. `serving` gives the latency promise and the longest request; `drain_s` None: from
-        that."""
-        latency, shadow = spec.latency, spec.shadow
+        """Makes a plan from a spec. `serving` gives the longest request; `drain_s` None: from that. `objectives` None:
+        nothing is promised about latency."""
+        from serin.spec.objectives import ObjectivesSpec, page_share
+
+        latency, shadow, promise = spec.latency, spec.shadow, objectives or ObjectivesSpec()
         timeout_s = serving.request_timeout if serving else _LONGEST_WAIT_S
         return cls(
             steps=tuple(float(step) for step in spec.shares),
@@ -91,12 +96,12 @@ class Plan:
             quantiles=tuple(sorted(latency.quantiles)),
             margin=latency.margin,
             bad_margin=2 * latency.margin if latency.bad_margin is None else latency.bad_margin,
-            tolerance_ms=_tolerance_ms(spec, serving),
+            tolerance_ms=_tolerance_ms(spec, objectives),
             warmup_s=spec.warmup,
             error_tolerance=spec.error_tolerance,
-            max_error_share=spec.max_error_share,
-            slo_ms=serving.p99_ms if serving else None,
-            max_slow_share=spec.max_slow_share,
+            max_error_share=page_share(promise.availability),
+            slo_ms=objectives.latency_ms if objectives else None,
+            max_slow_share=page_share(promise.latency_share),
             watermark_s=min(timeout_s, _LONGEST_WAIT_S),
             bake_s=spec.bake,
             deadline_s=spec.deadline,
@@ -148,18 +153,13 @@ class Plan:
         """How much slower it must be proven not to be, as text."""
         return _slower(self.bad_margin, self.bad_tolerance_ms)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {name: list(getattr(self, name)) for name in _TUPLES}
-
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
+    def from_json(cls, document: Any) -> Self:
         """Reads a plan. Unknown fields and impossible numbers are refused, because the value may come from a person."""
         known = {part.name for part in fields(cls)}
-        if unknown := sorted(set(value) - known):
+        if unknown := sorted(set(document) - known):
             raise ValueError(f"a plan has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        rows = {name: tuple(float(item) for item in value[name]) for name in _TUPLES if name in value}
-        shadow = ShadowPlan(**value["shadow"]) if value.get("shadow") else None
-        plan = cls(**{**value, **rows, "shadow": shadow})
+        plan = json2value(cls, document)
         plan.check()
         return plan
 
@@ -169,8 +169,6 @@ class Plan:
         rising = all(low < high for low, high in pairwise(steps))
         if not steps or steps[0] <= 0 or steps[-1] != 100 or not rising:
             raise ValueError(f"steps {list(steps)} must increase, start above 0 and end with 100")
-        if self.mode not in ("enforce", "hold", "observe"):
-            raise ValueError(f"mode {self.mode!r} must be enforce, hold or observe")
         shares = (self.max_error_share, self.max_slow_share, self.false_rollback, self.false_promotion)
         if not all(0 <= share <= 1 for share in shares) or self.min_requests < 0:
             raise ValueError(
@@ -194,10 +192,14 @@ class Plan:
             raise ValueError(f"tolerance_ms {self.tolerance_ms} must be at least 0 milliseconds")
 
 
-def _tolerance_ms(spec: RolloutSpec, serving: ServingSpec | None) -> float:
+StoredPlan = Annotated[Plan, Stored(Plan.from_json, Plan.to_json)]
+"""It is checked when it is read."""
+
+
+def _tolerance_ms(spec: RolloutSpec, objectives: ObjectivesSpec | None) -> float:
     if spec.latency.tolerance_ms is not None:
         return spec.latency.tolerance_ms
-    return _TOLERANCE * serving.p99_ms if serving else 0.0
+    return _TOLERANCE * objectives.latency_ms if objectives else 0.0
 
 
 def _slower(margin: float, tolerance_ms: float) -> str:

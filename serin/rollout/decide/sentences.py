@@ -12,9 +12,8 @@ from typing import Final
 from serin.evidence.histogram import latency_name, quantiles_us
 from serin.rollout.decide.blocks import Counts
 from serin.rollout.decide.evidence import Evidence
-from serin.rollout.decide.guards import ERRORS, PROMISES, REFUSED, proven_quantiles, reversed_name
+from serin.rollout.decide.guards import ERRORS, PROMISES, QUALITY, REFUSED, proven_quantiles, reversed_name
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.quality import QUALITY
 
 NOTHING_AGAINST: Final = "nothing speaks against it"
 _LONG_SILENCE_S: Final = 12 * 3600  # a time of day does not say on which day

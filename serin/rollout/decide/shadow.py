@@ -5,26 +5,30 @@ All of it is in the journal, with the place in the records at which the replay c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final
 
 import numpy as np
 
 from serin.evidence.e_process import Array, e_value
-from serin.evidence.histogram import BINS, bins_of, count, quantiles_us
-from serin.rollout.decide.blocks import NO_COUNTS, Counts, counts2json, json2counts
+from serin.evidence.histogram import BINS, bins_of, count, latency_name, quantiles_us
+from serin.machine.typed_json import Document, Row, Stored
+from serin.rollout.decide.blocks import NO_COUNTS, Counts, Wealth, counts2json, json2counts
 from serin.rollout.decide.guards import PROMISES, hold_to_promises
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.sentences import finding, percent, too_slow
+from serin.rollout.decide.state import Verdict
 
 ALL_ROWS: Final = "all rows"
 FEWEST_ROWS: Final = 50  # a segment with fewer is shown and not judged
 MOST_VALUES: Final = 50  # of a segment's column; the others are counted together
 OTHERS: Final = "other values"
+_START_S: Final = 5.0  # the replay has this long to start before missing requests hold the rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Row):
     """How the candidate's scores differ from the live version's on some rows. Sums over the rows, not means."""
 
     rows: int = 0
@@ -58,14 +62,6 @@ class Difference:
             return 0.0
         return self.absolute / self.live if self.live else float("inf")
 
-    def to_json(self) -> list[float]:
-        return [self.rows, self.live, self.signed, self.absolute, self.lost]
-
-    @classmethod
-    def from_json(cls, value: Sequence[float]) -> Self:
-        rows, live, signed, absolute, lost = value
-        return cls(rows=int(rows), live=live, signed=signed, absolute=absolute, lost=int(lost))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
@@ -86,13 +82,9 @@ class Mismatch:
             f"computes {self.computed}"
         )
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**{**value, "segments": tuple(value["segments"])})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Document):
     """Requests that were sent within about a second, and where to continue after them.
 
     `us`: the latency of each request that was answered. `compared`: rows that were also computed by the bundle.
@@ -109,19 +101,9 @@ class Batch:
     mismatch: Mismatch | None = None
     failure: str = ""  # the first failed request's message
 
-    def to_json(self) -> dict[str, Any]:
-        segments = {name: found.to_json() for name, found in self.segments.items()}
-        return {**asdict(self), "segments": segments}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        segments = {name: Difference.from_json(found) for name, found in value["segments"].items()}
-        mismatch = Mismatch.from_json(value["mismatch"]) if value["mismatch"] else None
-        return cls(**{**value, "us": tuple(value["us"]), "segments": segments, "mismatch": mismatch})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tally:
+class Tally(Document):
     """All that was seen of a candidate's answers to recorded requests.
 
     `waiting`: why nothing is sent at the moment; `unable`: why it never can be. Neither is a fault of the candidate.
@@ -135,8 +117,10 @@ class Tally:
     place: Mapping[str, Any] = field(default_factory=dict)
     mismatch: Mismatch | None = None
     failure: str = ""
-    log_wealth: Mapping[str, Array] = field(default_factory=dict)  # of the bets on promises
-    seen: Array = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))  # latencies
+    log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # of the bets on promises
+    seen: Annotated[Array, Stored(lambda found: json2counts(found, np.int64), counts2json)] = field(
+        default_factory=lambda: np.zeros(BINS, dtype=np.int64)
+    )  # latencies
     waiting: str = ""
     unable: str = ""
 
@@ -169,42 +153,6 @@ class Tally:
         }
         far = [(name, found) for name, found in judged.items() if found.relative > limit]
         return sorted(far, key=lambda entry: -entry[1].relative)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "counts": self.counts.to_json(),
-            "rows": self.rows,
-            "compared": self.compared,
-            "unsteady": self.unsteady,
-            "segments": {name: found.to_json() for name, found in self.segments.items()},
-            "place": dict(self.place),
-            "mismatch": asdict(self.mismatch) if self.mismatch else None,
-            "failure": self.failure,
-            "log_wealth": {name: log_wealth.tolist() for name, log_wealth in self.log_wealth.items()},
-            "seen": counts2json(self.seen),
-            "waiting": self.waiting,
-            "unable": self.unable,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Reads a tally. An empty object means that nothing was sent yet."""
-        if not value:
-            return cls()
-        return cls(
-            counts=Counts(*value["counts"]),
-            rows=value["rows"],
-            compared=value["compared"],
-            unsteady=value["unsteady"],
-            segments={name: Difference.from_json(found) for name, found in value["segments"].items()},
-            place=value["place"],
-            mismatch=Mismatch.from_json(value["mismatch"]) if value["mismatch"] else None,
-            failure=value["failure"],
-            log_wealth={name: np.array(log_wealth) for name, log_wealth in value["log_wealth"].items()},
-            seen=json2counts(value["seen"], np.int64),
-            waiting=value["waiting"],
-            unable=value["unable"],
-        )
 
 
 def add_batch(tally: Tally, batch: Batch, plan: Plan) -> Tally:
@@ -249,3 +197,78 @@ def _added(known: Mapping[str, Difference], more: Mapping[str, Difference]) -> d
 
 def _column(segment: str) -> str:
     return segment.partition("=")[0].removesuffix(" is null")
+
+
+# It is refused when a served score is not what its own bundle computes for the row, when its scores differ from those
+# of the live version by more than the plan allows, or when it breaks a promise about failed or slow requests. Latencies
+# are not compared with the live version's: recorded requests come in another order and at another pace.
+def judge_shadow(plan: Plan, tally: Tally, *, elapsed_s: float) -> tuple[Verdict, str]:
+    """Returns the verdict on a candidate that has been answering recorded requests for `elapsed_s`."""
+    assert plan.shadow is not None, "called for a plan with recorded requests"
+    if tally.mismatch:
+        return Verdict.FAIL, f"it does not serve what its bundle computes: {tally.mismatch}; asked twice"
+    if tally.e_value >= plan.rollback_at:
+        return Verdict.FAIL, f"{finding(plan, tally.broken)}; {_answers(plan, tally)}"
+    if tally.unable:
+        return Verdict.INVALID, f"recorded requests cannot be replayed: {tally.unable}"
+    if tally.rows == 0 and tally.waiting and elapsed_s >= _START_S:
+        return Verdict.NO_TRAFFIC, f"{tally.waiting}; it waits for them, or for `serin rollout promote`"
+    missing = _missing(plan, tally, elapsed_s)
+    if missing and elapsed_s >= plan.deadline_s:
+        return Verdict.INCONCLUSIVE, f"not settled by the deadline of {plan.deadline_s:.0f} s: {missing}"
+    if missing:
+        return Verdict.WAIT, missing
+    limit = plan.shadow.max_difference
+    if limit is not None and (far := tally.beyond(limit)):
+        worst = "; ".join(f"{name}: {difference(found)}" for name, found in far[:3])
+        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+        return Verdict.FAIL, (
+            f"its scores differ from the live version's by more than {percent(limit)} of the mean score: {worst}{more}"
+        )
+    return Verdict.PASS, f"{_equal(tally)}; {_differs(tally)}; {_answers(plan, tally)}"
+
+
+def difference(found: Difference) -> str:
+    """How the candidate's scores differ on the rows of a segment, as text."""
+    lost = f", {found.lost} scores are not numbers" if found.lost else ""
+    if not found.rows:
+        return f"0 rows{lost}"
+    share = f" ({percent(found.absolute / found.live)})" if found.live else ""
+    return f"{found.mean_absolute:.3g}{share} on average, {found.mean:+.3g} with its sign, in {found.rows} rows{lost}"
+
+
+def _missing(plan: Plan, tally: Tally, elapsed_s: float) -> str:
+    """Describes what the step still needs; empty: nothing."""
+    assert plan.shadow is not None
+    waiting = f"; {tally.waiting}" if tally.waiting else ""
+    if tally.rows < plan.shadow.rows:
+        return f"{tally.rows} of {plan.shadow.rows} recorded rows are answered{waiting}"
+    if elapsed_s < plan.shadow.time_s:
+        return (
+            f"{elapsed_s:.0f} of {plan.shadow.time_s:.0f} s, {tally.rows} recorded rows are answered{waiting}"
+        )
+    if tally.counts.error_share > plan.max_error_share:
+        return f"{_answers(plan, tally)}; {percent(plan.max_error_share)} may fail"
+    return too_slow(plan, tally.counts)
+
+
+def _equal(tally: Tally) -> str:
+    unsteady = f" ({tally.unsteady} only when they were asked again)" if tally.unsteady else ""
+    if not tally.compared:
+        return f"{tally.rows} recorded rows are answered; it has no graph to compare the scores with"
+    return f"{tally.compared} recorded rows are answered as its bundle computes them{unsteady}"
+
+
+def _differs(tally: Tally) -> str:
+    everywhere = [(name, found) for name, found in tally.segments.items() if name.startswith(ALL_ROWS)]
+    if not everywhere:
+        return "the live version's scores are not recorded"
+    _, widest = max(everywhere, key=lambda entry: entry[1].relative)
+    return f"its scores differ from the live version's by {difference(widest)}"
+
+
+def _answers(plan: Plan, tally: Tally) -> str:
+    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
+    shown = "/".join("-" if us is None else f"{us / 1000:.3g}" for us in tally.quantiles_us(plan))
+    failure = f" ({tally.failure})" if tally.failure else ""
+    return f"{tally.counts.errors} of {tally.counts.requests} requests failed{failure}, {names} {shown} ms"

@@ -18,12 +18,23 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.verdict import Verdict
-from serin.store.artifacts import ModelRoute, Release
+from serin.rollout.decide.plan import StoredPlan
+from serin.store.artifacts import ModelRoute, NamedRelease, Release
 
 CONTROLLER: Final = "controller"
 SHADOW: Final = "shadow"  # the part of the evidence that recorded requests gave
+
+
+class Verdict(StrEnum):
+    """What the evidence says (verdict.py)."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    WAIT = "wait"
+    FAIL = "fail"
+    NO_TRAFFIC = "no_traffic"
+    INCONCLUSIVE = "inconclusive"  # not enough was seen by the deadline
+    INVALID = "invalid"  # the evidence contradicts the weights
+    INCIDENT = "incident"  # the problem is not the candidate's alone
 
 
 class Phase(StrEnum):
@@ -68,10 +79,10 @@ class Rollout:
     """Everything that was decided about one rollout. Times are seconds since the epoch."""
 
     id: str
-    candidate: Release
-    stable: Release | None  # live until this rollout is done
-    previous: Release | None  # live before `stable`
-    plan: Plan
+    candidate: NamedRelease
+    stable: NamedRelease | None  # live until this rollout is done
+    previous: NamedRelease | None  # live before `stable`
+    plan: StoredPlan
     phase: Phase = Phase.PENDING
     step: int | None = None  # index into plan.steps, from the first shift on
     hold: Hold | None = None
@@ -243,3 +254,23 @@ def shift(now: Rollout, t: float, step: int, reason: str, *, by: str = CONTROLLE
         return then
     shadow = {name: found for name, found in now.evidence.items() if name == SHADOW}  # for the report
     return replace(then, evidence_from=t, evidence_epoch=then.epoch, evidence=shadow)
+
+
+def restored(now: Rollout, t: float, reason: str, *, by: str) -> Rollout:
+    """Returns the state to resume from.
+
+    A rollout that had decided is completed: nothing of the leaving release is left to wait for. Any other one is held
+    before its candidate is loaded, and the live release has all traffic. When a person resumes it, the candidate is
+    loaded and verified again, and returns to its step with new evidence.
+    """
+    match now.phase:
+        case Phase.PROMOTED | Phase.ROLLED_BACK | Phase.RETIRED:
+            return now
+        case Phase.DRAINING:
+            return move(now, t, Phase.PROMOTED, f"{now.reason}; {reason}", verdict=now.verdict, by=by)
+        case Phase.ABORTING:
+            return move(now, t, Phase.ROLLED_BACK, f"{now.reason}; {reason}", verdict=now.verdict, by=by)
+        case Phase.RETIRING:
+            return move(now, t, Phase.RETIRED, f"{now.reason}; {reason}", verdict=now.verdict, by=by)
+        case _:
+            return replace(move(now, t, Phase.PENDING, reason, by=by), hold=Hold.PAUSED)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
 from serin.evidence.histogram import latency_name
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.guards import (
     PROMISES,
+    QUALITY,
     STABLE_PROMISES,
+    WEIGHT,
     weights,
 )
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.quality import QUALITY, WEIGHT
 from serin.rollout.decide.sentences import (
     NOTHING_AGAINST,
     arms,
@@ -26,6 +26,7 @@ from serin.rollout.decide.sentences import (
     too_slow,
     verdict_against,
 )
+from serin.rollout.decide.state import Verdict
 
 SPLIT_AT: Final = 1000.0  # evidence against the split: one false alarm in a thousand rollouts
 
@@ -34,16 +35,6 @@ PASS_AT: Final = 1.0  # the most evidence with which a step passes: the value at
 _ROUNDING: Final = 1e-9
 _INCIDENT_AT: Final = 20.0  # evidence that stable breaks a promise
 _STABLE_REQUESTS: Final = 20  # fewer in the last seconds are not enough to judge the stable release
-
-
-class Verdict(StrEnum):
-    PASS = "pass"  # noqa: S105 - a verdict, not a password
-    WAIT = "wait"
-    FAIL = "fail"
-    NO_TRAFFIC = "no_traffic"
-    INCONCLUSIVE = "inconclusive"  # not enough was seen by the deadline
-    INVALID = "invalid"  # the evidence contradicts the weights
-    INCIDENT = "incident"  # the problem is not the candidate's alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from serin.errors import RolloutRefused
+from serin.errors import RolloutError, RolloutRefused
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout, abort, begin_again, move, needs_approval, shift
 from serin.rollout.run.commands import Command
@@ -171,5 +171,5 @@ def _asked(command: Command) -> str:
     return f"{command.kind} by {command.by}{': ' if command.why else ''}{command.why}"
 
 
-def _refused(command: Command, reason: str) -> RolloutRefused:
+def _refused(command: Command, reason: str) -> RolloutError:
     return RolloutRefused(model=command.model, command=command.kind, reason=reason)

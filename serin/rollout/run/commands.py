@@ -16,24 +16,24 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from typing import Any, Final, Literal, Protocol, Self
 
 from serin.errors import ControllerSilent, SerinError
 from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.in_memory import memory_folder
-from serin.rollout.decide.plan import Plan
+from serin.machine.typed_json import Document, checked, json2value, value2json
+from serin.rollout.decide.plan import StoredPlan
 from serin.spec.names import valid_model_name
 
 logger = logging.getLogger(__name__)
 
 Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback", "retire"]
 
-ANSWER: Final = {"format": "serin.answer", "version": 1}
-
+_FORM: Final = "serin.command"
 INBOX, ANSWERS = "inbox", "answers"
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -47,7 +47,7 @@ def new_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Document):
     """A command for the controller.
 
     `version` is used by start, and by rollback (None: the one before); `plan` by start (None: the default) and by
@@ -59,46 +59,27 @@ class Command:
     by: str
     version: int | None = None
     why: str = ""
-    plan: Plan | None = None
+    plan: StoredPlan | None = None
     id: str = field(default_factory=new_id)
 
     def to_json(self) -> dict[str, Any]:
-        plan = self.plan.to_json() if self.plan else None
-        return {
-            "format": "serin.command",
-            "version": 1,
-            "id": self.id,
-            "kind": self.kind,
-            "model": self.model,
-            "release": self.version,
-            "by": self.by,
-            "why": self.why,
-            "plan": plan,
-        }
+        found = value2json(self)
+        return {"format": _FORM, "version": 1, "release": found.pop("version"), **found}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Reads a command. Raises ValueError, TypeError, KeyError or NameInvalid for anything else."""
-        if (value["format"], value["version"]) != ("serin.command", 1):
-            raise ValueError("not a command of version 1")
-        if value["kind"] not in get_args(Kind):
-            raise ValueError(f"no such command: {value['kind']!r}")
-        version = value["release"]
+    def from_json(cls, document: Any) -> Self:
+        """Raises ValueError or NameInvalid for anything else than a command."""
+        found = checked(document, _FORM, 1)
+        version = found["version"] = found.pop("release", None)
         if version is not None and (type(version) is not int or version < 1):
             raise ValueError(f"{version!r} is not a version number")
-        return cls(
-            kind=value["kind"],
-            model=valid_model_name(value["model"]),
-            version=version,
-            by=str(value["by"]),
-            why=str(value["why"]),
-            plan=None if value["plan"] is None else Plan.from_json(value["plan"]),
-            id=value["id"],
-        )
+        command = json2value(cls, found)
+        valid_model_name(command.model)
+        return command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Document, form="serin.answer"):
     id: str
     accepted: bool
     reason: str
@@ -107,10 +88,6 @@ class Answer:
 
 def valid_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
-
-
-def answer_from_json(value: Mapping[str, Any]) -> Answer:
-    return Answer(**{name: value[name] for name in ("id", "accepted", "reason", "rollout")})
 
 
 class Mailbox(Protocol):
@@ -146,7 +123,7 @@ class HomeMailbox:
         advice = "remove it and give the command again"
         for folder in _folders(self._home, ANSWERS):
             file = folder / f"{_checked(command_id)}.json"
-            if (answer := read_json(file, answer_from_json, advice=advice)) is not None:
+            if (answer := read_json(file, Answer.from_json, advice=advice)) is not None:
                 return answer
         return None
 
@@ -210,7 +187,7 @@ class Inbox:
                 file.unlink(missing_ok=True)  # a crash came between the answer and the removal
                 continue
             try:
-                command = Command.from_json(json.loads(file.read_bytes()))
+                command = Command.load(file.read_bytes())
                 if command.id != file.stem:
                     raise ValueError(f"its id {command.id!r} differs from its file name")
             except FileNotFoundError:
@@ -219,7 +196,7 @@ class Inbox:
                 if self._unreadable.get(file) != str(error):
                     self._unreadable[file] = str(error)
                     logger.warning(f"{file} cannot be read and is left as it is: {error}; remove it")
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError, SerinError) as error:
+            except (ValueError, SerinError) as error:
                 self._refuse(file, f"not a command: {error}")
             else:
                 commands.append(command)
@@ -227,7 +204,7 @@ class Inbox:
 
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
-        _publish(self._home, ANSWERS, answer.id, ANSWER | asdict(answer))
+        _publish(self._home, ANSWERS, answer.id, answer.to_json())
         for folder in _folders(self._home, INBOX):
             (folder / f"{answer.id}.json").unlink(missing_ok=True)
 

@@ -10,9 +10,9 @@ from serin.formats.serving.quality_evidence import QualityBlocks
 from serin.formats.serving.request_log import Offset, find_offset, read_requests
 from serin.rollout.decide.cutting import Arm
 from serin.rollout.decide.evidence import Evidence, fold
-from serin.rollout.decide.quality import QualityBet, bet_on_quality
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.decide.verdict import Judgement, Verdict, fails_by_latency_alone, judge_bake, judge_step
+from serin.rollout.decide.guards import QualityBet, bet_on_quality
+from serin.rollout.decide.state import Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import Judgement, fails_by_latency_alone, judge_bake, judge_step
 from serin.store.artifacts import Release
 
 Quality = Callable[[Release], QualityBlocks | None]

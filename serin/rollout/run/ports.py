@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serin.formats.serving.journal import Decision, Keep
-from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
-from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.commands import Answer, Command
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+
+if TYPE_CHECKING:
+    from serin.rollout.decide.advance import ReleaseState
+    from serin.rollout.decide.verdict import Judgement
 
 
 class Router(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,67 +11,30 @@ from serin.errors import FileBroken, NameInvalid
 from serin.formats.serving.journal import Decision, Journal, last_decision, torn_bytes, torn_file
 from serin.machine.documents import UNFIT
 from serin.machine.in_memory import JOURNALS, memory_folder
-from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.decide.verdict import Verdict
+from serin.machine.typed_json import json2value, value2json
+from serin.rollout.decide.state import Rollout
 from serin.spec.names import is_model_name
-from serin.store.artifacts import Release
 
 _APPENDED_S: Final = 0.05
+_OF_DECISION: Final = ("phase", "step", "verdict", "reason", "by", "evidence")  # the others are its state
 
 
 def rollout2decision(rollout: Rollout, t: float, *, command: str | None = None) -> Decision:
+    state = value2json(replace(rollout, evidence={}))
+    known = {name: state.pop(name) for name in _OF_DECISION}
     return Decision(
+        **{**known, "evidence": dict(rollout.evidence)},
         t=t,
-        rollout=rollout.id,
-        phase=rollout.phase.value,
-        step=rollout.step,
+        rollout=state.pop("id"),
         weight=rollout.weight_percent,
-        verdict=rollout.verdict.value if rollout.verdict else None,
-        reason=rollout.reason,
-        by=rollout.by,
-        evidence=dict(rollout.evidence),
         command=command,
-        state={
-            "candidate": rollout.candidate.name,
-            "stable": rollout.stable.name if rollout.stable else None,
-            "previous": rollout.previous.name if rollout.previous else None,
-            "hold": rollout.hold.value if rollout.hold else None,
-            "approved": rollout.approved,
-            "epoch": rollout.epoch,
-            "began": rollout.began,
-            "since": rollout.since,
-            "evidence_from": rollout.evidence_from,
-            "evidence_epoch": rollout.evidence_epoch,
-            "restarted": rollout.restarted,
-            "plan": rollout.plan.to_json(),
-        },
+        state=state,
     )
 
 
 def decision2rollout(decision: Decision) -> Rollout:
-    state = decision.state
-    return Rollout(
-        id=decision.rollout,
-        candidate=Release.parse(state["candidate"]),
-        stable=Release.parse(state["stable"]) if state["stable"] else None,
-        previous=Release.parse(state["previous"]) if state["previous"] else None,
-        plan=Plan.from_json(state["plan"]),
-        phase=Phase(decision.phase),
-        step=decision.step,
-        hold=Hold(state["hold"]) if state["hold"] else None,
-        approved=state.get("approved"),
-        epoch=state["epoch"],
-        began=state["began"],
-        since=state["since"],
-        evidence_from=state["evidence_from"],
-        evidence_epoch=state.get("evidence_epoch", state["epoch"]),
-        restarted=state.get("restarted", False),
-        verdict=Verdict(decision.verdict) if decision.verdict else None,
-        reason=decision.reason,
-        by=decision.by,
-        evidence=decision.evidence,
-    )
+    known = {name: getattr(decision, name) for name in _OF_DECISION}
+    return json2value(Rollout, {**decision.state, **known, "id": decision.rollout})
 
 
 class JournalFolder:
@@ -118,7 +82,7 @@ class JournalFolder:
 
 def lost_advice(model: str) -> str:
     return (
-        f"restore it from a backup, or move it away and run `serin rollout start {model} VERSION` with the version "
+        f"restore it from a backup, or move it away and run `serin rollout start {model}:VERSION` with the version "
         "that is to be live"
     )
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from serin.formats.serving.journal import Decision
 from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_since
-from serin.reports.rollout_charts import EvidencePoint
+from serin.reports.rollout_page import EvidencePoint
 from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.run.judge import arm_of, verdict_on
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.story import point

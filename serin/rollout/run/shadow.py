@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from serin.errors import RolloutRefused
-from serin.rollout.decide.shadow import Batch, Tally, add_batch
-from serin.rollout.decide.shadow_verdict import judge_shadow
-from serin.rollout.decide.state import SHADOW, Hold, Rollout
-from serin.rollout.decide.verdict import Judgement, Verdict
+from serin.rollout.decide.shadow import Batch, Tally, add_batch, judge_shadow
+from serin.rollout.decide.state import SHADOW, Hold, Rollout, Verdict
+from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.ports import Replay, Replayer
 from serin.rollout.run.verification import FOREIGN
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from serin.formats.serving.journal import Decision, JournalReader
 from serin.machine.contained import contained
 from serin.machine.in_memory import read_problems
-from serin.reports.rollout_shadow import ShadowStory
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import HomeRollouts, Rollouts
 from serin.rollout.run.record import decision2rollout, torn_journals
-from serin.rollout.run.story import shadow_story
 from serin.spec.names import valid_model_name
+
+if TYPE_CHECKING:
+    from serin.reports.rollout_page import ShadowStory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +120,15 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
             began=now.began,
             since=now.since,
             decided=decision.t,
-            shadow=shadow_story(now) if now.phase is Phase.SHADOWING else None,
+            shadow=_shadow(now) if now.phase is Phase.SHADOWING else None,
         ),
     )
+
+
+def _shadow(now: Rollout) -> ShadowStory | None:
+    from serin.rollout.run.story import shadow_story  # with numpy
+
+    return shadow_story(now)
 
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:

@@ -8,13 +8,12 @@ from typing import Final
 
 from serin.evidence.histogram import latency_name
 from serin.formats.serving.journal import Decision
-from serin.reports.rollout_charts import EvidencePoint, RolloutStory, StoryRules
-from serin.reports.rollout_shadow import ShadowSegment, ShadowStory
+from serin.reports.rollout_page import EvidencePoint, RolloutStory, ShadowSegment, ShadowStory, StoryRules
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.shadow import Tally
-from serin.rollout.decide.state import SHADOW, Phase, Rollout
-from serin.rollout.decide.verdict import Verdict, weigh
+from serin.rollout.decide.state import SHADOW, Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import weigh
 from serin.rollout.run.record import decision2rollout
 
 _TURNS: Final = {  # the phase in which the outcome was decided

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -24,14 +25,8 @@ from serin.formats.schema import NULL_OF_KIND, InputColumn, Kind, OutputTensor, 
 from serin.formats.serving.request import CLIENT_ID_BYTES
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.serving.client.address import Address
-from serin.serving.client.transports import (
-    ID_HEADER,
-    Answer,
-    GrpcTransport,
-    HttpTransport,
-    Transport,
-    Unanswered,
-)
+from serin.serving.client.tensors import encode
+from serin.serving.client.transports import ID_HEADER, GrpcTransport, HttpTransport, Unanswered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,10 +76,10 @@ class Client:
         self._timeout_s, self._retries, self._batch_rows = timeout_s, retries, batch_rows
         address = Address.parse(url, ca=ca)
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._transport: Transport = (
-            HttpTransport(address, headers, connections)
+        self._transport = (
+            HttpTransport(address, model, version, headers, connections)
             if protocol == "http"
-            else GrpcTransport(address, headers)
+            else GrpcTransport(address, model, version, headers)
         )
         self._tensors: dict[str, Any] | None = None
 
@@ -119,10 +114,7 @@ class Client:
         """Returns the same for columns that are already in wire form."""
         headers = {} if client_id is None else {ID_HEADER: _kept_id(client_id)}
         parts = list(_batches(request_columns(columns, schema), self._batch_rows))
-        answers = [
-            self._try(lambda left_s, part=part: self._infer(part, schema, left_s, headers))  # type: ignore[misc]
-            for part in parts
-        ]
+        answers = [self._try(partial(self._transport.infer, encode(part, schema), headers)) for part in parts]
         counts = [len(next(iter(part.values()))) for part in parts]
         ids = np.array([answer.request_id for answer in answers], dtype=object).repeat(counts)
         numbers = np.concatenate([np.arange(count) for count in counts])
@@ -136,18 +128,11 @@ class Client:
             raise PredictionFailed(model=self.model, status="OK", reason=reason) from error
         return Answers(outputs, ids, numbers)
 
-    def _infer(
-        self, columns: Mapping[str, Array], schema: Schema, left_s: float, headers: Mapping[str, str]
-    ) -> Answer:
-        return self._transport.infer(self.model, self.version, columns, schema, left_s, headers)
-
     def _schema(self, table: pa.Table) -> Schema:
         """Returns the model's tensors as its server names them; whether an INT64 is a time can only be seen in the
         rows."""
         if self._tensors is None:
-            self._tensors = self._try(
-                lambda left_s: self._transport.metadata(self.model, self.version, left_s)
-            )
+            self._tensors = self._try(self._transport.metadata)
         kinds = {field.name: field.type for field in table.schema}
         inputs = tuple(_column(entry, kinds.get(entry["name"])) for entry in self._tensors["inputs"])
         outputs = tuple(

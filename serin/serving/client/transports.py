@@ -12,18 +12,17 @@ import re
 import ssl
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
-from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.machine.unix_http import UnixConnection
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import HEADER_BYTES, encode, grpc_request, http_body, read_http_answer
+from serin.serving.client.tensors import HEADER_BYTES, Tensor, grpc_request, http_body, read_http_answer
 
 ID_HEADER = "x-request-id"  # of a request: the client's own id; of an answer: the gateway's
 
@@ -47,45 +46,28 @@ class Answer:
     request_id: str
 
 
-class Transport(Protocol):
-    """Raises Unanswered and nothing else."""
+class HttpTransport:
+    """A pool of connections. Raises Unanswered and nothing else."""
 
-    def infer(
+    def __init__(
         self,
+        address: Address,
         model: str,
         version: int | None,
-        columns: Mapping[str, Array],
-        schema: Schema,
-        timeout_s: float,
         headers: Mapping[str, str],
-    ) -> Answer: ...
-
-    def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class HttpTransport:
-    def __init__(self, address: Address, headers: Mapping[str, str], connections: int) -> None:
+        connections: int,
+    ) -> None:
         self._address, self._headers = address, dict(headers)
+        self._path = f"/v2/models/{model}/versions/{version}" if version else f"/v2/models/{model}"
         self._ssl: ssl.SSLContext | None = address.ssl_context()
         self._kept = connections
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
-    def infer(
-        self,
-        model: str,
-        version: int | None,
-        columns: Mapping[str, Array],
-        schema: Schema,
-        timeout_s: float,
-        headers: Mapping[str, str],
-    ) -> Answer:
-        body, head_bytes = http_body(encode(columns, schema))
-        path = f"{_path(model, version)}/infer"
+    def infer(self, tensors: Sequence[Tensor], headers: Mapping[str, str], timeout_s: float) -> Answer:
+        body, head_bytes = http_body(tensors)
         headers = {**headers, HEADER_BYTES: str(head_bytes)}
-        answer, data = self._exchange("POST", path, body, headers, timeout_s)
+        answer, data = self._exchange("POST", f"{self._path}/infer", body, headers, timeout_s)
         length = answer.getheader(HEADER_BYTES)
         try:
             outputs = read_http_answer(data, int(length) if length else None)
@@ -93,8 +75,8 @@ class HttpTransport:
         except ValueError as error:
             raise Unanswered(str(answer.status), f"an answer that cannot be read: {error}") from error
 
-    def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
-        answer, data = self._exchange("GET", _path(model, version), None, {}, timeout_s)
+    def metadata(self, timeout_s: float) -> dict[str, Any]:
+        answer, data = self._exchange("GET", self._path, None, {}, timeout_s)
         try:
             found: dict[str, Any] = json.loads(data)
         except ValueError as error:
@@ -154,9 +136,9 @@ class HttpTransport:
 
 
 class GrpcTransport:
-    """One channel, with its errors as Unanswered."""
+    """One channel. Raises Unanswered and nothing else."""
 
-    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+    def __init__(self, address: Address, model: str, version: int | None, headers: Mapping[str, str]) -> None:
         options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         if address.tls:
             trusted = grpc.ssl_channel_credentials(address.ca.read_bytes() if address.ca else None)
@@ -164,18 +146,10 @@ class GrpcTransport:
         else:
             self._channel = grpc.insecure_channel(str(address), options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._headers = dict(headers)
+        self._model, self._version, self._headers = model, version, dict(headers)
 
-    def infer(
-        self,
-        model: str,
-        version: int | None,
-        columns: Mapping[str, Array],
-        schema: Schema,
-        timeout_s: float,
-        headers: Mapping[str, str],
-    ) -> Answer:
-        request = grpc_request(model, encode(columns, schema), version)
+    def infer(self, tensors: Sequence[Tensor], headers: Mapping[str, str], timeout_s: float) -> Answer:
+        request = grpc_request(self._model, tensors, self._version)
         message, call = self._call(self._stub.ModelInfer, request, timeout_s, headers)
         known = {key: value for key, value in call.initial_metadata() or () if key == ID_HEADER}
         answer = InferResult(message)
@@ -185,8 +159,9 @@ class GrpcTransport:
             raise Unanswered("OK", f"an answer that cannot be read: {error}") from error
         return Answer(outputs, known.get(ID_HEADER, ""))
 
-    def metadata(self, model: str, version: int | None, timeout_s: float) -> dict[str, Any]:
-        request = service_pb2.ModelMetadataRequest(name=model, version=str(version) if version else "")
+    def metadata(self, timeout_s: float) -> dict[str, Any]:
+        version = str(self._version) if self._version else ""
+        request = service_pb2.ModelMetadataRequest(name=self._model, version=version)
         found, _ = self._call(self._stub.ModelMetadata, request, timeout_s, {})
         return {
             part: [_described(tensor) for tensor in getattr(found, part)] for part in ("inputs", "outputs")
@@ -210,10 +185,6 @@ class GrpcTransport:
 
 def _described(tensor: Any) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-
-
-def _path(model: str, version: int | None) -> str:
-    return f"/v2/models/{model}/versions/{version}" if version else f"/v2/models/{model}"
 
 
 def _seconds(text: str) -> float:

@@ -11,26 +11,130 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from serin.formats.serving.request import CLIENT_ID_BYTES
 from serin.serving.envoy.access_logs import refusal_logs, request_log
 from serin.serving.envoy.api_types import (
     BUFFER,
     CONNECTION_MANAGER,
+    EARLY_HEADER_MUTATION,
     HEADER_MUTATION,
+    MATCHED,
     REQUEST_FILTER,
+    REQUEST_HEADER,
     REVERSE_BRIDGE,
     ROUTER,
+    SKIP,
     STREAM_IDLE_S,
+    drain_filter,
     followed,
     module_filter,
 )
-from serin.serving.envoy.client_ids import keep_client_id, odd_id_filter
-from serin.serving.envoy.drain import drain_filter
 from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH
 from serin.serving.envoy.guard import keys_filters, tls_socket
-from serin.serving.envoy.local_replies import local_replies
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, overload_manager
 from serin.serving.envoy.rates import rate_filters
 from serin.serving.envoy.routes import ROUTES_NAME
+
+
+def local_replies() -> Document:
+    """Returns the connection manager's `local_reply_config`; the first mapper that matches is used."""
+    return {"mappers": [_not_implemented(), _overloaded(), _come_back(), *_too_many(), _json_errors()]}
+
+
+def _not_implemented() -> Document:
+    """Maps a transfer encoding that Envoy does not know to a client error."""
+    status = {
+        "comparison": {"op": "EQ", "value": {"default_value": 501, "runtime_key": "serin.not_implemented"}}
+    }
+    text = {
+        "json_format": {"error": "this transfer encoding is not known here"},
+        "content_type": "application/json",
+    }
+    return {"filter": {"status_code_filter": status}, "status_code": 400, "body_format_override": text}
+
+
+def _overloaded() -> Document:
+    """Maps the 500 that Envoy gives for a request it drops for lack of memory."""
+    status = {"comparison": {"op": "EQ", "value": {"default_value": 500, "runtime_key": "serin.overloaded"}}}
+    text = {
+        "json_format": {"error": "the gateway has no room for this request now; send it again"},
+        "content_type": "application/json",
+    }
+    again = {**_come_back(), "status_code": 503, "body_format_override": text}
+    return {**again, "filter": {"status_code_filter": status}}
+
+
+def _too_many() -> list[Document]:
+    """Says in words that a rate limit was reached; the filter that refuses adds retry-after. The first is for HTTP."""
+    status = {"comparison": {"op": "EQ", "value": {"default_value": 429, "runtime_key": "serin.too_many"}}}
+    text = {"inline_string": "too many requests for this caller or model; send fewer, or try again later"}
+    plain = _json_errors(429)
+    both = {"and_filter": {"filters": [{"status_code_filter": status}, plain["filter"]]}}
+    return [{**plain, "filter": both, "body": text}, {"filter": {"status_code_filter": status}, "body": text}]
+
+
+def _json_errors(first_status: int = 400) -> Document:
+    """Formats Envoy's own answers like Triton's errors. In gRPC the text is the plain status message."""
+    key = f"serin.json_errors_from_{first_status}"
+    status = {"comparison": {"op": "GE", "value": {"default_value": first_status, "runtime_key": key}}}
+    grpc = {
+        "name": "content-type",
+        "string_match": {"prefix": "application/grpc"},
+        "invert_match": True,
+        "treat_missing_header_as_empty": True,
+    }
+    return {
+        "filter": {"and_filter": {"filters": [{"status_code_filter": status}, {"header_filter": {"header": grpc}}]}},
+        "body_format_override": {
+            "json_format": {"error": "%LOCAL_REPLY_BODY%"}, "content_type": "application/json",
+        },
+    }  # fmt: skip
+
+
+def _come_back() -> Document:
+    """Adds retry-after for overload or a release that is restarting. gRPC has its own status for this."""
+    header = {
+        "header": {"key": "retry-after", "value": "1"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    }
+    return {**_json_errors(503), "headers_to_add": [header]}
+
+
+CLIENT_ID_HEADER = "x-serin-client-id"
+
+
+# Envoy replaces x-request-id before the first filter runs, so the client's own is copied to another header before that.
+# Logs and recorded requests have both.
+def keep_client_id() -> Document:
+    """Returns the step that copies the id. It first removes every header of Serin's and Envoy's that a client sets."""
+    kept = {"key": CLIENT_ID_HEADER, "value": f"%REQ(X-REQUEST-ID):{CLIENT_ID_BYTES}%"}
+    mutations = [
+        {"remove_on_match": {"key_matcher": {"prefix": "x-serin-"}}},
+        {"remove_on_match": {"key_matcher": {"prefix": "x-envoy-"}}},
+        {"append": {"header": kept, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
+    ]
+    config = {"@type": EARLY_HEADER_MUTATION, "mutations": mutations}
+    return {"name": "client_id", "typed_config": config}
+
+
+def odd_id_filter() -> Document:
+    """Returns the filter that removes a client's id unless it is printable ASCII: Triton's Python backend fails
+    requests with other bytes in a header."""
+    header = {"@type": REQUEST_HEADER, "header_name": CLIENT_ID_HEADER}
+    plain = {
+        "input": {"name": "id", "typed_config": header},
+        "value_match": {"safe_regex": {"google_re2": {}, "regex": "[ -~]+"}},
+    }
+    skip = {"action": {"name": "skip", "typed_config": {"@type": SKIP}}}
+    matchers = [{"predicate": {"single_predicate": plain}, "on_match": skip}]
+    removal = {"mutations": {"request_mutations": [{"remove": CLIENT_ID_HEADER}]}}
+    config = {
+        "@type": MATCHED,
+        "extension_config": {"name": "remove", "typed_config": {"@type": HEADER_MUTATION, **removal}},
+        "xds_matcher": {"matcher_list": {"matchers": matchers}},
+    }
+    return {"name": "odd_id", "typed_config": config}
+
 
 Document = dict[str, Any]
 

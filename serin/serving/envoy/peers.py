@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from serin.serving.envoy.api_types import (
     followed,
 )
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
-from serin.serving.envoy.resolving import resolved, split_address
 from serin.store.artifacts import Release
 
 Document = dict[str, Any]
@@ -208,3 +208,23 @@ def _tls_context(secrets: PeerSecrets) -> Document:
 def _forward(cluster: str, request_s: float) -> Document:
     idle_s = max(STREAM_IDLE_S, request_s + 1)
     return {"cluster": cluster, "timeout": f"{request_s:.3f}s", "idle_timeout": f"{idle_s:.3f}s"}
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits `host:port`; an IPv6 address is in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def resolved(hosts: Sequence[str]) -> dict[str, Any]:
+    """Returns how the hosts of a cluster are resolved: host names are looked up repeatedly.
+
+    If one has both kinds of address, Envoy would use IPv6 only, even if nothing listens there. By default it would open
+    no port before every name is resolved, so that a slow name server kept a restarted gateway from all of its models.
+    """
+    try:
+        for host in hosts:
+            ip_address(host)
+    except ValueError:
+        return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED", "wait_for_warm_on_init": False}
+    return {"type": "STATIC"}

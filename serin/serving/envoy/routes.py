@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
+    DRAIN_NAME,
     FILTER_PER_ROUTE,
     PREVIOUS_HOSTS,
     PREVIOUS_PRIORITIES,
@@ -29,12 +30,14 @@ from serin.serving.envoy.clusters import (
     every_host_name,
     weight,
 )
-from serin.serving.envoy.drain import DRAIN_NAME
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large, unreachable
 from serin.serving.envoy.rates import MODELS_NAME
+from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rate import Rate, read_rate
-from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+
+if TYPE_CHECKING:
+    from serin.spec.serving import ServingSpec
 
 Document = dict[str, Any]
 
@@ -64,7 +67,7 @@ class Timeouts:
     """
 
     request_s: float = 5.0
-    promised_p99_s: float | None = None
+    promised_s: float | None = None
     max_text_bytes: int | None = None
     rate_limit: str | None = None
     rate_burst: int | None = None
@@ -76,17 +79,17 @@ class Timeouts:
 
     @property
     def ask_another_s(self) -> float:
-        """Returns a time far above the promised p99, so that no slow moment looks like a hang; at most half of the
+        """Returns a time far above the promised one, so that no slow moment looks like a hang; at most half of the
         time."""
         half_s = self.request_s / 2
-        return half_s if self.promised_p99_s is None else min(max(20 * self.promised_p99_s, 1.0), half_s)
+        return half_s if self.promised_s is None else min(max(20 * self.promised_s, 1.0), half_s)
 
     @classmethod
-    def from_spec(cls, serving: ServingSpec) -> Timeouts:
+    def from_spec(cls, serving: ServingSpec, objectives: ObjectivesSpec) -> Timeouts:
         return cls(
             request_s=float(serving.request_timeout),
-            promised_p99_s=serving.p99_ms / 1000,
-            max_text_bytes=serving.max_string_bytes,
+            promised_s=objectives.latency_ms / 1000,
+            max_text_bytes=serving.max_string,
             rate_limit=serving.rate_limit,
             rate_burst=serving.rate_burst,
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from serin.machine.durable import write_whole
+from serin.machine.typed_json import Document
 
 FILE = "checked.json"
 
@@ -22,7 +20,7 @@ class CheckedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class _Kept(Document):
     process: int
     checked: CheckedRows
 
@@ -30,8 +28,8 @@ class _Kept:
 def read_checked(folder: Path, process: int | None) -> CheckedRows:
     """Returns those of all checks of the process; none of a process that was not checked."""
     try:
-        kept = TypeAdapter(_Kept).validate_json((folder / FILE).read_bytes())
-    except (OSError, ValidationError):
+        kept = _Kept.load((folder / FILE).read_bytes())
+    except (OSError, ValueError):
         return CheckedRows()
     return kept.checked if kept.process == process else CheckedRows()
 
@@ -42,4 +40,4 @@ def add_checked(folder: Path, process: int | None, more: CheckedRows) -> None:
         return
     before = read_checked(folder, process)
     checked = CheckedRows(rows=before.rows + more.rows, requests=before.requests + more.requests)
-    write_whole(folder / FILE, json.dumps(asdict(_Kept(process=process, checked=checked))))
+    write_whole(folder / FILE, _Kept(process=process, checked=checked).dump())

@@ -38,7 +38,7 @@ class Need:
 
 
 def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
-    """Estimates the memory of the bundle in `folder` at its largest batch, or takes `serving.gpu_memory_mb` if set."""
+    """Estimates the memory of the bundle in `folder` at its largest batch, or takes `serving.gpu_memory` if set."""
     file = _accelerated(folder, choice)
     weights = file.stat().st_size
     activations = 0
@@ -50,8 +50,8 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server itself is the first
     beside = _GRAPHS_BYTES if choice.backend == "onnx_native" else 0
     total = processes * CONTEXT_BYTES + serving.instances * (arena + beside)
-    if serving.gpu_memory_mb is not None:
-        total = serving.gpu_memory_mb * MB
+    if serving.gpu_memory is not None:
+        total = serving.gpu_memory
         arena = max(64 * MB, (total - processes * CONTEXT_BYTES) // serving.instances - beside)
     return Need(total_bytes=total, arena_bytes=arena)
 
@@ -60,7 +60,7 @@ def repository_need(folder: Path, serving: ServingSpec) -> Need:
     """Estimates the memory of a team's own repository, which cannot be inspected: twice the size of its files."""
     sizes = sum(path.stat().st_size for path in (folder / REPOSITORY).rglob("*") if path.is_file())
     arena = max(_LEAST_BYTES, round(_SPARE * sizes))
-    total = CONTEXT_BYTES + arena if serving.gpu_memory_mb is None else serving.gpu_memory_mb * MB
+    total = CONTEXT_BYTES + arena if serving.gpu_memory is None else serving.gpu_memory
     return Need(total_bytes=total, arena_bytes=arena)
 
 

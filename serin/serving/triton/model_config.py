@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.formats.wire import Array
 from serin.machine.application import application_folder
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.recording import Recording
-from serin.serving.triton.warm_up import CPU_ROWS, GPU_ROWS, add_warm_up
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 
@@ -26,6 +28,11 @@ RECORDING_CODE = tuple(PYTHON_BACKEND / "1" / name for name in ("recording.py", 
 
 _TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 _WORKSPACE_BYTES = 1 << 30
+FOLDER = "warmup"
+CPU_ROWS = (1, 64)
+GPU_ROWS = (1, 8, 64, 256)  # libraries choose their kernels by the size at its first use
+
+_KINDS = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,7 @@ def python_config(
         "graphs": " ".join(graphs),
         "ort_threads": str(settings.threads),
         "provider": accelerator,
-        "max_string_bytes": str(settings.serving.max_string_bytes),
+        "max_string_bytes": str(settings.serving.max_string),
     }
     if settings.gpus and settings.gpu_bytes:
         words["gpu_mem_limit"] = str(settings.gpu_bytes)
@@ -158,8 +165,8 @@ def _begun(backend: str, settings: Settings, name: str | None) -> Any:
     config.metric_tags["release"] = settings.release.name
     for key, value in settings.tags.items():
         config.metric_tags[key] = value
-    if config.HasField("dynamic_batching") and settings.serving.queue_delay_us:
-        config.dynamic_batching.max_queue_delay_microseconds = settings.serving.queue_delay_us
+    if config.HasField("dynamic_batching") and settings.serving.queue_delay:
+        config.dynamic_batching.max_queue_delay_microseconds = round(settings.serving.queue_delay * 1e6)
     return config
 
 
@@ -203,3 +210,34 @@ def _shapes(inputs: Sequence[InputColumn], rows: int) -> str:
 def _finished(config: Any, inputs: Sequence[InputColumn], settings: Settings) -> Configured:
     files = add_warm_up(config, inputs, GPU_ROWS if settings.gpus else CPU_ROWS, settings.golden)
     return Configured(text=str(text_format.MessageToString(config)), files=files)
+
+
+# Triton reads the value of each input for one row from a file, `<model>/warmup/<name>`, and repeats it to fill the
+# batch.
+def add_warm_up(
+    config: Any, inputs: Sequence[InputColumn], sizes: Sequence[int], golden: Golden | None
+) -> dict[str, bytes]:
+    """Adds one sample for each batch size, each from another golden row, or zeros. Returns the files."""
+    files: dict[str, bytes] = {}
+    rows = sorted({min(size, config.max_batch_size) for size in sizes})
+    for number, size in enumerate(rows):
+        sample = config.model_warmup.add(name=f"{size} rows", batch_size=size, count=1)
+        for position, column in enumerate(inputs):
+            tensor = sample.inputs[column.name]
+            tensor.data_type = model_config_pb2.DataType.Value(_KINDS[column.dtype])
+            tensor.dims.extend(column.dims)
+            if golden is None or not len(golden):
+                tensor.zero_data = True
+                continue
+            name = f"{number}-{position}.bin"  # a column may have any name, a file may not
+            files[f"{FOLDER}/{name}"] = _row(golden.inputs, column, number % len(golden))
+            tensor.input_data_file = name
+    return files
+
+
+def _row(columns: Mapping[str, Array], column: InputColumn, row: int) -> bytes:
+    values = np.asarray(columns[column.name][row]).reshape(-1)
+    if column.dtype != "BYTES":
+        return values.tobytes()
+    texts = [text if isinstance(text, bytes) else str(text).encode() for text in values]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from serin.machine import environment
 from serin.machine.process import Leftovers, Process
+from serin.machine.typed_json import Document
 from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.triton.installation import TritonInstall
 from serin.store.artifacts import Endpoint, Release
@@ -33,7 +33,7 @@ _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TritonPorts:
+class TritonPorts(Document):
     """The resources of one Triton process: ports on loopback, its shared memory."""
 
     http_port: int
@@ -48,14 +48,6 @@ class TritonPorts:
     @property
     def ports(self) -> tuple[int, int, int]:
         return self.http_port, self.grpc_port, self.metrics_port
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, place: Mapping[str, Any]) -> Self:
-        """Reads a record, ignoring unknown fields."""
-        return cls(**{field.name: place[field.name] for field in fields(cls)})
 
 
 def new_place(release: Release, ports: tuple[int, int, int]) -> TritonPorts:

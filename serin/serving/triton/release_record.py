@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serin.errors import FileBroken
 from serin.machine.documents import read_json
 from serin.machine.durable import write_secret
+from serin.machine.typed_json import Document
 from serin.serving.triton.process import TritonPorts
-from serin.store.artifacts import Release
 from serin.store.format_version import check_version
 
-FORMAT, VERSION = "serin.release", 2
+VERSION = 2
 FILE = "release.json"
 
 
@@ -39,7 +39,8 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Document, form="serin.release", version=VERSION):
+    release: str
     place: TritonPorts
     served: Served
 
@@ -50,14 +51,11 @@ def read_record(folder: Path) -> Record | None:
 
     def record(found: Any) -> Record:
         advice = "stop the stack with the Serin that started it, then remove the release's folder"
-        check_version(found, path=folder / FILE, form=FORMAT, version=VERSION, advice=advice)
-        if found["release"] != folder.name:
-            raise ValueError(f"it is the record of {found['release']}")
-        served = found["served"]
-        return Record(
-            place=TritonPorts.from_json(found["place"]),
-            served=Served(**{**served, "devices": tuple(served["devices"])}),
-        )
+        check_version(found, path=folder / FILE, form="serin.release", version=VERSION, advice=advice)
+        made = Record.from_json(found)
+        if made.release != folder.name:
+            raise ValueError(f"it is the record of {made.release}")
+        return made
 
     advice = f"move it away: {folder.name} is then started again with another record"
     return read_json(folder / FILE, record, advice=advice)
@@ -70,16 +68,9 @@ def check_records(releases: Path) -> None:
             read_record(path.parent)
 
 
-def write_record(folder: Path, release: Release, record: Record) -> None:
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "release": release.name,
-        "place": record.place.to_json(),
-        "served": asdict(record.served),
-    }
+def write_record(folder: Path, record: Record) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_secret(folder / FILE, json.dumps(document))
+    write_secret(folder / FILE, record.dump().decode())
 
 
 def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
-from serin.errors import FileBroken, NameInvalid, ReleaseNotReady, SerinError
+from serin.errors import FileBroken, SerinError
 from serin.formats.bundle import REPOSITORY, read_manifest
-from serin.formats.schema import Schema, read_schema
 from serin.formats.trust import Trust
-from serin.machine.documents import warn_once
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
@@ -24,16 +21,14 @@ from serin.serving.triton.backends import NOT_RECORDED
 from serin.serving.triton.checked_rows import add_checked
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
-from serin.serving.triton.probe import RowTimes, answers
+from serin.serving.triton.probe import KnownReleases
 from serin.serving.triton.process import (
-    TritonPorts,
-    close_shared_memory,
     new_place,
     reclaim_shared_memory,
     triton_process,
 )
 from serin.serving.triton.recording import recorded_share
-from serin.serving.triton.release_record import FILE, Record, Served, read_record, write_record
+from serin.serving.triton.release_record import FILE, Record, Served, write_record
 from serin.serving.triton.repository import (
     build_repository,
     check_own_repository,
@@ -41,17 +36,14 @@ from serin.serving.triton.repository import (
     serving_settings,
 )
 from serin.serving.triton.verify import verify_release
-from serin.store.artifacts import Bundle, Endpoint, Release
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-ReleaseState = Literal["absent", "starting", "ready", "dead"]
 
-
-class Releases:
-    """Keeps one folder per release in `folder`; running releases are known from there and from the host, also after a
-    crash."""
+class Releases(KnownReleases):
+    """Starts, verifies and stops releases."""
 
     def __init__(
         self,
@@ -68,15 +60,12 @@ class Releases:
         """`spool`: the folder where releases leave the requests that they record; None: they record nothing. `ports`:
         of the only release, where it has an address for itself; None: free ones. `trust`: who must have signed a
         version; None: nobody."""
-        self._folder = folder
-        self._host = host
+        super().__init__(folder, host=host)
         self._store = store
         self._install = install
         self._devices = devices
         self._spool = spool
         self._ports, self._trust = ports, trust
-        self._row_times = RowTimes()
-        self._records: dict[Release, Record] = {}
 
     def start(self, release: Release) -> None:
         """Starts the release unless it runs or is starting. One that stopped answering is restarted.
@@ -115,37 +104,6 @@ class Releases:
         )
         self._host.start(process)
 
-    def endpoint(self, release: Release) -> Endpoint:
-        place = self._place(release)
-        if place is None:
-            raise ReleaseNotReady(release=release.name, reason="it was not started", log=self.log(release))
-        return place.endpoint
-
-    def state(self, release: Release) -> ReleaseState:
-        """Returns the state. `ready`: it answers a row. `dead`: its process failed, it was ready and no longer answers,
-        or its record is damaged and nobody knows its ports: it can be started again."""
-        try:
-            record = self._record(release)
-        except FileBroken as error:
-            warn_once(logger, error)
-            return "dead"
-        process = self._host.state(release.name)
-        if record is None or process == "absent":
-            return "absent"
-        if process == "failed":
-            return "dead"
-        began, instance = time.monotonic(), self._host.pid(release.name)
-        patience_s = self._row_times.patience_s(release, record.served.request_s)
-        if answers(record.place.endpoint.http, release, self._schema(release), timeout_s=patience_s):
-            self._row_times.note(release, time.monotonic() - began, instance)
-            close_shared_memory(record.place)  # also of a part that was restarted
-            return "ready"
-        return "dead" if self._row_times.known(release, instance) else "starting"
-
-    def instance(self, release: Release) -> int | None:
-        """Returns the process that runs it; another one after its host has restarted it."""
-        return self._host.pid(release.name)
-
     def verify(self, release: Release) -> None:
         """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
         batches."""
@@ -161,58 +119,6 @@ class Releases:
             reclaim_shared_memory(place)
         self._row_times.forget(release)
         shutil.rmtree(self._folder / release.name, ignore_errors=True)
-
-    def running(self) -> list[Release]:
-        """Returns every release that was started and not stopped, and whose process the host still keeps."""
-        return [release for release in self._known() if self._host.state(release.name) != "absent"]
-
-    def served(self, release: Release) -> Served | None:
-        """Returns backend, device and reason; None for a release that was not started."""
-        record = self._record(release)
-        return record.served if record else None
-
-    def log(self, release: Release) -> Path:
-        return self._folder / "logs" / f"{release.name}.log"
-
-    def _known(self) -> list[Release]:
-        found = []
-        for record in self._folder.glob("*/release.json"):
-            try:
-                found.append(Release.parse(record.parent.name))
-            except NameInvalid:
-                continue
-        return sorted(found)
-
-    def _repository(self, release: Release) -> Path:
-        return self._folder / release.name / "repository"
-
-    def _schema(self, release: Release) -> Schema:
-        return read_schema(self._repository(release) / release.model / str(release.version))
-
-    def _place(self, release: Release) -> TritonPorts | None:
-        record = self._record(release)
-        return record.place if record else None
-
-    def _place_if_known(self, release: Release) -> TritonPorts | None:
-        try:
-            return self._place(release)
-        except FileBroken:
-            return None
-
-    def _record(self, release: Release) -> Record | None:
-        """Returns the record. One that was damaged since it was read is remembered: its process still runs."""
-        try:
-            found = read_record(self._folder / release.name)
-        except FileBroken as error:
-            if release not in self._records:
-                raise
-            warn_once(logger, error)
-            return self._records[release]
-        if found is None:
-            self._records.pop(release, None)
-        else:
-            self._records[release] = found
-        return found
 
     def _usable_record(self, release: Release) -> Record | None:
         """Returns the record. A damaged one that nobody remembers is kept under another name."""
@@ -232,8 +138,9 @@ class Releases:
             others = [self._place_if_known(other) for other in self._known() if other != release]
             taken = [port for place in others if place for port in place.ports]
             http, grpc, metrics = self._ports or free_ports(3, but=taken)
-            record = Record(place=new_place(release, (http, grpc, metrics)), served=served)
-            write_record(self._folder / release.name, release, record)
+            place = new_place(release, (http, grpc, metrics))
+            record = Record(release=release.name, place=place, served=served)
+            write_record(self._folder / release.name, record)
         log = self.log(release)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as lines:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
 import yaml
 from google.protobuf import text_format
 from pydantic import ValidationError
 from tritonclient.grpc import model_config_pb2
 
-from serin.errors import BackendRefused, BundleBroken
+from serin.errors import BackendRefused, BundleBroken, TuningFailed
 from serin.formats.bundle import (
     GOLDEN,
     REPOSITORY,
@@ -23,11 +24,12 @@ from serin.formats.bundle import (
 from serin.formats.gate import read_runtime
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import read_schema, write_schema
+from serin.machine.durable import write_whole
+from serin.machine.hardware import core_count
 from serin.serving.triton.backends import Choice, Server, choose_backend
 from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.recording import recorded_share, recording_of
 from serin.serving.triton.submodels import build_parts, contents_of
-from serin.serving.triton.tuned import read_tuned
 from serin.spec.serving import ServingSpec
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle, Release
@@ -39,6 +41,10 @@ _BACKEND_OF_PLATFORM = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorflow_graphdef": "tensorflow",
 }
+FILE = "serving.yaml"
+FORMAT, VERSION = "serin.tuned", 1
+KEYS = ("instances", "threads", "queue_delay", "max_batch_rows")
+DEVICE = "device"  # cpu, or auto: a GPU for what was exported for one, if one is here
 
 
 def build_repository(
@@ -210,10 +216,49 @@ def serving_settings(bundle: Bundle) -> ServingSpec:
         return ServingSpec.model_validate(tuned)
     try:
         own = dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
-        defaults = ServingSpec().model_dump(mode="json")
-        measured = {
-            key: value for key, value in tuned.items() if own.get(key, defaults[key]) == defaults[key]
-        }
+        named, defaults = ServingSpec.model_validate(own), ServingSpec()
+        measured = {key: tuned[key] for key in tuned if getattr(named, key) == getattr(defaults, key)}
         return ServingSpec.model_validate({**own, **measured})
     except (OSError, yaml.YAMLError, ValueError, AttributeError, ValidationError) as error:
         raise BundleBroken(path=str(path), reason=f"its serving section cannot be read: {error}") from error
+
+
+# The values belong to this machine. A release uses those that its spec does not set, and none on another machine.
+def tuned_file(bundle: Bundle) -> Path:
+    """Returns the file in the store, or in this machine's copy of a remote store."""
+    return Path(bundle.path).parents[1] / FILE
+
+
+def read_tuned(bundle: Bundle) -> dict[str, int | str]:
+    """Returns the values for this machine; none when the model was not tuned here."""
+    path = tuned_file(bundle)
+    if not path.is_file():
+        return {}
+    try:
+        document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if (document["format"], document["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        if document["machine"]["cores"] != core_count():
+            return {}
+        serving: dict[str, Any] = document["serving"]
+        return {
+            key: str(value) if key in ("queue_delay", DEVICE) else int(value)
+            for key, value in serving.items()
+            if key in (*KEYS, DEVICE)
+        }
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{path} cannot be read ({why}); remove it, or run `serin tune {bundle.model}` again"
+        raise TuningFailed(model=bundle.model, reason=reason) from error
+
+
+def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]]) -> Path:
+    """Writes the file atomically. `values`: each with the comment that gives the reason."""
+    lines = [f"# {line}".rstrip() for line in heading]
+    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}", "serving:"]
+    wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())
+    for key, (value, why) in values.items():
+        lines.append(f"  {f'{key}: {value}':<{wide}}  # {why}")
+    path = tuned_file(bundle)
+    write_whole(path, "\n".join(lines) + "\n")
+    return path

@@ -110,7 +110,7 @@ def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) ->
     asked = native_settings(
         schema,
         threads=settings.threads,
-        max_string_bytes=settings.serving.max_string_bytes,
+        max_string_bytes=settings.serving.max_string,
         recording=settings.recording.native_lines() if settings.recording else (),
         split=split,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from serin.evidence.histogram import latency_name
 from serin.machine.hardware import core_count
 from serin.reports.tuning import Role, TuningChart, TuningLine, tuning_chart
-from serin.serving.triton.tuned import DEVICE, KEYS, write_tuned
+from serin.serving.triton.repository import DEVICE, KEYS, write_tuned
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
@@ -29,13 +30,14 @@ def _chart(tuning: Tuning) -> TuningChart:
     bundle = tuning.bundle
     return TuningChart(
         title=f"{bundle.model} version {bundle.version}, {core_count()} cores, requests of {in_words(tuning.mix)}",
-        p99_ms=tuning.p99_ms,
+        limit_ms=tuning.limit_ms,
+        tail=latency_name(tuning.share),
         lines=tuple(
             TuningLine(role=_role(tuning, trial), settings=str(trial.settings), points=trial.points)
             for trial in tuning.trials
             if trial.points
         ),
-        best=tuning.chosen.best(tuning.p99_ms),
+        best=tuning.chosen.best(tuning.limit_ms),
         legend=_legend(tuning),
     )
 
@@ -49,7 +51,7 @@ def _role(tuning: Tuning, trial: Trial) -> Role:
 
 
 def _legend(tuning: Tuning) -> dict[Role, str]:
-    best = tuning.chosen.best(tuning.p99_ms)
+    best = tuning.chosen.best(tuning.limit_ms)
     figure = (
         f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
         if best
@@ -75,25 +77,26 @@ def heading(tuning: Tuning) -> Iterator[str]:
         f"{core_count()} cores in {tuning.seconds:.0f} s:"
     )
     yield (
-        f"{len(tuning.trials)} settings, requests of {in_words(tuning.mix)}; straight to Triton over HTTP, p99 at most "
-        f"{tuning.p99_ms:g} ms."
+        f"{len(tuning.trials)} settings, requests of {in_words(tuning.mix)}; straight to Triton over HTTP, "
+        f"{latency_name(tuning.share)} at most {tuning.limit_ms:g} ms."
     )
     yield from findings(tuning)
     yield (
-        f"In an open loop at {tuning.steady_requests_per_s:,.0f} requests/s: p50 {steady.quantile_ms(0.5):.1f} ms, p99 "
-        f"{steady.quantile_ms(0.99):.1f} ms, {steady.failed} of {steady.requests} failed."
+        f"In an open loop at {tuning.steady_requests_per_s:,.0f} requests/s: p50 {steady.quantile_ms(0.5):.1f} ms, "
+        f"{latency_name(tuning.share)} {steady.quantile_ms(tuning.share):.1f} ms, {steady.failed} of "
+        f"{steady.requests} failed."
     )
 
 
 def findings(tuning: Tuning) -> Iterator[str]:
-    now, then = (trial.requests_per_s(tuning.p99_ms) for trial in (tuning.before, tuning.chosen))
+    now, then = (trial.requests_per_s(tuning.limit_ms) for trial in (tuning.before, tuning.chosen))
     if tuning.better:
         yield (
             f"{tuning.gain:.2f} times the requests/s of the settings before, measured in turns (in the search: "
             f"{then:,.0f} after {now:,.0f})."
         )
     elif tuning.passed_over:
-        seen = tuning.passed_over.requests_per_s(tuning.p99_ms)
+        seen = tuning.passed_over.requests_per_s(tuning.limit_ms)
         yield (
             f"{now:,.0f} requests/s with the settings in use, which stay: the best of the search "
             f"({tuning.passed_over.settings}; {seen:,.0f}/s) gave {tuning.passed_over_gain:.2f} times as many when "
@@ -115,7 +118,7 @@ def _why_device(tuning: Tuning) -> str:
     """Describes the result of each device with its best settings."""
     names = {"gpu": "a GPU", "cpu": "the CPU"}
     gave = [
-        f"{names[device]} {best.requests_per_s(tuning.p99_ms):,.0f}/s ({best.settings.instances} x "
+        f"{names[device]} {best.requests_per_s(tuning.limit_ms):,.0f}/s ({best.settings.instances} x "
         f"{best.settings.threads})"
         for device, best in sorted(tuning.devices.items(), reverse=True)
     ]
@@ -128,7 +131,7 @@ def _why(tuning: Tuning, key: str) -> str:
     means = {
         "instances": "that score at the same time",
         "threads": "of ONNX Runtime in each",
-        "queue_delay_us": "how long a request may wait to be batched",
+        "queue_delay": "how long a request may wait to be batched",
         "max_batch_rows": "in one run, and in one request",
     }[key]
     chosen = tuning.chosen.settings
@@ -144,9 +147,9 @@ def _why(tuning: Tuning, key: str) -> str:
     if len(alike) == 1:
         hint = " (with --max-rows it is)" if key == "max_batch_rows" else ""
         return f"{means}; nothing else was tried{hint}"
-    alike.sort(key=lambda trial: as_spec(trial.settings)[key])
+    alike.sort(key=lambda trial: getattr(trial.settings, key))
     tried = ", ".join(
-        f"{as_spec(trial.settings)[key]}: {trial.requests_per_s(tuning.p99_ms):,.0f}/s" for trial in alike
+        f"{as_spec(trial.settings)[key]}: {trial.requests_per_s(tuning.limit_ms):,.0f}/s" for trial in alike
     )
     return f"{means}; {tried}{_beside(alike[0].settings, chosen, key)}"
 
@@ -160,7 +163,7 @@ def _beside(one: Settings, chosen: Settings, key: str) -> str:
 
 
 def _same_but(one: Settings, other: Settings, key: str) -> bool:
-    changed: Any = {key: as_spec(other)[key]}
+    changed: Any = {key: getattr(other, key)}
     return replace(one, **changed) == other
 
 
@@ -168,7 +171,8 @@ def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
     return {
         "model": tuning.bundle.model,
         "version": tuning.bundle.version,
-        "p99_ms": tuning.p99_ms,
+        "limit_ms": tuning.limit_ms,
+        "share": tuning.share,
         "mix": {str(rows): share for rows, share in tuning.mix.items()},
         "better": tuning.better,
         "gain": tuning.gain,
@@ -184,7 +188,4 @@ def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    points = [
-        {name: getattr(point, name) for name in type(point).__dataclass_fields__} for point in trial.points
-    ]
-    return {**as_spec(trial.settings), "points": points}
+    return {**as_spec(trial.settings), "points": [asdict(point) for point in trial.points]}

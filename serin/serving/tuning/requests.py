@@ -11,9 +11,9 @@ import numpy as np
 from serin.errors import TuningFailed
 from serin.formats.bundle import read_golden
 from serin.formats.schema import read_schema
-from serin.serving.client.load import model_target
-from serin.serving.client.load_connections import Target
 from serin.serving.triton.repository import serving_settings
+from serin.serving.tuning.load import model_target
+from serin.serving.tuning.load_connections import Target
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 

@@ -11,9 +11,10 @@ import yaml
 
 from serin.formats.bundle import read_manifest, write_manifest
 from serin.reports.tuning import LoadPoint
-from serin.serving.client.load import LoadResult
 from serin.serving.triton.backends import Place
+from serin.serving.tuning.load import LoadResult
 from serin.serving.tuning.requests import Mix
+from serin.spec.section import shortest
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -27,7 +28,7 @@ class Settings:
 
     instances: int
     threads: int
-    queue_delay_us: int
+    queue_delay: float
     max_batch_rows: int
     device: Place = "cpu"
 
@@ -35,7 +36,7 @@ class Settings:
         return (
             f"{'a GPU, ' * (self.device == 'gpu')}"
             f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
-            f"{self.queue_delay_us} us of delay, {self.max_batch_rows} rows"
+            f"{shortest(self.queue_delay)} of delay, {self.max_batch_rows} rows"
         )
 
 
@@ -44,13 +45,13 @@ class Trial:
     settings: Settings
     points: tuple[LoadPoint, ...]
 
-    def best(self, p99_ms: float) -> LoadPoint | None:
+    def best(self, limit_ms: float) -> LoadPoint | None:
         """Returns the best point within the limit; None when even one client waits longer."""
-        good = [point for point in self.points if point.p99_ms <= p99_ms]
+        good = [point for point in self.points if point.tail_ms <= limit_ms]
         return max(good, key=lambda point: point.requests_per_s, default=None)
 
-    def requests_per_s(self, p99_ms: float) -> float:
-        best = self.best(p99_ms)
+    def requests_per_s(self, limit_ms: float) -> float:
+        best = self.best(limit_ms)
         return best.requests_per_s if best else 0.0
 
 
@@ -64,7 +65,8 @@ class Tuning:
     """
 
     bundle: Bundle
-    p99_ms: float
+    limit_ms: float
+    share: float
     mix: Mix
     before: Trial
     chosen: Trial
@@ -113,4 +115,5 @@ def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:
 
 
 def as_spec(settings: Settings) -> Mapping[str, int | str]:
-    return {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+    values = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+    return {**values, "queue_delay": shortest(settings.queue_delay)}

@@ -1,4 +1,4 @@
-"""Finds how to serve a model on this machine: the most requests/s whose p99 stays below a limit.
+"""Finds how to serve a model on this machine: the most requests/s that keep the promised latency.
 
 Every setting is measured on a separate Triton, from a copy of the bundle; the live release is not touched. One value is
 changed at a time, from the settings in use. At the end the best settings and those in use are measured again, in turns:
@@ -19,26 +19,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
+from serin.evidence.histogram import latency_name
 from serin.formats.bundle import GOLDEN, REPOSITORY
 from serin.formats.gate import read_runtime
-from serin.machine.hardware import core_count
+from serin.machine.hardware import core_count, inventory
 from serin.reports.tuning import LoadPoint
 from serin.serving.children import Children
-from serin.serving.client.load import Closed, LoadResult, Open, run_load
-from serin.serving.client.load_connections import Target
-from serin.serving.triton.backends import Place
+from serin.serving.triton.backends import Place, Server
+from serin.serving.triton.installation import find_triton
 from serin.serving.triton.releases import Releases
-from serin.serving.triton.repository import serving_settings
-from serin.serving.tuning.devices import devices_for
+from serin.serving.triton.repository import choose_for, serving_settings
+from serin.serving.tuning.load import Closed, LoadResult, Open, run_load
+from serin.serving.tuning.load_connections import Target
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
 from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with, falls
+from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-DELAYS_US = (100, 500, 2_000)
+DELAYS_S = (100e-6, 500e-6, 2e-3)
 NEAR = 2  # positions in CLIENTS below the best so far
 WORTH_IT = 1.03  # a smaller gain is noise
 ROUNDS = 5
@@ -53,12 +55,13 @@ _ENOUGH = 30  # requests that make a lap meaningful
 class Tuner:
     """Tunes a bundle. `gpu_price`: the price of a GPU with its cores over that of the cores alone.
 
-    A GPU must give that many times the requests/s. A device that cannot keep the p99 is never chosen, unless the other
-    cannot either.
+    A GPU must give that many times the requests/s. A device that cannot keep the limit is never chosen, unless the
+    other cannot either.
     """
 
     bundle: Bundle
-    p99_ms: float
+    limit_ms: float
+    share: float = 0.99  # of requests that must be answered within the limit
     mix: Mix = field(default_factory=lambda: ONE_ROW)
     gpu_price: float = 1.0
     largest_request_rows: int | None = None  # None: as large as the bundle allows
@@ -94,7 +97,8 @@ class Tuner:
             rate, steady = self._steady(chosen)
         return Tuning(
             bundle=self.bundle,
-            p99_ms=self.p99_ms,
+            limit_ms=self.limit_ms,
+            share=self.share,
             mix=self.mix,
             before=before,
             chosen=chosen,
@@ -115,7 +119,7 @@ class Tuner:
         return Settings(
             instances=serving.instances,
             threads=serving.threads or read_runtime(Path(self.bundle.path)).threads,
-            queue_delay_us=serving.queue_delay_us,
+            queue_delay=serving.queue_delay,
             max_batch_rows=serving.max_batch_rows,
             device=devices_for(self.bundle)[0],
         )
@@ -137,7 +141,7 @@ class Tuner:
 
     def _worth(self, trial: Trial) -> float:
         """Returns requests/s for the device's price."""
-        return trial.requests_per_s(self.p99_ms) / self._price(trial)
+        return trial.requests_per_s(self.limit_ms) / self._price(trial)
 
     def _price(self, trial: Trial) -> float:
         return self.gpu_price if trial.settings.device == "gpu" else 1.0
@@ -149,8 +153,8 @@ class Tuner:
                 if time.monotonic() > until or len(self._trials) == self.most_trials:
                     logger.info("no time left for more settings")
                     return best
-                trial = self._try(settings, best.best(self.p99_ms))
-                if trial.requests_per_s(self.p99_ms) > WORTH_IT * best.requests_per_s(self.p99_ms):
+                trial = self._try(settings, best.best(self.limit_ms))
+                if trial.requests_per_s(self.limit_ms) > WORTH_IT * best.requests_per_s(self.limit_ms):
                     best = trial
         return best
 
@@ -163,9 +167,9 @@ class Tuner:
                 yield replace(now, instances=instances, threads=threads)
 
     def _delays(self, now: Settings) -> Iterator[Settings]:
-        for delay in (0, *DELAYS_US):
-            if delay <= self.p99_ms * 1000 / 4:
-                yield replace(now, queue_delay_us=delay)
+        for delay in (0.0, *DELAYS_S):
+            if delay <= self.limit_ms / 4000:
+                yield replace(now, queue_delay=delay)
 
     def _limits(self, now: Settings) -> Iterator[Settings]:
         """Returns batch limits, never below what clients may send in one request."""
@@ -187,21 +191,20 @@ class Tuner:
                 if point is None:
                     break
                 points.append(point)
-                if point.p99_ms > self.p99_ms or falls(points):
+                if point.tail_ms > self.limit_ms or falls(points):
                     break
             for clients in reversed(CLIENTS[:first]):
-                if any(point.p99_ms <= self.p99_ms for point in points):
+                if any(point.tail_ms <= self.limit_ms for point in points):
                     break
                 point = self._point(target, clients)
                 points = [*([point] if point else []), *points]
         trial = Trial(settings=settings, points=tuple(points))
         self._trials[settings] = trial
-        best = trial.best(self.p99_ms)
+        best = trial.best(self.limit_ms)
         figure = "too slow"
         if best:
-            figure = (
-                f"{best.requests_per_s:,.0f} requests/s with {best.clients} clients, p99 {best.p99_ms:.1f} ms"
-            )
+            tail = f"{latency_name(self.share)} {best.tail_ms:.1f} ms"
+            figure = f"{best.requests_per_s:,.0f} requests/s with {best.clients} clients, {tail}"
         logger.info(f"{settings}: {figure}")
         return trial
 
@@ -215,7 +218,7 @@ class Tuner:
             clients=clients,
             requests_per_s=found.requests_per_s,
             p50_ms=found.quantile_ms(0.5),
-            p99_ms=found.quantile_ms(0.99),
+            tail_ms=found.quantile_ms(self.share),
         )
 
     def _lap(self, target: Target, pace: Closed | Open) -> LoadResult:
@@ -241,9 +244,9 @@ class Tuner:
         lowest tried."""
         with self._serving(best.settings) as target:
             for share in STEADY:
-                rate = max(share * best.requests_per_s(self.p99_ms), 1.0)
+                rate = max(share * best.requests_per_s(self.limit_ms), 1.0)
                 found = self._lap(target, Open(requests_per_s=rate))
-                if found.quantile_ms(0.99) <= self.p99_ms and not found.failed:
+                if found.quantile_ms(self.share) <= self.limit_ms and not found.failed:
                     break
         return rate, found
 
@@ -251,7 +254,7 @@ class Tuner:
         """Returns requests/s of the second over those of the first, median over rounds; each gets the load that suits
         it."""
         clients = {
-            trial.settings: (trial.best(self.p99_ms) or trial.points[0]).clients for trial in (one, other)
+            trial.settings: (trial.best(self.limit_ms) or trial.points[0]).clients for trial in (one, other)
         }
         with self._serving(one.settings) as first, self._serving(other.settings) as second:
             targets = {one.settings: first, other.settings: second}
@@ -283,3 +286,28 @@ class Tuner:
                 host.kill(release.name)
                 releases.stop(release)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def devices_for(bundle: Bundle) -> tuple[Place, ...]:
+    """Returns the devices, the one in use first. A second only if the spec leaves the choice and this Triton supports
+    it."""
+    gpus = len(inventory())
+    return possible_devices(bundle, find_triton().describe(gpus=bool(gpus)), gpus)
+
+
+def possible_devices(bundle: Bundle, server: Server, gpus: int) -> tuple[Place, ...]:
+    serving = serving_settings(bundle)
+    now = choose_for(bundle, server=server, serving=serving, gpus=gpus).place
+    path = Path(bundle.path) / "spec.yaml"
+    spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
+    named = (spec.get("serving") or {}).get("device", "auto")  # not the choice of an earlier tuning
+    if named != "auto" or serving.gpus > 1 or serving.backend == "tensorrt_plan":
+        return (now,)
+    found = []
+    for asked in ("auto", "cpu"):  # auto is a GPU only for a model that was exported for one
+        try:
+            other = serving.model_copy(update={"device": asked})
+            found.append(choose_for(bundle, server=server, serving=other, gpus=gpus).place)
+        except BackendRefused:
+            continue
+    return tuple(dict.fromkeys((now, *found)))

@@ -6,18 +6,16 @@ built again (datasets, trainings), and files that you gave to `serin up` (the TL
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from serin.errors import BackupBroken, NameInvalid
+from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
 
-FORMAT: Final = "serin.backup"
-VERSION: Final = 1
 MANIFEST: Final = "backup.json"
 HOME: Final = "home"  # folders in the archive
 STORE: Final = "store"
@@ -35,10 +33,6 @@ LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
     *("agent", "cache", "gateway", "gpus", "locks", "logs", "native", "releases", "spool", "stack"),
     *("stack.json", "prefect", "runs", "stages", "tables"),
 )
-_MALFORMED: Final = (
-    *(ValueError, KeyError, TypeError, AttributeError),
-    *(OverflowError, OSError, RecursionError),
-)
 _TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
 
 
@@ -51,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Document, form="serin.backup"):
     """`store`: the URL of the store. `with_store`: whether its model versions are in the archive. `live`: the version
     of each model that took the traffic. `open_rollouts`: models with a rollout that had not ended. `signed`: whether
     versions had to be signed."""
@@ -66,28 +60,16 @@ class Manifest:
     open_rollouts: tuple[str, ...]
     files: Mapping[str, Entry]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
-
     @classmethod
     def parse(cls, data: bytes, *, path: Path) -> Self:
         """Raises BackupBroken for anything else than a manifest of this version."""
         try:
-            found: dict[str, Any] = json.loads(data)
-            if (found.pop("format"), found.pop("version")) != (FORMAT, VERSION):
-                raise ValueError(f"it is not a {FORMAT} of version {VERSION}")
-            found["files"] = {name: Entry(**entry) for name, entry in found["files"].items()}
-            found["live"] = {valid_model_name(name): int(number) for name, number in found["live"].items()}
-            found["open_rollouts"] = tuple(valid_model_name(name) for name in found["open_rollouts"])
-            manifest = cls(**found)
+            manifest = cls.load(data)
+            for name in (*manifest.live, *manifest.open_rollouts):
+                valid_model_name(name)
             datetime.fromtimestamp(manifest.created, UTC)
-            kinds = {"serin": str, "store": str, "with_store": bool, "owns_prefect": bool, "signed": bool}
-            if wrong := [
-                name for name, kind in kinds.items() if not isinstance(getattr(manifest, name), kind)
-            ]:
-                raise ValueError(f"{wrong[0]!r} is not a {kinds[wrong[0]].__name__}")
             return manifest
-        except (*_MALFORMED, NameInvalid) as error:
+        except (ValueError, OverflowError, OSError, NameInvalid) as error:
             raise BackupBroken(path=path, reason=f"its {MANIFEST} cannot be read: {error}") from error
 
 

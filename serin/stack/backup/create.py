@@ -23,11 +23,11 @@ from pathlib import Path
 
 from serin.errors import BackupRefused
 from serin.formats.serving.journal import last_decision
+from serin.host.state import read_stack
 from serin.machine.durable import sync
 from serin.rollout.decide.state import Phase
 from serin.stack.backup import contents
 from serin.stack.backup.contents import Entry, Manifest
-from serin.stack.host.state import read_stack
 from serin.store.store import Store
 
 _TRIES = 50  # a rollout decides twice a second; reading a journal takes milliseconds

@@ -21,7 +21,7 @@ from serin.errors import BackupBroken, BackupRefused
 from serin.machine import environment
 from serin.machine.durable import sync
 from serin.machine.private import make_private
-from serin.rollout.decide.restored import restored
+from serin.rollout.decide.state import restored
 from serin.rollout.run.record import JournalFolder, decision2rollout, rollout2decision
 from serin.stack.backup import contents
 from serin.stack.backup.contents import Entry, Manifest

@@ -8,35 +8,45 @@ checkpoint; never in a plain step.
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused
 from serin.formats.schema import Task
 from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
-from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.evaluate import evaluate, goodness
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import matrix_products
-from serin.training.engine.profile import profiled
-from serin.training.engine.reporter import Reporter
-from serin.training.engine.schedule import epochs_since_best, learning_rate_at
+from serin.training.engine.step import GraphedSteps
 from serin.training.engine.tuning.autotune import write_choices
-from serin.training.engine.tuning.memory import StartAgain, smaller_parts
+from serin.training.engine.tuning.batch_size import StartAgain, smaller_parts
 from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from serin.training.launch.job import ResolvedSettings, TrainingJob
+from serin.training.launch.progress import tell
+from serin.training.parallel.ranks import Ranks
 from serin.training.results.checkpoint import Checkpoints, EpochRecord, Position, Saved
 
 _TALK_EVERY_S = 0.5
 _SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is always saved
 _LONGEST_WINDOW = 1024  # steps between two synchronisations
 _LOSS_UNIT = 2.0**-40
+_SKIPPED = 10  # the first steps are not representative
+_WARM_UP = 3
+_TRACED = 20
+_TELL_EVERY_S = 1.0
+_WARM_UP_SHARE = 0.05
+_LONGEST_WARM_UP = 1000
+_PLATEAU_EPOCHS = 2  # without a better metric before the rate is halved
 
 
 class Loop:
@@ -317,3 +327,132 @@ class Loop:
             return None
         told = self._world.share_text("" if saved is None else saved.position.model_dump_json())
         return Saved(position=Position.model_validate_json(told), tensors=tensors)
+
+
+def trace_file(folder: Path) -> Path:
+    return folder / "trace.json"
+
+
+@contextmanager
+def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each step. The first rank's steps are traced; fewer in a short run."""
+    if not wanted or not world.first:
+        yield _nothing
+        return
+    skipped = min(_SKIPPED, steps // 4)
+    traced = max(1, min(_TRACED, steps - skipped - _WARM_UP))
+    activities = [ProfilerActivity.CPU]
+    if world.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+
+    def write(trace: Any) -> None:
+        trace.export_chrome_trace(str(trace_file(folder)))
+        tell(folder, "trace", path=str(trace_file(folder)), steps=traced)
+
+    plan = schedule(wait=0, warmup=_WARM_UP, active=traced, repeat=1, skip_first=skipped)
+    with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
+        yield running.step
+
+
+def _nothing() -> None:
+    pass
+
+
+class Reporter:
+    def __init__(self, folder: Path, world: Ranks, *, epochs: int) -> None:
+        self._folder, self._world, self._epochs = folder, world, epochs
+        self._told_at = time.perf_counter()
+
+    def note(self, text: str) -> None:
+        self._tell("note", text=text)
+
+    def started(self, step: int, rows: int, choices: ResolvedSettings) -> None:
+        device = self._world.device
+        self._tell(
+            "started",
+            step=step,
+            ranks=self._world.size,
+            pid=os.getpid(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU",
+            rows=rows,
+            batch_rows=choices.batch_rows,
+            precision=choices.precision,
+            precision_reason=choices.precision_reason,
+            strategy=choices.strategy,
+            execution=choices.execution,
+            execution_reason=choices.execution_reason,
+        )
+
+    def steps(
+        self, step: int, of: int, losses: list[float], seconds: float, choices: ResolvedSettings
+    ) -> None:
+        """Reports the steps since the last synchronisation, at intervals."""
+        now = time.perf_counter()
+        if now - self._told_at < _TELL_EVERY_S:
+            return
+        self._told_at = now
+        self._tell(
+            "step",
+            step=step,
+            steps=of,
+            epoch=(step - 1) // choices.steps_per_epoch + 1,
+            epochs=self._epochs,
+            loss=sum(losses) / len(losses),
+            rows_per_s=len(losses) * choices.batch_rows / max(seconds, 1e-9),
+            left_s=round((of - step) * seconds / len(losses), 1),
+        )
+
+    def epoch(self, record: EpochRecord, *, best: bool) -> None:
+        shown = {"loss": record.loss, **{f"valid_{name}": value for name, value in record.metrics.items()}}
+        self._tell(
+            "epoch", step=record.step, epoch=record.epoch, epochs=self._epochs, metrics=shown, best=best
+        )
+
+    def checkpoint(self, step: int) -> None:
+        self._tell("checkpoint", step=step)
+
+    def _tell(self, event: str, **facts: object) -> None:
+        if self._world.first:
+            tell(self._folder, event, **facts)
+
+
+def learning_rate_at(
+    step: int,
+    *,
+    steps: int,
+    peak: float,
+    schedule: Literal["cosine", "constant", "plateau"] = "cosine",
+    goodness: Sequence[float] = (),
+) -> float:
+    """Returns the rate of the step with index `step` (from 0) of `steps`.
+
+    `goodness` is that of the epochs before, higher is better. The rate depends on nothing else, so a resumed run
+    continues alike.
+    """
+    warm_up = min(_LONGEST_WARM_UP, int(steps * _WARM_UP_SHARE))
+    if step < warm_up:
+        return peak * (step + 1) / (warm_up + 1)
+    match schedule:
+        case "cosine":
+            done = (step - warm_up) / max(1, steps - warm_up)
+            return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        case "constant":
+            return peak
+        case "plateau":
+            return float(peak * 0.5 ** _plateaus(goodness))
+
+
+def epochs_since_best(goodness: Sequence[float]) -> int:
+    """Returns how many epochs ago the best one ended."""
+    best = max(range(len(goodness)), key=lambda epoch: goodness[epoch], default=-1)
+    return len(goodness) - 1 - best
+
+
+def _plateaus(goodness: Sequence[float]) -> int:
+    best, waited, found = -math.inf, 0, 0
+    for value in goodness:
+        waited = 0 if value > best else waited + 1
+        best = max(best, value)
+        if waited == _PLATEAU_EPOCHS:
+            found, waited = found + 1, 0
+    return found

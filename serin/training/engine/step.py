@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import copy
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from serin.training.data.loader import Loader
 from serin.training.data.tables import Batch
 from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.precision import Precision, computing
@@ -24,6 +26,7 @@ _WARM_UPS = 3
 _WARM_UPS_WITH_OTHERS = 11  # DDP observes the first ten and then sorts its buckets
 _MEASURED_STEPS = 20
 _WORTH_IT = 1.02  # speed-up over eager that is required, else the simpler way is used
+_RATES = 1024  # learning rates copied to the device at a time
 
 
 class Step:
@@ -175,3 +178,25 @@ def capture_pays(eager_s: float, captured_s: float) -> bool:
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class GraphLoader(Protocol):
+    count: int
+
+    def __call__(self, rows: Tensor, rates: Tensor) -> Tensor: ...
+
+
+class GraphedSteps:
+    def __init__(self, many: GraphLoader, loader: Loader, device: torch.device) -> None:
+        self._many, self._loader, self._device = many, loader, device
+        self.count = many.count
+        self._first, self._rates = 0, torch.empty(0)
+
+    def run(self, step: int, rate_at: Callable[[int], float]) -> Tensor:
+        """Returns the losses of the `count` steps from `step` on, which must be in one epoch."""
+        at = step - self._first
+        if at < 0 or at + self.count > len(self._rates):
+            ahead = min(_RATES, self._loader.steps_per_epoch - step % self._loader.steps_per_epoch)
+            self._rates = torch.tensor([rate_at(step + number) for number in range(ahead)]).to(self._device)
+            self._first, at = step, 0
+        return self._many(self._loader.rows_of_many(step, self.count), self._rates[at : at + self.count])

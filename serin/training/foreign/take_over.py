@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
+import pyarrow.parquet as pq
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from serin.errors import ModelUnfit, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
+from serin.formats.schema import write_schema
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import GRAPH, WEIGHTS, write_trained
 from serin.machine.parent_death import die_with_parent
+from serin.models.foreign.own_graph import load_graph
+from serin.models.foreign.own_inputs import golden_table, own_schema, read_golden_arrays, with_answer
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec
@@ -31,6 +38,12 @@ from serin.training.results.publish import publish_result
 FACTORY = "factory.json"
 _BATCH_ROWS = 8192
 Ask = Callable[[Array, Array], Array]  # num float32[n, k], cat int64[n, m] -> logits float32[n, outputs]
+GOLDEN = "golden.npz"
+_QUIET = 3
+_ERRORS: tuple[type[BaseException], ...] = (  # ONNX Runtime's errors have no common base but Exception
+    ValueError,
+    *(kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+)
 
 
 def main() -> None:
@@ -49,8 +62,6 @@ def take_over(job: TrainingJob, folder: Path) -> None:
     """Takes over a model into the result folder. Raises ModelUnfit with what is wrong with it."""
     what, place = _source(job.model, folder)
     if not job.dataset:
-        from serin.training.foreign.own_inputs import take_over_own_inputs
-
         take_over_own_inputs(job, folder, what, place)
         return
     data = read_dataset(job.dataset)
@@ -88,7 +99,6 @@ def _graph(
     job: TrainingJob, data: DatasetDescription, what: str, file: Path
 ) -> tuple[Callable[[Path], None], Ask]:
     from serin.models.foreign.own_graph import as_network, load_graph
-    from serin.models.foreign.run_graph import RunningGraph
 
     shape = shape_of(data)
     graph = as_network(load_graph(file, what), shape, data.task, answer=job.model.answer, what=what)
@@ -169,6 +179,75 @@ def _batches(dataset: str, split: str) -> Iterator[tuple[Array, Array, Array]]:
         for at in range(0, len(target), _BATCH_ROWS):
             rows = slice(at, at + _BATCH_ROWS)
             yield np.array(num[rows]), np.asarray(cat[rows], np.int64), np.asarray(target[rows])
+
+
+# `result/{model.onnx, schema.json, golden.parquet, model.json, metrics.json, state.json}`. Only the script can report
+# metrics, since only it has the rows.
+def take_over_own_inputs(job: TrainingJob, folder: Path, what: str, place: Path) -> None:
+    """Takes over a model with custom inputs. Raises ModelUnfit with what is wrong with the model or its golden rows."""
+    if not place.suffix:
+        reason = f"without a data section only {GRAPH} can be taken over, not weights"
+        raise ModelUnfit(what=what, reason=reason)
+    assert job.model.task is not None
+    given = load_graph(place, what)
+    schema = own_schema(given, job.model.task, job.model.classes, what)
+    graph = with_answer(given, schema, job.model.answer, what)
+    arrays = read_golden_arrays(_golden_file(job, folder, what), schema, what)
+    inputs = {column.name: arrays[column.name] for column in schema.inputs}
+    names = [output.name for output in schema.outputs]
+    answers = dict(zip(names, RunningGraph(graph, what).ask(inputs, names), strict=True))
+    for name, values in answers.items():
+        if not np.isfinite(values).all():
+            raise ModelUnfit(what=what, reason=f"output {name} is not finite on the golden rows")
+    known = {name: arrays[name] for name in names if name in arrays}
+    content = graph.SerializeToString(deterministic=True)
+    record = {"model": job.model.model_dump(), "file": GRAPH}
+
+    def fill(scratch: Path) -> None:
+        write_trained(scratch, content, record)
+        write_schema(scratch, schema)
+        pq.write_table(golden_table({**inputs, **known}), scratch / "golden.parquet", compression="zstd")
+
+    metrics = own_metrics(folder, what)
+    publish_result(folder, fill=fill, job=job, step=0, steps=0, choices={}, metrics=metrics)
+
+
+def _golden_file(job: TrainingJob, folder: Path, what: str) -> Path:
+    file = Path(job.model.golden) if job.model.golden is not None else output_folder(folder) / GOLDEN
+    if not file.is_file():
+        raise ModelUnfit(
+            what=what,
+            reason=f"there are no golden rows: write {GOLDEN} beside {GRAPH}, with one array of rows per input and the "
+            "answers of your own framework",
+        )
+    return file
+
+
+class RunningGraph:
+    def __init__(self, model: onnx.ModelProto, what: str) -> None:
+        self._what = what
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _QUIET
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session: Any = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except _ERRORS as error:
+            raise ModelUnfit(what=what, reason=f"ONNX Runtime cannot load it: {_short(error)}") from error
+
+    def ask(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        try:
+            found: list[Array] = self._session.run(list(outputs), dict(inputs))
+        except _ERRORS as error:
+            raise ModelUnfit(
+                what=self._what, reason=f"ONNX Runtime cannot run it: {_short(error)}"
+            ) from error
+        return found
+
+
+def _short(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300]
 
 
 if __name__ == "__main__":

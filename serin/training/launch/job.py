@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from serin.errors import TrainingRefused
+from serin.machine.locks import locked
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
 from serin.spec.training import Execution, Strategy, TrainingSpec
@@ -106,3 +110,15 @@ def choices_file(folder: Path) -> Path:
 
 def result_folder(folder: Path) -> Path:
     return folder / "result"
+
+
+@contextmanager
+def only_one(path: Path, *, wait_s: float) -> Iterator[None]:
+    """Holds the lock file for the block; raises TrainingRefused when another process still holds it after `wait_s`."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(path, wait_s=wait_s))
+        except TimeoutError:
+            reason = "another process is training there; wait for it or use another folder"
+            raise TrainingRefused(folder=path.parent, reason=reason) from None
+        yield

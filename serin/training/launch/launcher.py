@@ -27,17 +27,15 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
-from serin.training.launch.job import TrainingJob, gpus_for, read_job, result_folder, training_file
+from serin.training.launch.job import TrainingJob, gpus_for, only_one, read_job, result_folder, training_file
 from serin.training.launch.machines import Machines, machines_told
-from serin.training.launch.processes import run_process
-from serin.training.launch.programs import programs, pruning_program
+from serin.training.launch.processes import programs, pruning_program, run_process
 from serin.training.launch.progress import Follower
-from serin.training.launch.pruned import fine_tuning, is_published, pruned_run, publish_pruned, start_folder
-from serin.training.launch.run_lock import only_one
+from serin.training.launch.pruned import is_published, pruned_run, publish_pruned, start_folder
 from serin.training.launch.script import last_words, prepare_script, script_status
 from serin.training.launch.status import Status, read_status, status_file
-from serin.training.launch.together.agree import Hosts
 from serin.training.launch.together.host import HostWork, train_together
+from serin.training.launch.together.meeting import Hosts
 from serin.training.launch.tracking import tracked
 
 logger = logging.getLogger(__name__)
@@ -123,7 +121,7 @@ def _with_pruned(
     logger.info("training the pruned network")
     smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
     train(
-        smaller, fine_tuning(job.training), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
+        smaller, job.training.fine_tuning(), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
         test=job.test, machines=machines)  # fmt: skip
     publish_pruned(folder)
     return _checkpoint(folder)

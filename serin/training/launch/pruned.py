@@ -1,5 +1,4 @@
-"""Locates a pruned network beside the one it was cut from, and describes its further training. Does not import
-torch."""
+"""Locates a pruned network beside the one it was cut from. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,11 +6,9 @@ import shutil
 from pathlib import Path
 
 from serin.machine.durable import sync
-from serin.spec.training import TrainingSpec
 from serin.training.launch.job import result_folder
 
 PRUNED = "pruned"
-_GENTLER = 0.5  # of the learning rate: the weights are already good
 
 
 def pruned_run(folder: Path) -> Path:
@@ -40,13 +37,3 @@ def publish_pruned(folder: Path) -> None:
     shutil.copytree(result_folder(pruned_run(folder)), scratch)
     scratch.rename(result / PRUNED)
     sync(result)
-
-
-def fine_tuning(training: TrainingSpec) -> TrainingSpec:
-    assert training.prune is not None
-    changes = {
-        "epochs": training.prune.epochs,
-        "learning_rate": training.learning_rate * _GENTLER,
-        "prune": None,
-    }
-    return training.model_copy(update=changes)

@@ -19,8 +19,6 @@ from serin.store.runs import run_folder
 from serin.store.stage_keys import StageKey, key_of
 from serin.training.launch.job import gpus_for
 
-_FORMAT = 1  # raise it when the same inputs must give another result
-
 
 def training_key(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> str:
     """Returns the name of a training: the digest of `training_parts`."""
@@ -40,20 +38,11 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
     )
     return key_of(
         "train",
-        form=_FORMAT,
         model=model,
         training=decides,
-        dataset=edition_of(dataset),
+        dataset=f"{dataset.digest} {dataset.edition}",
         own_code=own_code(model),
     )
-
-
-def edition_of(dataset: Dataset) -> str:
-    """Returns the dataset's digest, which leaves out values that may differ in the last bit, and its published name.
-
-    The name identifies the code that built it.
-    """
-    return f"{dataset.digest} {Path(dataset.path).name}"
 
 
 def own_code(model: ModelSpec) -> str:

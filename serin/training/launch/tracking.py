@@ -21,8 +21,7 @@ from serin.machine import environment
 from serin.machine.durable import write_whole
 from serin.store.artifacts import Checkpoint
 from serin.store.receipt import Receipt
-from serin.training.launch.job import TrainingJob
-from serin.training.launch.run_lock import only_one
+from serin.training.launch.job import TrainingJob, only_one
 
 logger = logging.getLogger(__name__)
 

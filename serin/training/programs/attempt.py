@@ -11,8 +11,7 @@ from types import FrameType
 
 from serin.errors import Preempted, SerinError
 from serin.machine.parent_death import die_with_parent
-from serin.training.launch.job import TrainingJob, read_job
-from serin.training.launch.run_lock import only_one
+from serin.training.launch.job import TrainingJob, only_one, read_job
 from serin.training.launch.status import Status, write_status
 
 FORMER_WORKER_ENDS_S = 60.0

@@ -11,8 +11,10 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,12 @@ import torch
 
 from serin.errors import LossNotFinite, NetworkUnfit, Preempted, TrainingRefused, WorkerFailed
 from serin.formats.blend import write_blend
-from serin.formats.dataset import DatasetDescription, read_dataset
-from serin.formats.shards import Array, read_split
+from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, read_dataset, write_dataset
+from serin.formats.schema import Task
+from serin.formats.shards import Array, Rows, count_parts, read_split, seal_part, write_rows
 from serin.formats.trained import read_trained, write_trained
 from serin.models.margins import open_margins
 from serin.models.trees import load_xgboost, scores
-from serin.training.data.folds import fits, fold_numbers, may_fold, pooled, write_fold
 from serin.training.engine.evaluate import goodness
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.progress import tell
@@ -33,7 +35,6 @@ from serin.training.launch.status import Status
 from serin.training.programs.attempt import run_attempt
 from serin.training.programs.auto_fit import Fitted, fit_candidate, fit_one
 from serin.training.programs.auto_portfolio import candidates
-from serin.training.results.blend import choose_weights
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 
@@ -42,6 +43,12 @@ _FOLDS, _ALL, _CANDIDATES = "folds", "all", "candidates"
 _LEAST_CANDIDATES = 3  # that a budget must allow on the folds
 _MOST_SHARE = 0.25  # of the budget, for growing the trees of one training
 Member = tuple[Path, float]
+_INDEPENDENT = ("random", "stratified")
+_MOST_BYTES = 2**28  # of all folds together
+MOST_MEMBERS = 4  # each one costs its time in every request
+_ROUNDS = 25
+
+
 """A result folder and the weight of its answers."""
 
 
@@ -235,6 +242,91 @@ def _publish(
     publish_result(
         folder, fill=fill, job=job, step=steps, steps=steps, choices=dict(choices), metrics=metrics
     )
+
+
+# A fold is an ordinary dataset folder, so that every kind of model trains on it as on any other. Test rows are never
+# read.
+def may_fold(dataset: str, data: DatasetDescription) -> bool:
+    """Returns whether rows may change places between train and valid without leaking answers from one to the other.
+
+    Not when the split follows time or groups, nor when a feature was made from the targets of the train rows.
+    """
+    features = Path(dataset) / FEATURES
+    encoded = features.is_file() and '"target_encode"' in features.read_text(encoding="utf-8")
+    return data.split_kind in _INDEPENDENT and not encoded
+
+
+def fits(data: DatasetDescription, folds: int) -> bool:
+    """Returns whether copies of the rows for all folds are small, and each class or value may be in each fold."""
+    rows = data.rows["train"] + data.rows["valid"]
+    width = len(data.numeric) + len(data.categorical) + len(data.targets) + 3
+    return rows * width * 4 * folds <= _MOST_BYTES and rows >= 10 * folds
+
+
+def pooled(dataset: str) -> Rows:
+    """Returns the train rows followed by the valid rows."""
+    parts = [read_split(dataset, split).whole() for split in ("train", "valid")]
+    return Rows(
+        num=np.concatenate([part.num for part in parts]),
+        cat=np.concatenate([part.cat for part in parts]),
+        target=np.concatenate([part.target for part in parts]),
+        rows=np.concatenate([part.rows for part in parts]),
+    )
+
+
+def fold_numbers(target: Array, task: Task, folds: int, seed: int) -> Array:
+    """Returns the fold of each row, int[n]: sizes differ by one at most, and classes have equal shares in each."""
+    order = np.random.default_rng(seed).permutation(len(target))
+    if target.ndim == 1:  # also a regression's values: each fold has small and large ones
+        order = order[np.argsort(target[order], kind="stable")]
+    if task == "regression":  # neighbours in value are dealt to the folds in a random order
+        random = np.random.default_rng(seed + 1)
+        blocks = [random.permutation(folds) for _ in range(-(-len(target) // folds))]
+        dealt = np.concatenate(blocks)[: len(target)]
+    else:
+        dealt = np.arange(len(target)) % folds
+    found = np.empty(len(target), np.int64)
+    found[order] = dealt
+    return found
+
+
+def write_fold(folder: Path, data: DatasetDescription, rows: Rows, held_out: Array | None) -> None:
+    """Writes a dataset whose valid rows are those in the mask `held_out`, and whose train rows are the others. None:
+    all rows are train rows. What an interrupted attempt left is replaced."""
+    shutil.rmtree(folder, ignore_errors=True)
+    chosen = {"train": np.arange(len(rows))}
+    if held_out is not None:
+        chosen = {"train": np.flatnonzero(~held_out), "valid": np.flatnonzero(held_out)}
+    names = [column.name for column in data.categorical]
+    for split, at in chosen.items():
+        part = Rows(num=rows.num[at], cat=rows.cat[at], target=rows.target[at], rows=rows.rows[at])
+        write_rows(folder / split, 0, part)
+        for index in range(count_parts(len(at))):
+            seal_part(folder / split, index, len(at), data.numeric, names)
+    splits = {name: SplitDescription(rows=len(at), parts=count_parts(len(at))) for name, at in chosen.items()}
+    write_dataset(folder, replace(data, splits=splits))
+
+
+# Greedy selection with repetition after Caruana et al. (2004): begin with the best model, add the one that improves the
+# mean of all added so far most, and keep the best mean on the way.
+def choose_weights(
+    margins: Mapping[str, Array], goodness: Callable[[Array], float], *, blend: bool = True
+) -> dict[str, float]:
+    """Returns the weight of each chosen model, the largest first; they add up to 1. `goodness` of margins: higher is
+    better."""
+    alone = {name: goodness(margin) for name, margin in margins.items()}
+    first = max(alone, key=lambda name: alone[name])
+    taken, total = Counter([first]), margins[first].astype("float64")
+    best, chosen = alone[first], Counter(taken)
+    for count in range(1, _ROUNDS if blend and len(margins) > 1 else 1):
+        allowed = [name for name in margins if name in taken or len(taken) < MOST_MEMBERS]
+        tried = {name: goodness((total + margins[name]) / (count + 1)) for name in allowed}
+        name = max(tried, key=lambda each: tried[each])
+        taken[name] += 1
+        total = total + margins[name]
+        if tried[name] > best:
+            best, chosen = tried[name], Counter(taken)
+    return {name: count / chosen.total() for name, count in chosen.most_common()}
 
 
 if __name__ == "__main__":

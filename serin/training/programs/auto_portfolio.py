@@ -1,7 +1,7 @@
 """Lists the candidates of `model.kind: auto`, in the order in which they are tried. Pure; does not import torch.
 
 The settings come from published defaults (RealMLP and the tuned trees of Holzmüller et al., 2024) and were compared on
-data sets that the benchmark does not use; docs/log.md has the figures.
+data sets that the benchmark does not use; docs/log/train.md has the figures.
 """
 
 from __future__ import annotations

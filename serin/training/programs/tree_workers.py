@@ -1,6 +1,6 @@
 """Grows trees on several GPUs: Dask starts one worker for each, and XGBoost adds up their histograms.
 
-A worker has an equal stretch of the rows and runs the same rounds as a single process (`trees.grow_trees`). All of
+A worker has an equal stretch of the rows and runs the same rounds as a single process (`grow_trees`). All of
 them have the same trees after every round; the first one reports and saves. Does not import torch.
 """
 
@@ -25,7 +25,7 @@ from serin.machine.parent_death import die_with_parent
 from serin.models.trees import load_xgboost
 from serin.training.data.tree_matrix import Share
 from serin.training.launch.job import read_job
-from serin.training.programs.trees import Team, grow_trees
+from serin.training.programs.grow_trees import Team, grow_trees
 from serin.training.results.tree_checkpoints import Grown
 
 _LOOKED_AFTER_S = 0.2

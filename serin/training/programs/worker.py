@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from serin.columns.unscaled import unscaled_warning
 from serin.errors import LossNotFinite, Preempted, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
+from serin.formats.schema import Task
 from serin.formats.shards import SplitArrays, read_split
-from serin.formats.weights import read_weights
+from serin.formats.weights import read_weights, write_weights
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
 from serin.models.build import build_model
@@ -37,17 +38,17 @@ from serin.training.data.tables import MappedTable, ResidentTable, open_table
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
 from serin.training.engine.tuning.autotune import final_choices, first_choices, products_of, read_choices
-from serin.training.engine.tuning.memory import StartAgain
+from serin.training.engine.tuning.batch_size import StartAgain
 from serin.training.engine.tuning.roofline import WORTH_MEASURING_S, measure_peaks, weigh
-from serin.training.launch.job import ResolvedSettings, TrainingJob, gpus_for, read_job
+from serin.training.launch.job import ResolvedSettings, TrainingJob, gpus_for, only_one, read_job
 from serin.training.launch.progress import tell
 from serin.training.launch.pruned import start_of
-from serin.training.launch.run_lock import only_one
 from serin.training.launch.status import Status, write_status
 from serin.training.parallel.losses import Loss, loss_of
 from serin.training.parallel.ranks import Ranks, open_world
 from serin.training.programs.attempt import FORMER_WORKER_ENDS_S
-from serin.training.results.result import write_result
+from serin.training.results.checkpoint import Position
+from serin.training.results.publish import publish_result
 
 _LOOKED_AT_ROWS = 100_000  # for the size of numbers
 
@@ -290,6 +291,32 @@ def _set_units(network: nn.Module, split: SplitArrays) -> None:
     deviation = target.std(axis=0)
     network.get_buffer("shift").copy_(torch.as_tensor(target.mean(axis=0)))
     network.get_buffer("scale").copy_(torch.as_tensor(np.where(deviation > 0, deviation, 1.0)))
+
+
+def write_result(
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor],
+    job: TrainingJob,
+    choices: ResolvedSettings,
+    shape: TableShape,
+    task: Task,
+    position: Position,
+    metrics: dict[str, float],
+) -> None:
+    """Writes `result/{weights.safetensors, model.json, metrics.json, state.json}`, completely or not at all."""
+    columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
+    record = {"model": job.model.model_dump(), "shape": columns, "task": task}
+    publish_result(
+        folder,
+        fill=lambda scratch: write_weights(scratch, weights, record),
+        job=job,
+        step=position.best_step or 0,
+        steps=position.step,
+        choices=choices.model_dump(),
+        metrics=metrics,
+        epochs=[epoch.model_dump() for epoch in position.epochs],
+    )
 
 
 if __name__ == "__main__":

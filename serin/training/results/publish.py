@@ -35,7 +35,7 @@ def publish_result(
     _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=list(epochs))
     _write(
         scratch / "state.json",
-        "serin.training.results.result",
+        "serin.training.programs.worker",
         step=step,
         steps=steps,
         dataset=job.dataset_digest,

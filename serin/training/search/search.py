@@ -7,25 +7,31 @@ torch.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
-from serin.errors import SearchFailed
+from serin.errors import ExtraMissing, SearchFailed, SpecError
+from serin.machine.durable import write_whole
+from serin.reports.tuning import SearchChart, search_chart
 from serin.spec.model import ModelSpec
 from serin.spec.search import SearchSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
+from serin.training.launch.job import only_one
 from serin.training.launch.run_dir import training_key
-from serin.training.launch.run_lock import only_one
-from serin.training.search.report import write_report
-from serin.training.search.study import Study, Tried
+from serin.training.search.study import Study, Tried, objective_name
 from serin.training.search.trials import Trials
+
+CHART = "importance.svg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +104,85 @@ def _best(tried: list[Tried], folder: Path) -> Tried:
         reasons = [one.reason for one in tried if one.reason] or ["no trial was started within the budget"]
         raise SearchFailed(folder=folder, reason=reasons[-1])
     return max(complete, key=lambda one: (one.value or 0.0, -one.number))
+
+
+def write_report(folder: Path, tried: Sequence[Tried], best: Tried, importance: Mapping[str, float]) -> None:
+    """Writes trials.csv, result.json and importance.svg to `folder`."""
+    write_whole(folder / "trials.csv", trials_csv(tried))
+    document = {
+        "format": "serin.search",
+        "version": 1,
+        "settings": best.settings,
+        "metrics": best.metrics,
+        "trial": best.number,
+        "importance": dict(importance),
+        "trials": [_row(one) for one in tried],
+    }
+    write_whole(folder / "result.json", json.dumps(document, indent=1) + "\n")
+    write_whole(folder / CHART, search_chart(_chart(tried, best, importance)))
+
+
+def trials_csv(tried: Sequence[Tried]) -> str:
+    paths = sorted({path for one in tried for path in one.settings})
+    name = next((objective_name(one.metrics) for one in tried if one.metrics), "valid")
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["trial", "state", name, "seconds", *paths, "reason"])
+    for one in tried:
+        metric = one.metrics.get(name, "")
+        settings = [json.dumps(one.settings[path]) if path in one.settings else "" for path in paths]
+        writer.writerow([one.number, one.state, metric, _seconds(one), *settings, one.reason])
+    return out.getvalue()
+
+
+def _chart(tried: Sequence[Tried], best: Tried, importance: Mapping[str, float]) -> SearchChart:
+    name = objective_name(best.metrics)
+    values = {one.number: one.metrics[name] for one in tried if name in one.metrics and one.value is not None}
+    return SearchChart(metric=name, values=values, best=best.number, importance=importance)
+
+
+def _row(one: Tried) -> dict[str, object]:
+    return {
+        "trial": one.number,
+        "state": one.state,
+        "settings": one.settings,
+        "metrics": one.metrics,
+        "seconds": _seconds(one),
+        "reason": one.reason,
+    }
+
+
+def _seconds(one: Tried) -> float | None:
+    return None if one.seconds is None else round(one.seconds, 2)
+
+
+def write_chosen(source: Path, settings: Mapping[str, JsonValue], target: Path, *, remark: str) -> None:
+    """Writes `target`: `source` with `settings` (by their path in the spec), and `remark` as a comment above."""
+    try:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.comments import CommentedMap, CommentedSeq
+    except ImportError as error:
+        raise ExtraMissing(package="ruamel.yaml", extra="search") from error
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    document: Any = yaml.load(source.read_text(encoding="utf-8"))
+    if not isinstance(document, CommentedMap):
+        raise SpecError(where=str(source), problems=[("", "has no keys")])
+    for path, value in settings.items():
+        *sections, last = path.split(".")
+        place = document
+        for name in sections:
+            if place.get(name) is None:
+                place[name] = CommentedMap()
+            place = place[name]
+        if isinstance(value, list):
+            chosen: Any = CommentedSeq(value)
+            chosen.fa.set_flow_style()
+        else:
+            chosen = value
+        place[last] = chosen
+    text = io.StringIO()
+    yaml.dump(document, text)
+    target.write_text(f"# {remark}\n{text.getvalue()}", encoding="utf-8")

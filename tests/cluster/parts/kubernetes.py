@@ -3,8 +3,6 @@
 No registry ships kube-apiserver, so it is built once (about four minutes on two free cores) and kept by version.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Network namespaces with their tools: hosts on this machine (tests/cluster/namespaces.py)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Podman and podman-compose, a Debian base image made with debootstrap, and a wheelhouse: no image can be pulled, and
 nothing is downloaded while an image is built."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

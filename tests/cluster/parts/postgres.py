@@ -1,7 +1,5 @@
 """PostgreSQL 15 from Debian: Prefect's migrations need its extension pg_trgm, which the wheel of the tests lacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.cluster.part import Missing, apt_install

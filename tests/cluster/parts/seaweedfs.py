@@ -1,7 +1,5 @@
 """SeaweedFS: an object store that speaks S3 with conditional writes. PyPI has its program as a wheel."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import subprocess

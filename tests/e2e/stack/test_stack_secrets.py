@@ -3,22 +3,20 @@
 Runs after the tests that share the stack: what they left behind is searched as well.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
-import http.client
 import re
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
 
+from serin.host.state import running_stack
+from serin.host.wiring import key_file
 from serin.machine.in_memory import socket_folder
-from serin.stack.host.state import running_stack
-from serin.stack.wiring import key_file
 from tests.e2e import stranger
 from tests.e2e.whole_stack import Stack, until
+from tests.kit import web
 
 _LARGEST = 100_000_000
 LOOKS_SECRET = re.compile(rb"(?i)(token|passw|secret|auth|api.?key|credential)[^\0/]{0,20}[=:\0][^\0/]{8,}")
@@ -38,13 +36,7 @@ def spellings(secret: str) -> set[bytes]:
 
 
 def ask(url: str, path: str, key: str) -> int:
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
-    try:
-        connection.request("GET", path, headers={"authorization": f"Bearer {key}"})
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return web.ask(urlsplit(url).netloc, path, headers={"authorization": f"Bearer {key}"}).status
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +45,11 @@ def secrets_of(stack: Stack) -> dict[str, set[bytes]]:
     key = stack.ask("keys", "create", "searched", "--model", "none")["key"]
     gateway = running_stack(stack.home).gateway_url
     try:
-        until(lambda: ask(gateway, "/v2/models/other", key) == 403, "the key is known", seconds=60)
+        until(lambda: ask(gateway, "/v2/models/other", key) == 403, "the key is known", within_s=60)
         assert ask(gateway, f"/v2/models/none?key={key}", key) == 404
     finally:
         key_file(stack.home).require(False)  # for other tests; the controller sees it
-        until(lambda: ask(gateway, "/v2", "") == 200, "nobody is asked any more", seconds=60)
+        until(lambda: ask(gateway, "/v2", "") == 200, "nobody is asked any more", within_s=60)
     login = stack.login
     return {
         "the Prefect login": spellings(login) | spellings(login.partition(":")[2]),

@@ -1,7 +1,5 @@
 """A whole stack that trusts a key: its controller refuses a version that the key has not signed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from serin.formats.signature import create_key, public_pem

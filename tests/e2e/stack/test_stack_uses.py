@@ -4,8 +4,6 @@ The tests share one model. A schedule trains its first version; the second one i
 again: at 50% it waits for approval, and there its process is killed or it is approved.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -20,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
+from serin.host.supervisor import Supervisor
 from serin.rollout.run.status import ModelStatus, model_status
-from serin.stack.host.supervisor import Supervisor
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.github import running_github
 from tests.fakes.small_pipeline import small_spec
@@ -44,7 +42,7 @@ class Parcels:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.first = self._write("first.yaml")
-        self.second = self._write("second.yaml", serving={"p99_ms": 400})
+        self.second = self._write("second.yaml", objectives={"latency_ms": 400})
         self.worse = self._write("worse.yaml", model={**TREES, "rounds": 1, "options": {"max_depth": 1}})
         self.wrong = folder / "wrong.yaml"
         self.wrong.write_text(self.first.read_text().replace("features:", "feature:"))
@@ -94,7 +92,7 @@ def test_ci_trains_a_pull_request_and_comments_on_it_without_serving_it(
         f"{MODEL} version 2 is published, not served",
         "auc N, logloss N on N test rows",
         "compared with version 1: auc N against N, equal on N rows",
-        f"next: serin rollout start {MODEL} 2",
+        f"next: serin rollout start {MODEL}:2",
     ]
     assert _status(stack).live == 1
     with running_github() as github:

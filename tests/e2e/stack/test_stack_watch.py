@@ -5,8 +5,6 @@ else is real: what clients send now is recorded from the gateway, and the watche
 the comparison and the rollout are those of the stack.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.request
@@ -24,11 +22,11 @@ import yaml
 from serin.formats.bundle import read_manifest
 from serin.formats.captures import write_part
 from serin.formats.reason import read_reason
+from serin.host.state import read_stack, running_stack
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.retrain import History, read_retraining
 from serin.rollout.run.status import history, model_status
-from serin.stack.host.state import read_stack, running_stack
 from serin.store.store import Store
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.small_pipeline import small_spec

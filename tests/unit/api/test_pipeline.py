@@ -1,7 +1,12 @@
-"""A pipeline from a frame: drafted, changed, written, checked, and built into a dataset that comes back as a frame."""
+"""What `import serin` offers, a pipeline from a frame, and its progress shown once."""
 
-from __future__ import annotations
-
+import inspect
+import io
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import serin
+from serin.api.progress import progress_lines, share_done, showing_progress
 from serin.errors import NotTrained, TableUnusable
+from serin.machine.log_times import log_at
+from serin.training.launch.progress import describe
 from tests.fakes.small_pipeline import small_spec
 from tests.logs import heard
 
 
 @pytest.fixture
-def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pd.DataFrame:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+def frame(tmp_path: Path, home: Path) -> pd.DataFrame:
     spec = small_spec(tmp_path, rows=400)
     table: pd.DataFrame = pq.read_table(spec["data"]["tables"]["parcels"]).to_pandas()
     table["sent"] = pd.date_range("2026-01-01", periods=len(table), freq="7min")
@@ -135,3 +142,120 @@ def test_a_model_with_its_own_inputs_has_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(serin.SpecError, match="has no dataset"):
         pipeline.build_dataset()
     assert "defines its own inputs" in str(pipeline.check())
+
+
+OFFERED = [
+    "Checkpoint", "Client", "DataError", "Dataset", "Explanation", "ExportError", "Model", "Pipeline", "RolloutError",
+    "SerinError", "ServingError", "SpecError", "StackError", "Store", "StoreError", "TrainingError", "__version__",
+]  # fmt: skip
+OF_A_PIPELINE = [
+    "build_dataset", "check", "draft", "export", "from_yaml", "name", "replace", "roll_out", "run", "spec", "to_yaml",
+    "train",
+]  # fmt: skip
+OF_A_RESULT = ["path", "ran", "receipt", "why"]
+
+
+def public(kind: type) -> list[str]:
+    annotated = {name for each in kind.__mro__ for name in inspect.get_annotations(each)}
+    return sorted(name for name in annotated | set(dir(kind)) if not name.startswith("_"))
+
+
+def test_serin_offers_these_names_and_no_others() -> None:
+    assert serin.__all__ == OFFERED
+    assert dir(serin) == OFFERED
+    assert all(getattr(serin, name) for name in OFFERED)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Piepline'; it offers .*Pipeline"):
+        serin.Piepline  # noqa: B018
+
+
+def test_the_classes_offer_these_names_and_no_others() -> None:
+    assert public(serin.Pipeline) == OF_A_PIPELINE
+    assert public(serin.Dataset) == sorted([*OF_A_RESULT, "digest", "report", "rows", "to_pandas"])
+    assert public(serin.Checkpoint) == sorted([*OF_A_RESULT, "metrics", "step"])
+    assert public(serin.Explanation) == ["frame", "method", "note", "rows", "scale", "sources"]
+    model = ["add_labels", "card", "digest", "explain", "load", "metrics", "name", "predict", "version"]
+    assert public(serin.Model) == sorted([*OF_A_RESULT, *model])
+
+
+def test_every_offered_class_and_method_says_what_it_does() -> None:
+    kinds = [getattr(serin, name) for name in OFFERED if inspect.isclass(getattr(serin, name))]
+    ours = [kind for kind in kinds if kind.__module__.startswith("serin.api")]
+    methods = [
+        method
+        for kind in ours
+        for name, method in inspect.getmembers(kind, callable)
+        if not name.startswith("_")
+    ]
+    assert methods
+    assert [item for item in [*ours, *methods] if not inspect.getdoc(item)] == []
+
+
+STEP = {"event": "step", "epoch": 1, "epochs": 2, "step": 1500, "steps": 6000, "loss": 0.5, "rows_per_s": 9e5}
+LOG = logging.getLogger("serin.pipeline.train")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The logger as in a program that has configured nothing. (pytest adds its handlers when a test is called.)"""
+    logger = logging.getLogger("serin")
+    pytests, logger.handlers, logger.propagate = logger.handlers, [], False
+    yield
+    logger.handlers, logger.propagate = pytests, True
+
+
+def test_a_line_about_a_training_step_or_a_piece_says_how_much_is_done() -> None:
+    assert share_done(describe(STEP) or "") == 0.25
+    assert share_done("fitting: 3 of 12 pieces") == 0.25
+    assert share_done("epoch 1/2 done: valid_auc 0.7312 (best so far)") is None
+
+
+def test_lines_are_shown_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with alone():
+        with showing_progress("training"):
+            LOG.info("%s", describe(STEP))
+        LOG.info("after the block")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("step 1,500/6,000, loss 0.5000, 900,000 rows/s")
+
+
+def test_a_line_shows_its_own_time_and_not_that_of_its_arrival(capsys: pytest.CaptureFixture[str]) -> None:
+    with alone(), showing_progress("training"):
+        for later_s in (-10.0, 1000.0, 2000.0):
+            log_at(LOG, "epoch done", time.time() + later_s)
+    shown = [float(line.partition(" s  ")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert shown[0] == 0.0  # of a machine whose clock is behind
+    assert shown[1] >= 1000.0
+    assert shown[2] >= 2000.0
+
+
+def test_a_terminal_shows_a_bar_and_keeps_the_lines_that_are_not_about_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    with alone(), progress_lines(), showing_progress("training"), showing_progress("within"):
+        LOG.info("training on the CPU: 1 process")
+        LOG.info("%s", describe(STEP))
+    assert shown.getvalue().count("s  training on the CPU: 1 process\n") == 1
+    assert " 25%" in shown.getvalue()
+    assert "s  epoch 1/2, step" not in shown.getvalue(), "it is the bar's"
+
+
+def test_nothing_is_added_where_the_program_has_its_own_handlers(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "serin")
+    with showing_progress("training"):
+        LOG.info("a line")
+    assert [record.getMessage() for record in caplog.records] == ["a line"]
+    assert capsys.readouterr().err == ""

@@ -6,16 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow.parquet as pq
-import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from serin.api.pipeline import Pipeline
-from serin.export.score.bulk import find_pieces, score_into_folder
 from serin.formats.shards import read_split
 from serin.metrics import auc
+from serin.scoring.bulk import find_pieces, score_into_folder
 from tests.fakes.ugly_csv import LEAK, TARGET, write_ugly_csv
 
 ROWS = 30_000
@@ -23,9 +22,8 @@ Rows = npt.NDArray[np.int64]
 
 
 def test_a_drafted_model_is_as_good_as_scikit_learn_after_cleaning_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, home: Path
 ) -> None:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     clean = write_ugly_csv(tmp_path / "ugly.csv", ROWS)
     pipeline = Pipeline.draft(tmp_path / "ugly.csv", target=TARGET)
     pipeline.check()

@@ -1,7 +1,5 @@
 """The runner of `make gpu-test` on small programs instead of GPU tests: outcomes, goals, deadlines, the kept result."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figures of the orchestration benchmark, from times that are known; and that its spec is a good one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet as pq

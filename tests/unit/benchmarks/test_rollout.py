@@ -1,6 +1,7 @@
-from __future__ import annotations
+"""The benchmarks of rollouts and of the watch: what they simulate, and what their last lines say."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from benchmarks.rollout.peers import Flagger, Kayenta, PerRequest
 from benchmarks.rollout.promotion import EQUAL, seconds_to_promote
 from benchmarks.rollout.scenarios import LASTING, NULLS, PRICE, WORSE
 from benchmarks.rollout.simulate import Cell, simulate
+from benchmarks.watch import drift_race
+from benchmarks.watch.capture import Costs, Lap, Pair, last_line, table
+from benchmarks.watch.drift_race import RULES, Raced
 
 
 def test_a_candidate_twice_as_slow_is_found_and_an_equal_one_is_not() -> None:
@@ -105,3 +109,70 @@ def test_full_means_two_thousand_rollouts_of_every_null_at_three_rates() -> None
     made = [cell for cell in cells(full=True) if cell.scenario in NULLS]
     assert sum(cell.runs for cell in made) == 2000 * 3 * len(NULLS)
     assert {cell.horizon_s for cell in made} == {1800}
+
+
+def _laps(*speeds: float, p99_ms: float, cpu_us: float) -> list[Lap]:
+    return [
+        Lap(requests_per_s=speed, p50_ms=1.0, p99_ms=p99_ms * 1000 / speed, cpu_us=cpu_us) for speed in speeds
+    ]
+
+
+def test_costs_are_compared_within_a_round() -> None:
+    without = _laps(1000, 500, 2000, p99_ms=2.0, cpu_us=100)
+    recorded = _laps(980, 490, 1960, p99_ms=2.0, cpu_us=103)
+    costs = Costs({"onnx_native": Pair(without, recorded)}, recorder_us=30.0, requests=7, dropped=1)
+    line = last_line(costs)
+    assert round(line["onnx_native_throughput"], 9) == 0.98
+    assert round(line["capture_cost"], 9) == 0.02
+    assert round(line["onnx_native_cpu"], 9) == 1.03
+    assert round(line["onnx_native_p99_added_ms"], 3) == 0.041
+    assert (line["recorder_us"], line["dropped"]) == (30.0, 1.0)
+    assert "7 requests recorded, 1 dropped" in "\n".join(table(costs))
+
+
+def window(score: float, missing: float = 0.0, rows: int = 100) -> dict[str, Any]:
+    return {"rows": rows, "drift": {"x": [score, 0.1]}, "missing": {"x": [missing, 0.02]}}
+
+
+def test_requests_count_up_to_the_end_of_the_first_window_that_is_flagged() -> None:
+    windows = [window(0.05, 0.02), window(0.2, 0.02), window(0.3, 0.02)]
+    assert drift_race._first(windows, "x", None) == 200
+    assert drift_race._first(windows, "x", {"x": 0.25, "missing x": 0.1}) == 300
+    assert drift_race._first(windows[:1], "x", None) is None
+
+
+def test_missing_values_are_flagged_beyond_a_tenth_of_the_reference() -> None:
+    assert drift_race._first([window(0.0, 0.0215)], "x", None) is None
+    assert drift_race._first([window(0.0, 0.023)], "x", None) == 100
+
+
+def test_a_calibrated_threshold_is_beyond_every_window_without_drift() -> None:
+    quiet = [window(0.2, 0.04), window(0.4, 0.01)]
+    limits = drift_race._calibrate(quiet, 1.25)
+    assert limits == pytest.approx({"x": 0.5, "missing x": 0.05})
+    assert drift_race._quiet_alarms(quiet, None) == (2, 2)
+    assert drift_race._quiet_alarms(quiet, limits) == (2, 0)
+
+
+def test_the_factor_is_the_smallest_with_as_many_alarms_in_windows_it_was_not_calibrated_on() -> None:
+    quiet = [{**window(score), "window": place} for place, score in enumerate((0.1, 0.24, 0.1, 0.19))]
+    assert drift_race._factor(quiet, "week", 0) == 2.5
+    assert drift_race._factor(quiet, "week", 1) == 2.0
+    assert drift_race._factor(quiet, "week", 2) == 1.0
+
+
+def test_the_last_line_counts_drifts_that_are_found_at_least_as_soon() -> None:
+    week = RULES[0].name
+    others = dict.fromkeys([rule.name for rule in RULES[1:]], 30.0)
+    found = {
+        "sooner": {"Serin": 10.0, week: 20.0, **others},
+        "alone": {"Serin": 10.0, week: None, **others},
+        "later": {"Serin": 30.0, week: 20.0, **others},
+        "never": {"Serin": None, week: None, **others},
+    }
+    quiet = {rule.name: (5, 4) for rule in RULES}
+    raced = Raced(false_alarms=2, held_out=1, factors={}, quiet=quiet, found=found, notes=())
+    assert drift_race.last_line(raced) == {
+        "false_alarms": 2.0, "held_out_alarms": 1.0, "sooner_than_evidently": 0.75, "sooner_than_defaults": 0.5,
+    }  # fmt: skip
+    assert "not found" in "\n".join(drift_race.table(raced))

@@ -1,7 +1,5 @@
 """The compiled load generator of the serving benchmark, against servers that count what they answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,10 +11,10 @@ import pytest
 from benchmarks.serving.load.generator import build_generator, run_generator
 from serin.machine.ports import free_ports
 from serin.serving.client.address import Address
-from serin.serving.client.load import json_target
-from serin.serving.client.load_connections import Target
 from serin.serving.client.tensors import INFER_METHOD
 from serin.serving.native.compiler import machine_compiler
+from serin.serving.tuning.load import json_target
+from serin.serving.tuning.load_connections import Target
 from tests.unit.serving.pausing_server import serving
 
 pytestmark = pytest.mark.skipif(machine_compiler() is None, reason="no C++ compiler on PATH")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -8,9 +6,9 @@ from typing import Any
 import pytest
 
 from serin.formats.serving.journal import Decision
-from serin.rollout.cluster.access import StoreRollouts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.access import StoreRollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.record import decision2rollout
 from tests.fakes.agents import FakeAgent

@@ -1,10 +1,8 @@
 """Rollouts on several hosts with one leading controller, in simulated time."""
 
-from __future__ import annotations
-
 import pytest
 
-from serin.rollout.cluster.desired import newest_state
+from serin.cluster.desired import newest_state
 from serin.rollout.decide.state import Hold, Phase
 from serin.store.artifacts import Release
 from tests.unit.cluster.conftest import Cluster

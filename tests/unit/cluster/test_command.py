@@ -1,35 +1,31 @@
 """`serin controller` as a process, and commands that find it through the store."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from serin.cluster import controller as controllers
+from serin.cluster.controller import NoReplayer
+from serin.cluster.status import ClusterStatus
+from serin.commands.rollout import tell_controller
 from serin.errors import NotUp, RolloutRefused, StoreUnreachable
 from serin.formats.cluster.leader import KEY, Leader
-from serin.pipeline.rollouts import find_rollouts
-from serin.rollout.cluster.access import StoreRollouts
-from serin.rollout.run.access import HomeRollouts
+from serin.rollout.run.access import HomeRollouts, StoreRollouts, find_rollouts
 from serin.rollout.run.commands import Command, ask_by
-from serin.stack.cluster import controller as controllers
-from serin.stack.cluster.controller import NoReplayer
-from serin.stack.cluster.status import ClusterStatus
-from serin.stack.deciding import deciding_rollouts
 from serin.store.objects import FolderObjects
+from tests.kit.commands import SERIN
+from tests.kit.waiting import running as alive
+from tests.kit.waiting import tail, until
 from tests.unit.cluster.conftest import Cluster
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderObjects:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> FolderObjects:
     monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
     return FolderObjects(tmp_path / "store")
 
@@ -38,15 +34,12 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderObjects:
 def controller(shared: FolderObjects, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with (tmp_path / "controller.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "serin.cli", "controller"],
+            [*SERIN, "controller"],
             stdout=log, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
         )  # fmt: skip
     try:
-        end = time.monotonic() + 120
-        while shared.read(KEY) is None:
-            assert process.poll() is None, (tmp_path / "controller.log").read_text()
-            assert time.monotonic() < end, "no controller leads"
-            time.sleep(0.05)
+        log = tail(tmp_path / "controller.log")
+        until(lambda: shared.read(KEY) is not None, "a controller leads", alive=alive(process), said=log)
         yield process
     finally:
         process.kill()
@@ -81,16 +74,16 @@ def test_without_a_controller_s_record_a_machine_decides_for_itself(
 ) -> None:
     assert isinstance(find_rollouts(), HomeRollouts)
     with pytest.raises(NotUp):
-        deciding_rollouts(tmp_path / "home")
+        tell_controller("abort", "flights")
     shared.put(KEY, Leader(holder="one", term=1).dump())
-    assert isinstance(deciding_rollouts(tmp_path / "home"), StoreRollouts)
+    assert isinstance(find_rollouts(), StoreRollouts)
 
 
 @pytest.mark.parametrize(("agent", "expected"), [(False, HomeRollouts), (True, StoreRollouts)])
 def test_the_stack_of_this_machine_decides_unless_it_is_an_agent_s(
     shared: FolderObjects, tmp_path: Path, agent: bool, expected: type
 ) -> None:
-    from serin.machine.process_identity import start_ticks
+    from serin.machine.process import start_ticks
 
     shared.put(KEY, Leader(holder="one", term=1).dump())
     stack = {"supervisor_pid": os.getpid(), "supervisor_ticks": start_ticks(os.getpid()), "agent": agent}
@@ -147,9 +140,9 @@ def test_a_controller_that_starts_while_the_store_is_away_waits_for_it(
     running = threading.Thread(target=controllers.run, args=(home, "agents", stop), daemon=True)
     running.start()
     try:
-        until(running, lambda: said(home) == "waits for the store\n")
+        until(lambda: said(home) == "waits for the store\n", alive=running.is_alive)
         objects.away = False
-        until(running, lambda: said(home) == "leads\n")
+        until(lambda: said(home) == "leads\n", alive=running.is_alive)
     finally:
         stop.set()
         running.join(60)
@@ -159,11 +152,3 @@ def test_a_controller_that_starts_while_the_store_is_away_waits_for_it(
 def said(home: Path) -> str:
     beat = home / controllers.BEAT
     return beat.read_text() if beat.exists() else ""
-
-
-def until(running: threading.Thread, true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert running.is_alive()
-        assert time.monotonic() < end
-        time.sleep(0.02)

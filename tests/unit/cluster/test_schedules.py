@@ -1,21 +1,19 @@
 """Two or three controllers under random schedules, with freezes and a store that fails before or after writing."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from serin.cluster.journal import StoreJournal
 from serin.errors import SerinError
 from serin.formats.cluster.decisions import load_decision, prefix_of
 from serin.formats.cluster.desired_state import PREFIX, DesiredState
 from serin.formats.serving.journal import Decision
-from serin.rollout.cluster.access import StoreRollouts
-from serin.rollout.cluster.journal import StoreJournal
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase
+from serin.rollout.run.access import StoreRollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.store.artifacts import ModelRoute

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from serin.console.app import build_app
-from serin.stack.console.secrets import Role, role_secret
-from serin.stack.console.settings import ConsoleSettings
+from serin.host.console import ConsoleSettings, Role, role_secret
 from tests.fakes.gpus import write_inventory
 from tests.unit.console.scenes import furnish
 

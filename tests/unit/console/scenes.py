@@ -1,7 +1,5 @@
 """A home as a stack leaves it: published versions, a rollout in the middle, an alert, a training."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace
@@ -10,6 +8,7 @@ from typing import Any
 
 from serin.formats.drift import BinnedColumn, DriftStatistics
 from serin.formats.reason import Reason
+from serin.host.wiring import request_log
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.history.store import History
@@ -19,13 +18,12 @@ from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
-from serin.spec.load import load_stored_spec
+from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec
-from serin.stack.watch.drift_duty import DriftDuty
-from serin.stack.watch.quality_duty import QualityDuty
-from serin.stack.wiring import request_log
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from serin.watcher.drift_duty import DriftDuty
+from serin.watcher.quality_duty import QualityDuty
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.live_quality import publish, serve
 from tests.fakes.rollout import FakeClock, FakeVersions
@@ -86,7 +84,7 @@ def _statistics() -> DriftStatistics:
 def _watch(home: Path, log: Path, bundle: Bundle) -> None:
     """Requests of the last hours, their labels, and what the watcher's duties make of them."""
     served = serve(home, bundle, ROWS, seed=1, began=time.time() - 6 * 3600, every_s=0.2)
-    data = load_stored_spec(Path(bundle.path) / "spec.yaml").data
+    data = load_spec(Path(bundle.path) / "spec.yaml").data
     truth = TruthOf(model=MODEL, data=data, schema=SCHEMA)
     add_labels(home, truth, served.labels(slice(0, ROWS * 4 // 5)), Columns(), time.time() - 60)
     DriftDuty(home, AlertBook(home)).tick(time.time())

@@ -1,10 +1,7 @@
 """What an operator does reaches the controller and its journal; what others try does not."""
 
-from __future__ import annotations
-
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +10,10 @@ import pytest
 from serin.monitoring.alerts.read import read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, ask
-from serin.rollout.run.status import history, model_status
+from serin.rollout.run.status import ModelStatus, history, model_status
 from tests.fakes.rollout import FakeJudge
 from tests.fakes.running_controller import running_controller
+from tests.kit.waiting import until
 from tests.unit.console.conftest import Visitor, visitor
 from tests.unit.console.scenes import fire
 
@@ -49,11 +47,11 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
-def _until(home: Path, reached: object) -> None:
-    deadline = time.monotonic() + 30
-    while not ((state := model_status(home, MODEL)) and reached(state)):  # type: ignore[operator]
-        assert time.monotonic() < deadline, state
-        time.sleep(0.02)
+def _until(home: Path, reached: Callable[[ModelStatus], bool]) -> None:
+    until(
+        lambda: (state := model_status(home, MODEL)) and reached(state),
+        said=lambda: model_status(home, MODEL),
+    )
 
 
 def act(somebody: Visitor, kind: str, **more: str) -> int:

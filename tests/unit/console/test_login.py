@@ -1,7 +1,5 @@
 """Who gets in: secrets, sessions, attempts, hosts and headers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -13,8 +11,14 @@ from starlette.requests import Request
 from serin.console.guard import Attempts, source_of
 from serin.console.sessions import cookie2session, new_session, session2cookie
 from serin.errors import SpecError, StackUnusable
-from serin.stack.console.secrets import ROLES, role_secret, rotate_secret, secret_file
-from serin.stack.console.settings import ConsoleSettings, read_settings
+from serin.host.console import (
+    ROLES,
+    ConsoleSettings,
+    read_settings,
+    role_secret,
+    rotate_secret,
+    secret_file,
+)
 from tests.unit.console.conftest import BASE, visitor
 
 

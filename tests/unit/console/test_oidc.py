@@ -1,7 +1,5 @@
 """Login with a real OpenID Connect provider, which a test can make lie."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
@@ -19,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from serin.console import oidc
-from serin.stack.console.settings import ConsoleSettings, OidcSettings
+from serin.host.console import ConsoleSettings, OidcSettings
 from tests.unit.console.conftest import Visitor, visitor
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the provider
@@ -211,7 +209,7 @@ def test_a_provider_that_does_not_answer_is_reported_and_secrets_still_work(home
 
 
 def test_where_only_the_provider_decides_secrets_are_refused(home: Path, issuer: str) -> None:
-    from serin.stack.console.secrets import role_secret
+    from serin.host.console import role_secret
 
     somebody = visitor(home, settings(issuer).model_copy(update={"secrets": False}))
     assert "Secret" not in somebody.get("/login").text

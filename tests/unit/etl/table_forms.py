@@ -4,8 +4,6 @@ Text formats leave a choice to whoever writes them (quotes, line ends, how a mis
 drawn by chance, for it must not show.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,16 +1,40 @@
-"""The same dataset, bit for bit, from every engine, number of workers and cut into pieces."""
+"""The same dataset, bit for bit, from every engine and cut; the way of a piece through a GPU."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import distributed
+import numpy as np
 import pytest
 
-from serin.errors import EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
+from serin.columns.column import Column, any_true, count_true, tally
+from serin.errors import ClusterNotUp, EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
 from serin.etl.engines import dask_engine
-from serin.etl.engines.dask_engine import DaskEngine, local_cluster
-from serin.etl.engines.device import Gpus
+from serin.etl.engines.cuda_cluster import gpu_cluster
+from serin.etl.engines.dask_engine import DaskEngine, cuda_cluster, local_cluster
+from serin.etl.engines.device import (
+    Gpus,
+    HostColumns,
+    OnGpu,
+    gpu_aware,
+    host_columns,
+    store_rows,
+    take_rescues,
+    to_gpu,
+    to_host,
+)
 from serin.etl.engines.engine import Choice, choose_engine, open_engine
 from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.relational.gpu import gpu_batches
+from serin.etl.relational.relation import Related
+from serin.etl.sources.tables import Piece
+from serin.formats.dataset import SourceFile
+from serin.formats.shards import PART_ROWS, Rows, write_rows
 from serin.spec.etl import EtlSpec
+from serin.spec.load import load_spec
+from tests.fakes import cupy
+from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
+from tests.logs import heard
 from tests.unit.etl.flights import digest, spec_of
 
 
@@ -104,3 +128,259 @@ def test_process_engine_ends_its_work_when_a_piece_fails() -> None:
 def test_dask_engine_is_an_engine_of_the_same_shape() -> None:
     public = {name for name in vars(ProcessEngine) if not name.startswith("_")}
     assert public <= {name for name in vars(DaskEngine) if not name.startswith("_")}
+
+
+ONE_GPU = Gpus(count=1, memory_bytes=2**34)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.etl.engines.engine.memory_pool", nullcontext)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_gives_what_the_host_gives(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = cupy.install(monkeypatch)
+    said: list[str] = []
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    with heard(said.append):
+        assert digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
+    assert module.uploads > 40
+    assert not any("full" in line for line in said)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_awkward_values_go_through_a_gpu_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_awkward_tables(tmp_path / "tables", 3000)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 700) == expected
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_every_kind_of_relational_work_goes_through_a_gpu_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = write_awkward_variants(tmp_path / "tables", 900)
+    host = {name: digest(spec, EtlSpec(engine="process"), tmp_path / "host") for name, spec in specs.items()}
+    cupy.install(monkeypatch)
+    gpu = {name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 400) for name, spec in specs.items()}
+    assert gpu == host
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("full_at", [1, 30, 60])
+def test_when_the_gpu_is_full_the_host_continues_and_the_log_says_why(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int
+) -> None:
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch, full_at=full_at)
+    said: list[str] = []
+    with heard(said.append):
+        assert digest(spec_of(few_flights), EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
+    assert any("the GPU was full" in line or "memory ran out" in line for line in said)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_several_targets_go_through_a_gpu_unchanged(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = spec_of(few_flights).model_dump(mode="json", by_alias=True)
+    late = {"late": "arr_delay > 15", "early": "arr_delay < -10"}
+    given["data"]["target"] = {"expressions": late, "task": "binary"}
+    spec = load_spec(given)
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 3000) == expected
+    assert expected != digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "one")
+
+
+def test_the_columns_of_steps_that_only_the_host_knows_are_named() -> None:
+    spec = load_spec(
+        {
+            "name": "a",
+            "data": {"tables": {"t": "t.parquet"}, "target": {"expression": "y", "task": "regression"}},
+            "features": [
+                {"columns": ["a"], "steps": ["fill_median", "normalize"]},
+                {"columns": ["b", "c"], "steps": ["normalize", "tests.fakes.own_operators:Squash"]},
+            ],
+        }
+    )
+    assert host_columns(spec.features) == ["b", "c"]
+
+
+def test_a_gpu_is_chosen_for_much_data_and_several_get_a_cluster() -> None:
+    def kind(data_bytes: int, gpus: Gpus) -> str:
+        plenty = {"needed_bytes": 10**6, "free_bytes": 10**10}
+        return choose_engine(EtlSpec(), data_bytes=data_bytes, gpus=gpus, **plenty).kind
+
+    assert kind(10**6, ONE_GPU) == "process"
+    assert kind(10**9, ONE_GPU) == "cuda"
+    assert kind(10**9, Gpus(count=2, memory_bytes=2**35)) == "dask-cuda"
+    assert kind(10**9, Gpus(count=0, memory_bytes=0)) == "process"
+
+
+def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
+    with pytest.raises(EngineFailed, match="no GPU"):
+        choose_engine(
+            EtlSpec(engine="cuda"),
+            data_bytes=1,
+            needed_bytes=1,
+            free_bytes=2,
+            gpus=Gpus(count=0, memory_bytes=0),
+        )
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_cluster_of_gpus_that_does_not_start_is_reported_and_one_gpu_continues(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path / "host")
+    cupy.install(monkeypatch)
+    said: list[str] = []
+    spec = spec_of(few_flights)
+    with heard(said.append):
+        assert digest(spec, EtlSpec(engine="dask-cuda"), tmp_path / "gpu") == expected
+    told = "\n".join(said)
+    assert "no cluster of GPUs came up; its process ended with code 1" in told
+    assert "dask_cuda" in told  # is not installed here
+    assert "continuing with one GPU" in told
+
+
+def test_a_cluster_that_takes_too_long_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ClusterNotUp, match="not up after 0 s"),
+        gpu_cluster(1, tmp_path / "cluster", start_s=0),
+    ):
+        pass
+
+
+FAKE_DASK_CUDA = """
+from distributed import LocalCluster
+
+class LocalCUDACluster(LocalCluster):
+    cuda_visible_devices = [0]
+
+    def __init__(self, rmm_async, rmm_allocator_external_lib_list, **options):
+        super().__init__(**options)
+"""
+
+
+def test_a_cluster_of_gpus_accepts_only_its_own_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's own cluster in the place of dask-cuda's, which is made from it."""
+    (tmp_path / "dask_cuda.py").write_text(FAKE_DASK_CUDA)
+    monkeypatch.syspath_prepend(tmp_path)
+    with cuda_cluster(1, tmp_path) as client:
+        address = client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        for stranger in (
+            {"address": address.replace("tls://", "tcp://")},
+            {"address": address, "security": distributed.Security.temporary()},
+        ):
+            with pytest.raises((OSError, TimeoutError)):
+                distributed.Client(**stranger, timeout=1, set_as_default=False)
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"PRIVATE KEY" in content for content in kept)
+
+
+@pytest.mark.parametrize("engine", ["auto", "cuda"])
+def test_a_gpu_that_cupy_cannot_use_is_reported_and_only_auto_continues_without_it(
+    few_flights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
+    monkeypatch.setattr("serin.spec.etl.WORTH_BYTES", 1)
+    cupy.install(monkeypatch).cuda.runtime.memGetInfo = _no_driver
+    said: list[str] = []
+    if engine == "auto":
+        with heard(said.append):
+            digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
+        assert any("cupy cannot use the GPU" in line and "continuing without it" in line for line in said)
+    else:
+        with pytest.raises(EngineFailed, match="CUDA driver version is insufficient"):
+            digest(spec_of(few_flights), EtlSpec(engine=engine), tmp_path / "store")
+
+
+def _no_driver() -> None:
+    raise RuntimeError("CUDA driver version is insufficient")
+
+
+def piece(first_row: int, rows: int, file: str = "a") -> Piece:
+    source = SourceFile(table="t", path=file, size=1, modified="")
+    return Piece(file=source, groups=(0,), first_row=first_row, rows=rows)
+
+
+def test_pieces_of_several_files_are_bundled_in_order_up_to_the_limit() -> None:
+    pieces = [piece(0, 4), piece(4, 4, "b"), piece(8, 3, "c"), piece(11, 20, "d"), piece(31, 1, "d")]
+    found = [(each.first_row, each.rows) for each in gpu_batches(pieces, 8)]
+    assert found == [(0, 8), (8, 3), (11, 20), (31, 1)]  # a piece is never cut
+
+
+def test_a_piece_goes_to_a_gpu_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy.install(monkeypatch)
+    column = Column(kind="int", values=np.asarray([3, 1, 2]))
+    there = to_gpu(Related(columns={"a": column}, rows=np.arange(3), dropped={"filtered": 1}))
+    assert isinstance(there.rows, cupy.Array)
+    assert isinstance(there.columns["a"].values, cupy.Array)
+    back = to_host(there)
+    assert isinstance(back.columns, HostColumns)  # each comes when it is asked for
+    assert back.columns["a"].values.tolist() == [3, 1, 2]
+    assert back.rows.tolist() == [0, 1, 2]
+    assert back.dropped == {"filtered": 1}
+
+
+def test_the_host_does_what_a_full_gpu_cannot_and_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy.install(monkeypatch)
+
+    @gpu_aware
+    def total(related: Related) -> int:
+        there = isinstance(related.rows, cupy.Array)
+        if there:
+            raise MemoryError("full")
+        return int(related.rows.sum())
+
+    take_rescues()
+    assert OnGpu(total)(to_gpu(Related(columns={}, rows=np.arange(4), dropped={}))) == 6
+    assert take_rescues() == 1
+    assert take_rescues() == 0
+
+
+def test_counts_on_a_gpu_are_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = cupy.install(monkeypatch)
+    codes = np.random.default_rng(0).integers(0, 9, 1000).astype(np.uint32)
+    weights = codes.astype(np.float64) ** 2
+    there = module.asarray(codes)
+    assert tally(there, 12).get().tolist() == np.bincount(codes, minlength=12).tolist()
+    assert (
+        tally(there, 12, module.asarray(weights)).get().tolist() == np.bincount(codes, weights, 12).tolist()
+    )
+    assert count_true(there == 3) == np.count_nonzero(codes == 3)
+    assert any_true(there == 3)
+    assert not any_true(there == 11)
+
+
+@pytest.mark.parametrize("start", [0, PART_ROWS - 7])
+def test_rows_leave_a_gpu_for_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    module = cupy.install(monkeypatch)
+    monkeypatch.setattr("serin.etl.engines.device._STAGE_BYTES", 64)  # several copies for each file
+    random = np.random.default_rng(1)
+    rows = Rows(
+        num=random.normal(size=(50, 3)).astype(np.float32),
+        cat=random.integers(0, 9, (50, 0)).astype(np.int32),
+        target=random.random(50).astype(np.float32),
+        rows=np.arange(50),
+    )
+    there = Rows(**{name: module.asarray(getattr(rows, name)) for name in ("num", "cat", "target", "rows")})
+    write_rows(tmp_path / "host", start, rows)
+    store_rows([(tmp_path / "gpu", start, there)])
+    files = sorted(path.relative_to(tmp_path / "host") for path in (tmp_path / "host").rglob("*.*"))
+    assert len(files) == (8 if start else 4)
+    for file in files:
+        assert (tmp_path / "gpu" / file).read_bytes() == (tmp_path / "host" / file).read_bytes()

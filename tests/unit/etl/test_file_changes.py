@@ -2,22 +2,21 @@
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from serin.errors import SourceUnreadable
-from serin.etl import build as building
+from serin.etl import compute
 from serin.etl.build import build_dataset, current_key, find_dataset
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
 from serin.store.store import Store
+from tests.kit.web import Handler, web_server
 from tests.logs import heard
 
 FIRST, SECOND = (
@@ -165,20 +164,20 @@ def test_a_file_that_changes_while_it_is_read_makes_no_dataset(
     file: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_over(str(file))
-    real = building.lay_out
+    real = compute.lay_out
 
     def change_and_go_on(*given: object) -> object:
         found = real(*given)  # type: ignore[arg-type]
         copy_with_its_times(file, file.with_name("other"))
         return found
 
-    monkeypatch.setattr(building, "lay_out", change_and_go_on)
+    monkeypatch.setattr(compute, "lay_out", change_and_go_on)
     with pytest.raises(SourceUnreadable, match="changed while"):
         build_dataset(spec.data, spec.features, EtlSpec(engine="process", workers=1), store=store)
     assert find_dataset(spec.data, spec.features, store) is None
 
 
-class _Served(BaseHTTPRequestHandler):
+class _Served(Handler):
     content, headers_sent = b"", dict[str, str]()
 
     def do_GET(self) -> None:
@@ -191,19 +190,11 @@ class _Served(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    serving = ThreadingHTTPServer(("127.0.0.1", 0), _Served)
-    thread = threading.Thread(target=serving.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://127.0.0.1:{serving.server_port}/t.csv"
-    serving.shutdown()
-    thread.join()
-    serving.server_close()
+    with web_server(_Served) as port:
+        yield f"http://127.0.0.1:{port}/t.csv"
 
 
 OLD, NEWER = "Mon, 05 Jan 2026 10:00:00 GMT", "Mon, 05 Jan 2026 10:00:01 GMT"

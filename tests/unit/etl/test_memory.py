@@ -1,19 +1,25 @@
-"""Memory: pieces are planned from what is free, values go to disk, and a run that has too little goes on with less."""
+"""What a build costs: memory, calls per column, and digests beside the work."""
 
+import cProfile
 import os
+import pstats
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from serin.columns.column import Column, column_from_arrow
 from serin.errors import EngineFailed
+from serin.etl import build as building
+from serin.etl.build import build_dataset
 from serin.etl.engines import attempts
 from serin.etl.engines.dask_engine import DaskEngine, WorkersLost, local_cluster
 from serin.etl.engines.engine import Choice
@@ -21,10 +27,16 @@ from serin.etl.engines.memory_budget import MIN_ROWS, plan_rows
 from serin.etl.engines.pieces import cut_pieces
 from serin.etl.engines.process_engine import ProcessEngine
 from serin.etl.engines.spill import Spilled, spill
+from serin.etl.sources import find
 from serin.etl.sources.files import find_files
+from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import cut, open_table, read_piece
+from serin.formats.dataset import read_dataset
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
+from serin.store import file_digests
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 from tests.logs import heard
 from tests.signals import hit
 from tests.soak import larger_than_memory
@@ -135,7 +147,7 @@ def test_a_file_is_rewritten_when_a_group_does_not_fit_and_not_for_more_pieces(
 
 
 def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) -> None:
-    from serin.etl.sources.layout import lay_out
+    from serin.etl.binding.layout import lay_out
 
     rows = 5 * 2**16 + 9000
     pq.write_table(
@@ -167,7 +179,7 @@ def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) 
 
 
 def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path: Path) -> None:
-    from serin.etl.sources.layout import lay_out
+    from serin.etl.binding.layout import lay_out
 
     spec = spec_of(few_flights)
     tables = {
@@ -248,3 +260,115 @@ def read_of(column: str, kind: Any) -> Any:
     from serin.etl.sources.partitions import Read
 
     return Read(column=column, kind=kind)
+
+
+FEW, TIMES, ROWS = 60, 4, 300
+
+
+def calls_by_function(folder: Path, columns: int) -> dict[str, int]:
+    """The calls of each function while a table with so many numeric columns is built."""
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    table = pd.DataFrame(
+        {f"x{number}": random.standard_normal(ROWS, np.float32) for number in range(columns)}
+    )
+    table.assign(c=[f"v{n % 7}" for n in range(ROWS)], y=table["x0"] > 0).to_parquet(folder / "t.parquet")
+    steps = ["fill_median", "normalize"]
+    spec = load_spec(
+        {
+            "name": "wide",
+            "data": {
+                "tables": {"main": str(folder / "t.parquet")},
+                "target": {"expression": "y", "task": "binary"},
+            },
+            "features": [
+                {"columns": [f"x{number}" for number in range(columns)], "steps": steps},
+                {"columns": ["c"], "steps": ["categorify"]},
+            ],
+            "etl": {"engine": "process"},
+        }
+    )
+    profile = cProfile.Profile()
+    profile.enable()
+    build_dataset(spec.data, spec.features, spec.etl, store=Store(str(folder / "store")))
+    profile.disable()
+    found = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    return {f"{Path(file).name}:{line} {name}": calls for (file, line, name), (calls, *_) in found.items()}
+
+
+def test_four_times_the_columns_are_four_times_the_calls(tmp_path: Path) -> None:
+    calls_by_function(tmp_path / "first", FEW)  # reads the libraries
+    few, many = (calls_by_function(tmp_path / str(count), count) for count in (FEW, FEW * TIMES))
+    assert sum(many.values()) < 1.2 * TIMES * sum(few.values())
+    steep = {
+        name: (few.get(name, 0), count)
+        for name, count in many.items()
+        if count > 5000 and count > 1.5 * TIMES * few.get(name, 0)
+    }
+    assert not steep, "calls that grow faster than the columns"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table that had not changed for a while."""
+    monkeypatch.setattr(file_digests, "_SETTLED_NS", 0)
+    path = tmp_path / "t.parquet"
+    write(path, seed=1)
+    return path
+
+
+def write(path: Path, *, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    pq.write_table(pa.table({"a": draw.random(200), "b": draw.integers(0, 2, 200)}), path)
+
+
+def build(path: Path, store: Store, *, name: str = "t") -> Dataset:
+    data = {"tables": {"t": str(path)}, "target": {"expression": "b == 1", "task": "binary"}}
+    spec = load_spec({"name": name, "data": data, "features": [{"columns": ["a"], "steps": ["normalize"]}]})
+    return build_dataset(spec.data, spec.features, EtlSpec(), store=store, name=name)
+
+
+def test_a_dataset_is_the_same_with_digests_before_and_beside(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = build(file, Store(str(tmp_path / "beside")))
+    monkeypatch.setattr(building, "find_settled", lambda _: None)
+    before = build(file, Store(str(tmp_path / "before")))
+    assert beside.digest == before.digest
+    sources = [read_dataset(Path(made.path)).sources for made in (beside, before)]
+    assert sources[0] == sources[1]
+    assert sources[0][0].content.startswith("sha256-tree:")
+
+
+def test_a_dataset_is_found_again_also_under_another_name(file: Path, store: Store) -> None:
+    first = build(file, store)
+    for name in ("t", "other"):
+        said: list[str] = []
+        with heard(said.append):
+            assert build(file, store, name=name).path == first.path
+        assert any("is there already" in line for line in said)
+    write(file, seed=2)  # of the same size
+    assert build(file, store, name="third").digest != first.digest
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, file: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(compute: Callable[[], Sources]) -> AbstractContextManager[Callable[[], Sources]]:
+        write(tmp_path / "new", seed=3)
+        (tmp_path / "new").replace(file)  # after the files were found, before their digests
+        return find.computed_beside(compute)
+
+    monkeypatch.setattr(building, "computed_beside", replaced)
+    said: list[str] = []
+    with heard(said.append):
+        made = build(file, store)
+    assert any("building again" in line for line in said)
+    assert made.digest == build(file, Store(str(tmp_path / "other"))).digest
+
+
+def test_a_file_of_a_moment_ago_is_hashed_first(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find.find_settled({"t": str(file)}) is not None
+    monkeypatch.setattr(file_digests, "_SETTLED_NS", 2 * 10**9)
+    write(file, seed=4)
+    assert find.find_settled({"t": str(file)}) is None

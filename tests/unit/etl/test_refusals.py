@@ -232,12 +232,11 @@ def test_a_refusal_names_the_place_and_what_to_do(
 )
 def test_check_finds_what_a_build_would_refuse_as_a_problem_of_the_spec(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
     kind: type[SerinError],
     text: str,
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     with pytest.raises(SpecError, match=text.replace("data.checks: ", "")) as caught:
         check_spec(spec_with(tmp_path, **changes))
     assert len(caught.value.fields["problems"]) == 1, kind

@@ -1,7 +1,5 @@
 """A table means the same in every form it may be written in: to the ETL, and to the graph that is served."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -93,7 +91,7 @@ def test_a_table_gives_the_same_dataset_and_the_same_answers_in_every_form(
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         folder = Path(scratch)
-        for module in ("csv2parquet", "json2parquet"):
+        for module in ("csv2parquet", "convert"):
             patch.setattr(f"serin.etl.sources.{module}._BLOCK_BYTES", int(random.choice([700, 16 * 2**20])))
         for name, values in zip(("main", "places"), random_rows(ROWS, vocabulary, random), strict=True):
             write_forms(folder, name, values, random)

@@ -1,20 +1,26 @@
-"""Tasks other than binary, through the whole build."""
+"""Tasks other than binary through the whole build, and what the served graph calculates."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import TargetUnusable
 from serin.etl.build import build_dataset
-from serin.formats.dataset import DatasetDescription, read_dataset
+from serin.export.convert.features2onnx import features2onnx
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import FEATURES, GOLDEN, DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.store.store import Store
+from tests.unit.etl.trips import build, spec_of
 
 TABLE = pa.table(
     {
@@ -26,7 +32,7 @@ TABLE = pa.table(
 )
 
 
-def build(folder: Path, expression: str, task: str) -> tuple[DatasetDescription, np.ndarray, np.ndarray]:
+def built(folder: Path, expression: str, task: str) -> tuple[DatasetDescription, np.ndarray, np.ndarray]:
     pq.write_table(TABLE, folder / "t.parquet", row_group_size=20)
     document: dict[str, Any] = {
         "name": "t",
@@ -49,7 +55,7 @@ def build(folder: Path, expression: str, task: str) -> tuple[DatasetDescription,
 def test_classes_are_numbered_in_order_of_value(
     tmp_path: Path, column: str, classes: tuple[str, ...]
 ) -> None:
-    description, target, rows = build(tmp_path, column, "multiclass")
+    description, target, rows = built(tmp_path, column, "multiclass")
     assert description.classes == classes
     values = TABLE.column(column).to_pylist()
     assert [classes[int(code)] for code in target] == [str(values[row]) for row in rows]
@@ -58,17 +64,61 @@ def test_classes_are_numbered_in_order_of_value(
 
 def test_a_regression_with_one_number_only_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TargetUnusable, match="is 0 in every training row: there is nothing to learn"):
-        build(tmp_path, "stars - stars", "regression")
+        built(tmp_path, "stars - stars", "regression")
 
 
 def test_a_regression_keeps_its_numbers(tmp_path: Path) -> None:
-    description, target, rows = build(tmp_path, "price * 2", "regression")
+    description, target, rows = built(tmp_path, "price * 2", "regression")
     assert description.classes is None
     assert np.array_equal(target, (rows / 7 * 2).astype(np.float32))
     assert description.dropped["null_target"] == 9
 
 
 def test_a_target_is_computed_before_anything_is_rounded_to_float32(tmp_path: Path) -> None:
-    _, target, rows = build(tmp_path, "price > 1.57142855", "binary")
+    _, target, rows = built(tmp_path, "price > 1.57142855", "binary")
     assert np.array_equal(target, rows / 7 > 1.57142855)
     assert 11 in rows  # 11 / 7 is above the bound, and below it as float32
+
+
+def test_derived_features_have_the_same_bits_in_the_graph(tmp_path: Path) -> None:
+    """The lookup's key has another name in its table, a column is renamed, and the target reads a served one."""
+    pd.DataFrame({"plate": ["t1", "t2", "ü4"], "seats": [4, 6, None]}).to_parquet(tmp_path / "taxis.parquet")
+    spec = spec_of(
+        tmp_path,
+        tables={"trips": str(tmp_path / "trips.parquet"), "taxis": str(tmp_path / "taxis.parquet")},
+        joins=[{"with": "taxis", "on": {"taxi": "plate"}, "columns": ["seats"], "source": "lookup"}],
+        rename={"trips": {"people": "heads"}},
+        target={"expression": "tip > 2 and fare < 12", "task": "binary", "known_at_serving": ["tip"]},
+        windows=[{"by": "zone", "rows": 5, "make": {"usual": "mean(tip)", "last": "lag(tip)"}}],
+        derived={
+            "per_head": "tip / heads",
+            "full": "heads >= seats or taxi in ('t3', 'ü4')",
+            "unusual": "(tip - usual) / max(usual, 1)",
+            "both": "per_head * unusual",
+        },
+        features=[
+            {"columns": ["per_head", "unusual", "both", "last"], "steps": ["fill_median", "normalize"]},
+            {"columns": ["full"], "steps": ["categorify"]},
+        ],
+    )
+    dataset = build(spec, Store(str(tmp_path / "store")))
+    described, folder = read_dataset(dataset.path), Path(dataset.path)
+    assert [column.name for column in described.inputs] == ["tip", "heads", "usual", "last", "taxi"]
+    golden = pq.read_table(folder / GOLDEN)
+    plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
+    graph = features2onnx(plan, described, folder)
+    session = ort.InferenceSession(graph.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    inputs = {
+        column.name: np.asarray(
+            golden.column(column.name).to_pylist(), object if column.dtype == "BYTES" else None
+        )
+        .astype({"BYTES": object, "FP32": np.float32, "INT64": np.int64, "INT8": np.int8}[column.dtype])
+        .reshape(-1, 1)
+        for column in described.inputs
+    }
+    num, cat = session.run([graph.num, graph.cat], inputs)
+    for index, name in enumerate(described.numeric):
+        wanted = golden.column(f"num__{name}").to_numpy()
+        assert np.array_equal(num[:, index].view(np.int32), wanted.view(np.int32)), name
+    for index, output in enumerate(described.categorical):
+        assert np.array_equal(cat[:, index], golden.column(f"cat__{output.name}").to_numpy()), output.name

@@ -1,7 +1,5 @@
 """Shapley values of trees by their definition: every subset of features, no algorithm of XGBoost's or shap's."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

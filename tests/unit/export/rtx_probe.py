@@ -12,7 +12,7 @@ import onnx
 from serin.errors import ExportFailed
 from serin.export.convert.onnx2rtx import build_rtx_engine, rtx_reason, runtime_refusal
 from serin.export.convert.onnx2trt import build_plan
-from serin.export.plugin_provider import provider_refusal
+from serin.scoring.session import provider_refusal
 
 MAX_ROWS = 256
 

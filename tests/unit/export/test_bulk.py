@@ -13,13 +13,13 @@ from distributed import LocalCluster
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, RowsUnfit
 from serin.export.build import export_model
-from serin.export.score.bulk import find_pieces
-from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import read_schema
 from serin.formats.serving.spool import is_drawn
 from serin.formats.wire import to_wire
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
+from serin.scoring.bulk import find_pieces
+from serin.scoring.session import open_session, run_in_batches
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -107,7 +107,7 @@ def test_rows_are_recorded_when_the_spec_says_so(
     bundle: Bundle, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     settings = CaptureSpec(share=0.5, mask=("carrier",), drop=("origin",))
-    monkeypatch.setattr("serin.stack.watch.capture_duty.read_capture_spec", lambda _: settings)
+    monkeypatch.setattr("serin.watcher.capture_duty.read_capture_spec", lambda _: settings)
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     table = pa.concat_tables([flights(ROWS)] * 8)
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=ROWS)
@@ -138,7 +138,7 @@ def test_records_that_cannot_be_written_do_not_fail_the_scoring(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("serin.stack.watch.capture_duty.read_capture_spec", lambda _: CaptureSpec(share=1))
+    monkeypatch.setattr("serin.watcher.capture_duty.read_capture_spec", lambda _: CaptureSpec(share=1))
     (tmp_path / "home").write_text("in the way")
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     assert predict(bundle, rows, tmp_path / "scored.parquet").num_rows == ROWS

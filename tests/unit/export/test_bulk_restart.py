@@ -1,37 +1,33 @@
 """Bulk scoring that is killed, resumed, read from and written to an object store, and bound to a device's memory."""
 
-import os
+import io
 import re
-import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.export.build import export_model
-from serin.export.score import bulk
-from serin.export.score.bound_core import BoundFrontAndCore
-from serin.export.score.bulk import find_pieces, score_into_folder
-from serin.export.score.predict import Scorer
-from serin.export.session import open_session, run_in_batches
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
 from serin.machine.hardware import inventory
 from serin.machine.locks import locked
+from serin.scoring import bulk
+from serin.scoring.bulk import find_pieces, score_into_folder
+from serin.scoring.predict import BoundFrontAndCore, Scorer
+from serin.scoring.session import open_session, run_in_batches
 from serin.store.artifacts import Bundle
+from serin.store.file_systems import file_system
 from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
@@ -66,36 +62,11 @@ def files(table: pa.Table, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "key"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", server),
-        ("AWS_CONFIG_FILE", os.devnull),
-        ("AWS_SHARED_CREDENTIALS_FILE", os.devnull),
-    ):
-        monkeypatch.setenv(name, value)
-    url = f"s3://rows-{secrets.token_hex(8)}"
-    fsspec.filesystem("s3").mkdir(url)
-    return url
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from serin.export.score import parts
-from serin.export.score.bulk import find_pieces, score_into_folder
+from serin.scoring import parts
+from serin.scoring.bulk import find_pieces, score_into_folder
 write, left = parts.FolderParts.write, [int(sys.argv[4])]
 def write_and_die(self, number, table):
     write(self, number, table)
@@ -178,10 +149,10 @@ def test_two_runs_do_not_write_the_same_result(bundle: Bundle, files: Path, tmp_
 def test_rows_come_from_s3_and_scores_go_there(
     bundle: Bundle, files: Path, table: pa.Table, scores: np.ndarray, bucket: str, tmp_path: Path
 ) -> None:
-    system = fsspec.filesystem("s3")
+    system, _ = file_system(bucket)
     pacsv.write_csv(table.slice(2500), tmp_path / "5.csv")
     for path in (*sorted(files.glob("[0-4].parquet")), tmp_path / "5.csv"):
-        system.put_file(str(path), f"{bucket}/in/{path.name}")
+        system.pipe_file(f"{bucket}/in/{path.name}", path.read_bytes())
     for rows in (f"{bucket}/in", f"{bucket}/in/*"):
         assert len(find_pieces(rows)) == 11
     out = f"{bucket}/out"
@@ -197,27 +168,36 @@ def test_rows_come_from_s3_and_scores_go_there(
         find_pieces(f"{bucket}/nothing/*")
 
 
+def _same_rows_otherwise(part: bytes) -> bytes:
+    """The rows of a part in other bytes: whether it is written again can be seen."""
+    content = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(part)), content, compression="none")
+    return content.getvalue()
+
+
 def test_a_result_at_a_url_is_completed_too(bundle: Bundle, files: Path, bucket: str) -> None:
-    system, out = fsspec.filesystem("s3"), f"{bucket}/out"
+    system, out = file_system(bucket)[0], f"{bucket}/out"
     pieces = find_pieces(files)
     score_into_folder(Path(bundle.path), pieces, out, workers=2)
     parts = sorted(system.glob(f"{out}/part-*"))
     plan = b'{"format": "serin.bulk", "version": 1, "digest": "%s"}'
-    from serin.export.score.parts import plan_digest
     from serin.formats.bundle import read_manifest
+    from serin.scoring.parts import plan_digest
 
     digest = plan_digest(read_manifest(Path(bundle.path)).digest, "cpu", pieces)
     system.pipe_file(f"{out}/plan.json", plan % digest.encode())
     system.rm_file(f"{out}/_SUCCESS")
     for path in parts[3:]:
         system.rm_file(path)
+    others = {path: _same_rows_otherwise(system.cat_file(path)) for path in parts[:3]}
+    for path, content in others.items():
+        system.pipe_file(path, content)
     system.invalidate_cache()
-    tags = {path: system.info(path)["LastModified"] for path in parts[:3]}
     assert score_into_folder(Path(bundle.path), pieces, out, workers=2) == ROWS
     system.invalidate_cache()
-    assert {path: system.info(path)["LastModified"] for path in parts[:3]} == tags
-    assert len(system.glob(f"{out}/part-*")) == 12
-    assert system.exists(f"{out}/_SUCCESS")
+    assert {path: system.cat_file(path) for path in parts[:3]} == others
+    names = {path.rpartition("/")[2] for path in system.find(out)}
+    assert names == {"_SUCCESS", *(f"part-{number:05d}.parquet" for number in range(12))}
 
 
 def test_a_core_that_is_bound_to_memory_answers_as_the_whole_graph_does(

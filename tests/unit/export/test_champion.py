@@ -1,4 +1,4 @@
-"""The candidate against the live model, with real parts: tables, training, export, store."""
+"""The candidate against the live model, and its permutation importance, with real parts."""
 
 import json
 import shutil
@@ -11,15 +11,21 @@ import pytest
 
 from serin.errors import ChampionRefused
 from serin.etl.raw_rows import read_test_rows
+from serin.export import importance as measured
 from serin.export.champion import _contest, meet_champion
+from serin.export.importance import measure_importance
 from serin.formats.bundle import read_schema, verify_bundle
 from serin.formats.champion import ChampionReport
+from serin.formats.explain import FeatureColumns
+from serin.formats.importance import FILE, read_importance
 from serin.formats.shards import read_split
+from serin.machine.documents import write_facts
 from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from tests.fakes.datasets import make_dataset
 from tests.fakes.small_pipeline import NAME, small_spec
 
 LIVE_TIME = {"epochs": 3, "batch_rows": 64, "learning_rate": 0.02, "seed": 3}
@@ -178,3 +184,50 @@ def test_a_loss_counts_only_when_it_is_sure() -> None:
     assert not _contest("auc", target, clearly, live, 0.2, 0.95).worse
     assert not _contest("auc", target, live, clearly, 0.0, 0.95).worse
     assert _contest("rmse", target, clearly, live, 0.1, 0.95).worse
+
+
+# Features a, b, c (numbers), d, e (codes). The target is a - 0.5 b (d > 3) + an effect of e; c says nothing.
+COLUMNS = FeatureColumns(
+    numeric=("raw", "b", "c"), categorical=("raw", "e"), sources=dict.fromkeys(("raw", "b", "c", "e"), "request")
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make_dataset(tmp_path_factory.mktemp("dataset")).path)
+
+
+def logits(num: np.ndarray, cat: np.ndarray) -> np.ndarray:
+    """A model that knows the first number and the first code of the column `raw`, a little of b, nothing of c and e."""
+    return (num[:, 0] - 0.5 * num[:, 1] * (cat[:, 0] > 3)).astype(np.float32)[:, None]
+
+
+def test_a_column_is_as_important_as_what_the_model_loses_without_it(dataset: Path) -> None:
+    found = measure_importance(logits, dataset, COLUMNS, "binary")
+    assert found is not None
+    losses = {each.column: each.loss for each in found.columns}
+    assert [each.column for each in found.columns][:2] == ["raw", "b"]
+    assert losses["raw"] > 3 * losses["b"] > 0
+    assert losses["c"] == losses["e"] == 0
+    assert all(each.low <= each.loss <= each.high for each in found.columns)
+    assert (found.metric, found.rows, found.repeats) == ("auc", 800, 5)
+    assert measure_importance(logits, dataset, COLUMNS, "binary") == found
+
+
+def test_a_slow_model_gets_fewer_repeats_of_the_same(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measure_importance(logits, dataset, COLUMNS, "binary")
+    monkeypatch.setattr(measured, "_SECONDS", -1.0)
+    short = measure_importance(logits, dataset, COLUMNS, "binary")
+    assert whole is not None
+    assert short is not None
+    assert short.repeats == 1
+    bands = {each.column: (each.low, each.high) for each in whole.columns}
+    assert all(bands[each.column][0] <= each.loss <= bands[each.column][1] for each in short.columns)
+
+
+def test_a_bundle_gives_it_back_and_an_older_one_has_none(dataset: Path, tmp_path: Path) -> None:
+    assert read_importance(tmp_path) is None
+    found = measure_importance(logits, dataset, COLUMNS, "binary", "logloss")
+    assert found is not None
+    write_facts(tmp_path / FILE, found.to_json())
+    assert read_importance(tmp_path) == found

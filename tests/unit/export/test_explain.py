@@ -1,7 +1,5 @@
 """Explanations of published versions: they add up, and they are what the definitions and other libraries say."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -18,13 +16,7 @@ from serin.api.explanation import Explanation
 from serin.errors import ExplanationRefused, RowsUnfit
 from serin.export.build import export_model
 from serin.export.convert.trees2onnx import parse_trees
-from serin.export.explain.explainer import Explainer
-from serin.export.explain.explanation import Unexplained
-from serin.export.explain.feature_columns import trace_features
-from serin.export.explain.integrated_gradients import integrated_gradients
-from serin.export.explain.trained_model import open_trained
-from serin.export.explain.tree_shap import tree_shap
-from serin.export.score.predict import Scorer
+from serin.export.explain import trace_features
 from serin.features.plan import FeaturePlan
 from serin.formats.bundle import read_manifest, write_manifest
 from serin.formats.dataset import DerivedDescription, read_dataset
@@ -36,6 +28,10 @@ from serin.formats.weights import write_weights
 from serin.models.build import build_model
 from serin.models.shape import TableShape, shape_of
 from serin.models.trees import feature_table, joined, read_booster
+from serin.scoring.explain.explainer import Explainer, open_trained, tree_shap
+from serin.scoring.explain.explanation import Unexplained
+from serin.scoring.explain.integrated_gradients import integrated_gradients
+from serin.scoring.predict import Scorer
 from serin.spec.model import ModelSpec
 from serin.store.artifacts import Checkpoint
 from serin.store.store import Store

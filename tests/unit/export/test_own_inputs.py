@@ -1,7 +1,5 @@
 """Models with inputs of their own, from an ONNX file to a published version that answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serin.errors import ChampionRefused, GateFailed, ModelUnfit, RowsUnfit, SpecError
 from serin.export.build import export_model
-from serin.export.score.predict import Scorer
+from serin.scoring.predict import Scorer
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import NO_DATASET, Checkpoint

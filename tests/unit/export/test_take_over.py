@@ -13,10 +13,10 @@ import pytest
 
 from serin.errors import BundleBroken
 from serin.export.build import export_model
-from serin.export.score.predict import Scorer
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
 from serin.formats.bundle_diff import diff_bundles
+from serin.scoring.predict import Scorer
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.unit.export.small_dataset import make_trained

@@ -16,14 +16,15 @@ import torch
 
 from serin.export.convert.onnx2rtx import gpu_refusal, rtx_reason
 from serin.export.convert.torch2onnx import torch2onnx
-from serin.export.session import has_device
 from serin.export.variants.build import Unavailable, Variant, build_variants
 from serin.export.variants.choose import judge_variants
 from serin.export.variants.fp16 import to_fp16
 from serin.machine.hardware import inventory
 from serin.models.build import build_model
 from serin.models.shape import TableShape
+from serin.scoring.session import has_device
 from serin.spec.model import ModelSpec
+from tests.kit.commands import run
 from tests.unit.export.small_court import copy_of, rows_of, small_court, small_network
 
 VERSION = "1.7.1.116"
@@ -73,11 +74,8 @@ def found(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for name, graph in graphs().items():
         onnx.save(graph, folder / f"{name}.onnx")
     path = os.pathsep.join([str(Path.cwd()), str(installed)])
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.unit.export.rtx_probe", str(folder)],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PROBE_S, check=False,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr[-3000:]
+    probe, variables = "tests.unit.export.rtx_probe", {**os.environ, "PYTHONPATH": path}
+    run(sys.executable, "-m", probe, folder, env=variables, timeout_s=PROBE_S)
     answer: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return answer
 

@@ -1,7 +1,5 @@
 """Tables of numbers of every magnitude, and what exact fractions say about the features fitted on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Random tables and random chains of steps, for properties that must hold for all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fitted sums, means and deviations are the correctly rounded ones, whatever the magnitudes, the cut and the device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any

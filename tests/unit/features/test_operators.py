@@ -1,19 +1,23 @@
 """What each operator makes of a few values, by hand."""
 
-from __future__ import annotations
-
+import datetime as dt
 import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from serin.columns.hashing import hash_ints
+from serin.columns.column import Column
+from serin.columns.hashing import hash_ints, hash_strings
+from serin.columns.unscaled import unscaled_warning
 from serin.errors import DataError
+from serin.features.ops.categorify import FittedCategorify
+from serin.features.ops.date_parts import FittedDateParts
 from serin.features.plan import FeaturePlan
-from serin.formats.schema import Kind
+from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
-from tests.unit.features.measured import answer_over, columns_of
+from tests.unit.features.measured import answer_over, columns_of, fit, strings
 
 NAN = math.nan
 KINDS: dict[str, Kind] = {"f": "float", "s": "string", "u": "string", "i": "int", "t": "timestamp"}
@@ -163,3 +167,132 @@ def test_columns_that_would_share_a_name_are_refused() -> None:
     ]
     with pytest.raises(DataError, match="2 features are called 'f'"):
         FeaturePlan.fit(features, KINDS, answer)
+
+
+SAMPLE = strings("b", "a", "b", "c", "c", None, "é", "Z")
+
+
+def vocabulary(**arguments: int) -> list[str]:
+    feature = FeatureSpec(columns=["s"], steps=[{"categorify": arguments}])
+    (made,) = fit([feature], {"s": "string"}, {"s": SAMPLE}).categories
+    assert isinstance(made.step, FittedCategorify)
+    return list(made.step.vocabulary.to_pylist())
+
+
+def test_the_vocabulary_goes_by_descending_count_then_by_bytes() -> None:
+    assert vocabulary() == ["b", "c", "Z", "a", "é"]
+
+
+def test_rare_values_and_values_beyond_the_size_stay_outside() -> None:
+    assert vocabulary(min_count=2) == ["b", "c"]
+    assert vocabulary(max_size=3) == ["b", "c", "Z"]
+
+
+def test_codes_are_null_then_buckets_then_vocabulary() -> None:
+    step = FittedCategorify(pa.array(["x", "y"]), 3)
+    (codes,) = step.transform(strings("y", None, "x", "unknown"))
+    assert codes.tolist() == [5, 0, 4, 1 + int(hash_strings(pa.array(["unknown"]))[0]) % 3]
+    assert step.size == 6
+
+
+@pytest.mark.parametrize("spread", [1, 10**12])
+def test_whole_numbers_are_coded_alike_by_table_and_by_hash(spread: int) -> None:
+    step = FittedCategorify(pa.array([7 * spread, 3 * spread]), 2)
+    values = np.asarray([3, 7, 5, 3, 4], np.int64) * spread
+    values[3] = INT64_NULL
+    (codes,) = step.transform(Column(kind="int", values=values))
+    outside = 1 + hash_ints(values) % 2
+    assert codes.tolist() == [4, 3, outside[2], 0, outside[4]]
+
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+PARTS = ("minute", "hour", "weekday", "day", "month", "quarter")
+
+
+def codes(*times: int) -> list[tuple[int, ...]]:
+    made = FittedDateParts(PARTS).transform(Column(kind="timestamp", values=np.asarray(times, np.int64)))
+    return list(zip(*(part.tolist() for part in made), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_part_agrees_with_the_calendar_from_year_1_to_9999(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    moments = [
+        dt.datetime.min.replace(tzinfo=dt.UTC) + dt.timedelta(days=int(day), seconds=int(second))
+        for day, second in zip(rng.integers(0, 3_652_058, 2000), rng.integers(0, 86_400, 2000), strict=True)
+    ]
+    times = [(moment - EPOCH) // dt.timedelta(microseconds=1) for moment in moments]
+    expected = [
+        (m.minute + 1, m.hour + 1, m.isoweekday(), m.day, m.month, (m.month - 1) // 3 + 1) for m in moments
+    ]
+    assert codes(*times) == expected
+
+
+def test_the_last_microsecond_of_a_leap_day_before_1970_is_in_that_day() -> None:
+    moment = dt.datetime(1968, 2, 29, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+    time = (moment - EPOCH) // dt.timedelta(microseconds=1)
+    assert codes(time, time + 1) == [(60, 24, 4, 29, 2, 1), (1, 1, 5, 1, 3, 1)]
+
+
+def test_a_null_time_has_code_0_in_every_part() -> None:
+    assert codes(INT64_NULL) == [(0,) * len(PARTS)]
+
+
+def test_outputs_carry_the_part_in_their_name_and_a_fixed_size() -> None:
+    outputs = FittedDateParts(("hour", "month")).outputs("departure")
+    assert [(output.name, output.size) for output in outputs] == [
+        ("departure_hour", 25),
+        ("departure_month", 13),
+    ]
+
+
+@pytest.mark.parametrize("parts", [PARTS, PARTS[1:]])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_times_that_lie_close_together_have_the_parts_of_the_calendar(
+    parts: tuple[str, ...], in_order: bool
+) -> None:
+    seconds = np.random.default_rng(1).integers(-300_000, 300_000, 20_000)
+    seconds = np.sort(seconds) if in_order else seconds
+    made = FittedDateParts(parts).transform(Column(kind="timestamp", values=seconds * 1_000_000 + 999_999))
+    moments = [EPOCH + dt.timedelta(seconds=int(second)) for second in seconds]
+    expected = [
+        (m.minute + 1, m.hour + 1, m.isoweekday(), m.day, m.month, (m.month - 1) // 3 + 1)[6 - len(parts) :]
+        for m in moments
+    ]
+    assert list(zip(*(part.tolist() for part in made), strict=True)) == expected
+
+
+RANDOM = np.random.default_rng(4)
+FINE = {
+    "normalized": RANDOM.normal(size=1000),
+    "a share": RANDOM.random(1000),
+    "a flag that is nearly always off": (RANDOM.random(1000) < 0.001).astype(float),
+    "hours": RANDOM.integers(0, 24, 1000).astype(float),
+    "zeros": np.zeros(1000),
+    "nothing": np.full(1000, np.nan),
+    "one outlier": np.append(RANDOM.normal(size=1000), 500.0),
+}
+UNSCALED = {
+    "dollars": RANDOM.lognormal(10, 1, 1000),
+    "a year": RANDOM.integers(1990, 2020, 1000).astype(float),
+    "far from zero": 1e6 + RANDOM.normal(size=1000),
+    "meters per light year": RANDOM.normal(0, 1e-9, 1000),
+    "with nulls": np.append(RANDOM.normal(0, 1e4, 1000), np.nan),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_numbers_of_about_one_are_fit_for_a_network(name: str) -> None:
+    assert unscaled_warning({name: FINE[name]}) is None
+
+
+@pytest.mark.parametrize("name", UNSCALED)
+def test_large_and_tiny_numbers_are_named_with_the_remedies(name: str) -> None:
+    text = unscaled_warning({**FINE, name: UNSCALED[name]})
+    assert text is not None
+    assert text.startswith(f"not scaled for a network: {name} (")
+    assert "end the steps of these columns with normalize, or set model.numeric_scaling: robust" in text
+
+
+def test_of_many_columns_three_are_shown() -> None:
+    assert "and 2 more" in str(unscaled_warning(UNSCALED))

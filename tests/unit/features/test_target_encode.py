@@ -1,7 +1,5 @@
 """Target encoding: nobody sees their own target, and a request needs none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,15 +1,36 @@
+"""Rows to be scored: whatever carries them, and integers exactly or not at all."""
+
 import json
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from serin.errors import RowsUnfit
 from serin.formats.bundle import with_answers
 from serin.formats.rows import read_rows, write_rows
-from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, OutputTensor, Schema, input_columns, outputs_of
-from serin.formats.wire import to_wire
+from serin.formats.schema import (
+    DTYPE_OF_KIND,
+    INT64_NULL,
+    NULL_OF_KIND,
+    InputColumn,
+    Kind,
+    OutputTensor,
+    Schema,
+    input_columns,
+    outputs_of,
+)
+from serin.formats.wire import as_arrow, to_wire
+from serin.serving.client.client import _table
+from serin.spec.load import load_spec
 
 SCHEMA = Schema(
     task="binary",
@@ -160,3 +181,178 @@ def test_a_value_may_hold_line_ends_wherever_in_a_file_it_is(
     path.write_text("a_string,a_int\n" + "".join(f'"x\n,{n}",{n}\n' for n in range(99)))
     found = pa.concat_tables(read_rows(path, SCHEMA))
     assert found.column("a_string").to_pylist() == [f"x\n,{n}" for n in range(99)]
+
+
+OPTIONS: dict[str, Any] = {
+    "delimiter": ";", "decimal": ",", "thousands": ".", "encoding": "latin-1", "null_values": ["NA"],
+    "date_formats": {"tag": ["%d.%m.%Y"]},
+}  # fmt: skip
+
+
+def column(name: str, kind: Kind) -> InputColumn:
+    return InputColumn(name=name, dtype=DTYPE_OF_KIND[kind], kind=kind, null=NULL_OF_KIND[kind])
+
+
+CSV_SCHEMA = Schema(
+    task="binary",
+    inputs=(
+        column("preis", "float"), column("id", "int"), column("tag", "timestamp"), column("ort", "string"),
+        column("neu", "bool"),
+    ),
+    outputs=outputs_of("binary"),
+)  # fmt: skip
+
+
+def bundle(folder: Path, table: object, **data: Any) -> Path:
+    section = {"tables": {"main": table}, "target": {"expression": "ziel", "task": "binary"}, **data}
+    features = [{"columns": ["preis"], "steps": ["normalize"]}]
+    spec = load_spec({"name": "preise", "data": section, "features": features})
+    (folder / "spec.yaml").write_text(spec.to_yaml(), encoding="utf-8")
+    return folder
+
+
+def read(path: Path, folder: Path) -> dict[str, list[Any]]:
+    return dict(pa.concat_tables(read_rows(path, CSV_SCHEMA, folder)).to_pydict())
+
+
+WANTED = {
+    "preis": [1234.5, None],
+    "id": [2**53 + 1, 7],
+    "tag": [datetime(2024, 12, 31), datetime(2024, 1, 2)],  # noqa: DTZ001 (times without a zone)
+    "ort": ["Köln", None],
+    "neu": [True, None],
+    "rest": ["1,5", "NA"],
+}
+
+
+def test_rows_are_read_like_the_training_table(tmp_path: Path) -> None:
+    folder = bundle(tmp_path, {"path": "/t.csv", **OPTIONS})
+    text = "preis;id;tag;ort;neu;rest\n1.234,5;9007199254740993;31.12.2024;Köln;1;1,5\nNA;7;2024-01-02;NA;NA;NA\n"
+    (tmp_path / "rows.csv").write_text(text, encoding="latin-1")
+    assert read(tmp_path / "rows.csv", folder) == WANTED
+    assert to_wire(next(read_rows(tmp_path / "rows.csv", CSV_SCHEMA, folder)), CSV_SCHEMA)["tag"][0, 0] > 0
+    (tmp_path / "rows.csv").write_text(text.replace("1.234,5", "12.34,5"), encoding="latin-1")
+    with pytest.raises(RowsUnfit, match=r"column 'preis'.* holds a cell that is not float"):
+        read(tmp_path / "rows.csv", folder)
+
+
+def test_plain_rows_are_read_as_plain_csv(tmp_path: Path) -> None:
+    folder = bundle(tmp_path, {"path": "/t.csv", **OPTIONS})
+    text = "preis,id,tag,ort,neu\n1234.5,9007199254740993,2024-12-31,Köln,1\n"
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    found = read(tmp_path / "rows.csv", folder)
+    assert (found["preis"], found["id"], found["ort"]) == ([1234.5], [2**53 + 1], ["Köln"])
+    assert read(tmp_path / "rows.csv", bundle(tmp_path, "/t.csv")) == found
+
+
+def test_names_that_the_spec_gives_are_the_names_of_the_rows(tmp_path: Path) -> None:
+    names = ["preis", "nummer", "tag", "ort", "neu", "rest"]
+    table = {"path": "/t.csv", **OPTIONS, "header": False, "names": names}
+    folder = bundle(tmp_path, table, rename={"main": {"nummer": "id"}})
+    text = "1.234,5;9007199254740993;31.12.2024;Köln;1;1,5\nNA;7;02.01.2024;NA;NA;NA\n"
+    (tmp_path / "rows.csv").write_text(text, encoding="latin-1")
+    assert read(tmp_path / "rows.csv", folder) == WANTED
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "jsonl"])
+def test_rows_of_the_training_table_are_found_under_its_own_names(tmp_path: Path, form: str) -> None:
+    """`preis` is called `score` in the table; a file with the new name is read as it is."""
+    folder = bundle(tmp_path, "/t.parquet", rename={"main": {"score": "preis"}})
+    rows = pa.table({"score": [1.5, None], "id": [1, 2], "tag": ["2024-01-02", None], "ort": ["Ulm", ""],
+                     "neu": [True, None]})  # fmt: skip
+    for name in ("score", "preis"):
+        path, written = tmp_path / f"{name}.{form}", rows.rename_columns([name, *rows.column_names[1:]])
+        with write_rows(path) as writer:
+            writer.write_table(written)
+        found = read(path, folder)
+        assert (found["preis"], found["id"]) == ([1.5, None], [1, 2])
+        assert "score" not in found
+
+
+INTEGER_SCHEMA = Schema(
+    task="binary",
+    inputs=input_columns([{"name": "id", "kind": "int", "dtype": "INT64"}]),
+    outputs=outputs_of("binary"),
+)
+Ids = list[int | None]
+ids = st.lists(
+    st.one_of(
+        st.none(),
+        st.integers(-(2**63) + 1, 2**63 - 1),
+        st.integers(2**53 - 3, 2**53 + 3),
+        st.integers(-(2**53) - 3, -(2**53) + 3),
+        st.integers(2**24 - 3, 2**24 + 3),
+        st.integers(-9, 9),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def from_file(suffix: str) -> Callable[[Ids, Path], Any]:
+    def carry(values: Ids, folder: Path) -> pa.Table:
+        path, frame = folder / f"rows{suffix}", pd.DataFrame({"id": values, "n": range(len(values))})
+        match suffix:
+            case ".csv":
+                lines = "".join(f"{'NA' if value is None else value},0\n" for value in values)
+                path.write_text(f"id,n\n{lines}")
+            case ".jsonl":
+                path.write_text("".join(json.dumps({"id": value}) + "\n" for value in values))
+            case _:
+                frame.to_parquet(path)
+        return pa.concat_tables(read_rows(path, INTEGER_SCHEMA))
+
+    return carry
+
+
+def narrow(values: Ids, kind: str) -> pd.DataFrame:
+    numbers = [np.nan if value is None else value for value in values]
+    return pd.DataFrame({"id": np.asarray(numbers, kind)})
+
+
+EXACT: dict[str, Callable[[Ids, Path], Any]] = {
+    "nullable frame": lambda values, _: pd.DataFrame({"id": pd.array(values, "Int64")}),
+    "arrow frame": lambda values, _: pd.DataFrame({"id": pd.array(values, "int64[pyarrow]")}),
+    "object frame": lambda values, _: pd.DataFrame({"id": pd.Series(values, dtype=object)}),
+    "table": lambda values, _: pa.table({"id": pa.array(values, pa.int64())}),
+    "dicts": lambda values, _: [{"id": values[0]}, *({"id": n} if n is not None else {} for n in values[1:])],
+    "columns": lambda values, _: {"id": values},
+    "csv": from_file(".csv"),
+    "json": from_file(".jsonl"),
+}
+BENDING: dict[str, Callable[[Ids, Path], Any]] = {
+    "frame": lambda values, _: pd.DataFrame({"id": values}),
+    "float64": lambda values, _: narrow(values, "float64"),
+    "float32": lambda values, _: narrow(values, "float32"),
+    "float16": lambda values, _: narrow(values, "float16"),
+    "parquet by pandas": from_file(".parquet"),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(ids)
+@example([2**53 + 1, None])
+@example([-(2**53) - 1, None])
+@example([2**24 + 1, None])
+@example([None, None])
+def test_integers_are_carried_exactly_or_refused(values: Ids) -> None:
+    wanted = [INT64_NULL if value is None else value for value in values]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, carry in (EXACT | BENDING).items():
+            with np.errstate(over="ignore"):
+                given_rows = carry(values, Path(scratch))
+            refusals = RowsUnfit if name in BENDING else ()
+            try:
+                found = to_wire(as_arrow(_table(given_rows)), INTEGER_SCHEMA)["id"][:, 0].tolist()
+            except refusals as error:
+                refusal = str(error)
+            else:
+                refusal = ""
+                assert found == wanted, name
+            assert not refusal or "Int64" in refusal
+
+
+@pytest.mark.parametrize("largest", [2**53 - 1, -(2**53) + 1])
+def test_floats_that_no_other_integer_could_have_become_are_taken(largest: int) -> None:
+    frame = pd.DataFrame({"id": [largest, None]})
+    assert to_wire(frame, INTEGER_SCHEMA)["id"][:, 0].tolist() == [largest, INT64_NULL]

@@ -1,15 +1,13 @@
 """Signed versions: who has signed what, and that no changed byte is loaded."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from serin import cli
 from serin.api.model import Model
+from serin.cluster.version_settings import check_trusted, stored_timeouts
 from serin.errors import BundleBroken, BundleUntrusted, NameInvalid, SerinError, SigningKeyUnfit
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import verify_bundle
@@ -23,10 +21,10 @@ from serin.formats.signature import (
     signatures_of,
 )
 from serin.formats.trust import Trust
-from serin.stack.version_settings import check_trusted, stored_timeouts
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tasks.versions import find_version
+from tests.kit.commands import serin_main as serin
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -230,8 +228,8 @@ def test_new_versions_are_signed_before_they_are_published_where_a_key_is_config
     assert scene.store.versions(MODEL) == [1, 2], "nothing is published unsigned instead"
 
 
-def test_versions_on_an_object_store_are_signed_too(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, f"memory://{tmp_path.name}")
+def test_versions_on_an_object_store_are_signed_too(bucket: str, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, bucket)
     with pytest.raises(BundleUntrusted):
         scene.load()
     scene.sign()
@@ -248,13 +246,6 @@ def test_a_file_that_is_not_one_of_signatures_is_none(content: bytes) -> None:
     assert read_signatures(content) is None
 
 
-def serin(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["serin", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_versions_are_signed_and_keys_trusted_from_the_command_line(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,25 +253,25 @@ def test_versions_are_signed_and_keys_trusted_from_the_command_line(
     bundles.publish(store, bias=0.0)
     store.set_alias(MODEL, "live", 1)
     key = str(tmp_path / "key")
-    assert serin(monkeypatch, "models", "verify", MODEL) == 0
+    assert serin("models", "verify", MODEL) == 0
     assert "not signed" in capsys.readouterr().out
-    assert serin(monkeypatch, "models", "sign", MODEL) == 2
+    assert serin("models", "sign", MODEL) == 2
     assert "name the private key with --key or SERIN_SIGNING_KEY" in capsys.readouterr().err
-    assert serin(monkeypatch, "trust", "create", key) == 0
-    assert serin(monkeypatch, "trust", "add", "ci", f"{key}.pub") == 0
+    assert serin("trust", "create", key) == 0
+    assert serin("trust", "add", "ci", f"{key}.pub") == 0
     assert "delays-v1 is live and not signed by a trusted key" in capsys.readouterr().err
-    assert serin(monkeypatch, "models", "verify", MODEL) == 1
+    assert serin("models", "verify", MODEL) == 1
     assert "it is not signed" in capsys.readouterr().err
-    assert serin(monkeypatch, "predict", MODEL, "rows.csv", "--batch") == 1
+    assert serin("predict", MODEL, "rows.csv", "--batch") == 1
     assert "delays-v1 cannot be loaded: it is not signed" in capsys.readouterr().err
-    assert serin(monkeypatch, "models", "sign", MODEL, "1", "--key", key) == 0
-    assert serin(monkeypatch, "models", "verify", f"{MODEL}:1") == 0
+    assert serin("models", "sign", f"{MODEL}:1", "--key", key) == 0
+    assert serin("models", "verify", f"{MODEL}:1") == 0
     assert "signed by ci" in capsys.readouterr().out
-    assert serin(monkeypatch, "trust", "list") == 0
+    assert serin("trust", "list") == 0
     assert "ci" in capsys.readouterr().out
-    assert serin(monkeypatch, "trust", "remove", "ci") == 0
+    assert serin("trust", "remove", "ci") == 0
     assert "no version is loaded" in capsys.readouterr().out
-    assert serin(monkeypatch, "trust", "off") == 0
+    assert serin("trust", "off") == 0
     assert not (home / "trusted-keys").exists()
     assert (
         Path(key).read_text()
@@ -317,21 +308,21 @@ def test_a_signed_version_that_was_copied_elsewhere_is_refused_by_every_reader(
     store.set_alias(model, "live", version)
     if trusting:
         Trust.open().add("ci", tmp_path / "key.pub")
-    rows, number = str(tmp_path / "rows.csv"), str(version)
+    rows, name = str(tmp_path / "rows.csv"), f"{model}:{version}"
     Path(rows).write_text("x\n1\n")
     commands = [
-        ("models", "verify", model, number),
-        ("models", "sign", model, number, "--key", str(key)),
-        ("models", "show", model, number),
-        ("models", "diff", model, number, number),
-        ("predict", model, rows, "--batch", "--version", number),
-        ("predict", model, rows, "--version", number),
-        ("explain", f"{model}:{number}", rows),
-        ("labels", "add", model, rows, "--version", number),
-        ("tune", model, "--version", number),
+        ("models", "verify", name),
+        ("models", "sign", name, "--key", str(key)),
+        ("models", "show", name),
+        ("models", "diff", name, name),
+        ("predict", name, rows, "--batch"),
+        ("predict", name, rows),
+        ("explain", name, rows),
+        ("labels", "add", name, rows),
+        ("tune", name),
     ]
     for command in commands:
-        assert serin(monkeypatch, *command) == 1, command
+        assert serin(*command) == 1, command
         told = capsys.readouterr()
         assert f"it contains {MODEL} version 1, not {model} version {version}" in told.err, (command, told)
     for reads in (
@@ -343,5 +334,5 @@ def test_a_signed_version_that_was_copied_elsewhere_is_refused_by_every_reader(
     ):
         with pytest.raises(BundleBroken, match=f"it contains {MODEL} version 1"):
             reads()
-    assert serin(monkeypatch, "models", "list") == 0
+    assert serin("models", "list") == 0
     assert f"it contains {MODEL} version 1" in capsys.readouterr().out

@@ -1,23 +1,29 @@
-"""The other networks: any mix of columns in, one row of outputs per row out, and a graph that answers alike."""
+"""Networks and ONNX models of others: any mix of columns in, one row of outputs per row out."""
 
-from __future__ import annotations
-
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
-from serin.errors import SpecError
+from serin.errors import CheckpointBroken, FormatOutdated, ModelUnfit, SpecError
 from serin.export.convert.torch2onnx import torch2onnx
+from serin.formats.schema import Task
 from serin.formats.shards import SplitArrays
-from serin.models.build import build_model
+from serin.formats.weights import read_weights, write_weights
+from serin.models.build import build_model, load_model
+from serin.models.foreign.own_graph import as_network, load_graph
 from serin.models.numbers import Numbers, fit_numbers
 from serin.models.shape import TableShape
+from serin.models.table import auto_embedding
 from serin.models.tabm import mean_probability
 from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
+from serin.training.foreign.take_over import RunningGraph
 from serin.training.parallel.losses import loss_of
 from tests.fakes.small_pipeline import small_spec
 
@@ -151,3 +157,197 @@ def test_members_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(SpecError, match=words):
         load_spec(small_spec(tmp_path, rows=10, **sections))
+
+
+SHAPE = TableShape(numeric=3, sizes=(5, 7), outputs=2)
+SMALL = ModelSpec(hidden=(8,))
+
+
+def write(folder: Path, network: torch.nn.Module, spec: ModelSpec = SMALL) -> None:
+    shape = {"numeric": SHAPE.numeric, "sizes": SHAPE.sizes, "outputs": SHAPE.outputs}
+    model = {"model": spec.model_dump(), "shape": shape, "task": "multiclass"}
+    write_weights(folder, network.state_dict(), model)
+
+
+@pytest.mark.parametrize(
+    ("numeric", "sizes", "outputs"), [(3, (5, 7), 1), (0, (5, 7), 3), (3, (), 1)], ids=["both", "cat", "num"]
+)
+def test_an_mlp_answers_with_one_row_of_outputs_per_row(
+    numeric: int, sizes: tuple[int, ...], outputs: int
+) -> None:
+    network = build_model(ModelSpec(hidden=(8,)), TableShape(numeric=numeric, sizes=sizes, outputs=outputs))
+    scores = network(torch.randn(4, numeric), torch.zeros(4, len(sizes), dtype=torch.int64))
+    assert scores.shape == (4, outputs)
+    assert scores.dtype == torch.float32
+
+
+def test_a_table_without_columns_is_refused() -> None:
+    with pytest.raises(ValueError, match="without feature columns"):
+        TableShape(numeric=0, sizes=(), outputs=1)
+
+
+def test_each_categorical_column_has_its_own_rows_of_the_shared_table() -> None:
+    network = build_model(ModelSpec(hidden=(8,)), SHAPE)
+    network(torch.zeros(1, 3), torch.tensor([[4, 0]])).sum().backward()
+    (weight,) = [value for name, value in network.named_parameters() if name == "categories.weight"]
+    assert weight.grad is not None
+    touched = weight.grad.abs().sum(dim=1).nonzero().flatten().tolist()
+    assert touched == [4, 5]  # the last code of the first column, the first of the second
+
+
+@pytest.mark.parametrize(("largest", "width"), [(2, 4), (10, 4), (4000, 16), (1_000_000, 32)])
+def test_embeddings_grow_slowly_with_the_vocabulary(largest: int, width: int) -> None:
+    assert auto_embedding([2, largest]) == width
+
+
+def test_the_seed_decides_the_weights() -> None:
+    networks = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        networks.append(build_model(ModelSpec(), SHAPE))
+    first, second = (network.state_dict() for network in networks)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_written_network_scores_as_before(tmp_path: Path) -> None:
+    network = build_model(ModelSpec(hidden=(8,)), SHAPE).eval()
+    write(tmp_path, network)
+    rows = (torch.randn(6, 3), torch.tensor([[0, 0], [4, 6], [1, 2], [3, 3], [2, 5], [0, 1]]))
+    assert torch.equal(load_model(tmp_path)(*rows), network(*rows))
+    assert read_weights(tmp_path).model.task == "multiclass"
+
+
+def test_weights_of_another_run_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path, build_model(ModelSpec(hidden=(8,)), SHAPE))
+    description = (tmp_path / "model.json").read_text()
+    write(tmp_path, build_model(ModelSpec(hidden=(8,)), SHAPE))
+    (tmp_path / "model.json").write_text(description)
+    with pytest.raises(CheckpointBroken, match="does not match the digest"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"version": 9}, {"surprise": 1}])
+def test_a_description_of_another_kind_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    write(tmp_path, build_model(ModelSpec(hidden=(8,)), SHAPE))
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises((CheckpointBroken, FormatOutdated), match=next(iter(change))):
+        read_weights(tmp_path)
+
+
+def test_weights_that_lie_in_an_older_layout_are_refused(tmp_path: Path) -> None:
+    spec = ModelSpec(kind="ft_transformer", embedding=8, heads=2, blocks=1)
+    write(tmp_path, build_model(spec, SHAPE), spec)
+    load_model(tmp_path)
+    file = tmp_path / "model.json"
+    record = json.loads(file.read_text())
+    del record["layout"]  # as it was written before there were two
+    file.write_text(json.dumps(record))
+    with pytest.raises(
+        CheckpointBroken, match=r"ft_transformer have layout 1, .* reads layout 2; train it again"
+    ):
+        load_model(tmp_path)
+
+
+OWN_SHAPE = TableShape(numeric=2, sizes=(5,), outputs=1)
+NUM = np.array([[1.0, 2.0], [-3.0, 0.5], [0.0, 0.0]], np.float32)
+CAT = np.array([[0], [4], [2]], np.int64)
+WEIGHTS = np.array([[0.5], [0.25]])
+
+
+def linear(
+    *,
+    name: str = "num",
+    output: str = "logits",
+    last: str = "Identity",
+    element: int = TensorProto.FLOAT,
+    columns: int = 2,
+    outputs: int = 1,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    kind = helper.tensor_dtype_to_np_dtype(element)
+    weights = numpy_helper.from_array(np.resize(WEIGHTS, (columns, outputs)).astype(kind), "w")
+    nodes = [helper.make_node("MatMul", [name, "w"], ["product"])]
+    if element != TensorProto.FLOAT:
+        nodes.append(helper.make_node("Cast", ["product"], ["cast"], to=TensorProto.FLOAT))
+    nodes.append(helper.make_node(last, [nodes[-1].output[0]], [output]))
+    given = helper.make_tensor_value_info(name, element, ["n", columns])
+    answer = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", outputs])
+    graph = helper.make_graph(nodes, "g", [given], [answer], [weights])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def taken(
+    tmp_path: Path,
+    model: onnx.ModelProto,
+    *,
+    shape: TableShape = OWN_SHAPE,
+    task: Task = "binary",
+    **how: object,
+) -> np.ndarray:
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    graph = as_network(
+        load_graph(path, "model.onnx x"), shape, task, what="model.onnx x", **{"answer": "logits", **how}
+    )
+    (logits,) = RunningGraph(graph, "x").ask(
+        {"num": NUM[:, : shape.numeric], "cat": CAT[:, : len(shape.sizes)]}, ["logits"]
+    )
+    return logits
+
+
+WANTED = NUM @ WEIGHTS.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [linear(), linear(opset=13), linear(element=TensorProto.DOUBLE), linear(output="dense_2")],
+    ids=["named", "old opset", "float64", "another name for the answer"],
+)
+def test_what_fits_answers_as_it_did(tmp_path: Path, model: onnx.ModelProto) -> None:
+    assert taken(tmp_path, model) == pytest.approx(WANTED)
+
+
+def test_the_only_input_may_have_any_name(tmp_path: Path) -> None:
+    alone = TableShape(numeric=2, sizes=(), outputs=1)
+
+    assert taken(tmp_path, linear(name="dense_input"), shape=alone) == pytest.approx(WANTED)
+
+
+def test_probabilities_are_taken_back_to_logits(tmp_path: Path) -> None:
+    one = taken(tmp_path, linear(last="Sigmoid", output="p"), answer="probabilities")
+    pair = taken(tmp_path, linear(last="Softmax", output="p", outputs=2), answer="probabilities")
+    three = taken(
+        tmp_path, linear(last="Softmax", outputs=3), answer="probabilities", task="multiclass",
+        shape=TableShape(numeric=2, sizes=(5,), outputs=3),
+    )  # fmt: skip
+
+    both = NUM @ np.resize(WEIGHTS, (2, 2)).astype(np.float32)
+    chances = np.exp(three) / np.exp(three).sum(axis=1, keepdims=True)
+    logits = NUM @ np.resize(WEIGHTS, (2, 3)).astype(np.float32)
+    assert one == pytest.approx(WANTED, abs=1e-5)
+    assert pair == pytest.approx(both[:, 1:] - both[:, :1], abs=1e-5)
+    assert chances == pytest.approx(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (linear(name="pixels"), r"needs \['pixels'\], but the dataset has num"),
+        (linear(columns=3), "input num has 3 columns, but the dataset has 2"),
+        (linear(outputs=4), "output logits has 4 columns, but a binary model has 1"),
+        (onnx.ModelProto(), "is not an ONNX file, or its graph is empty"),
+    ],
+    ids=["inputs", "columns", "outputs", "empty"],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, model: onnx.ModelProto, words: str) -> None:
+    with pytest.raises(ModelUnfit, match=words):
+        taken(tmp_path, model)
+
+
+def test_weights_in_another_file_are_refused(tmp_path: Path) -> None:
+    model, path = linear(columns=200), tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0)
+
+    with pytest.raises(ModelUnfit, match="keeps weights in another file"):
+        load_graph(path, "x")

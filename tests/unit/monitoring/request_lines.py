@@ -1,7 +1,5 @@
 """Request logs for tests, in the gateway's format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The alert book: alerts are deduplicated by key, durable, and can be acknowledged and silenced."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,8 +10,7 @@ import pytest
 from serin.errors import AlertRefused, ReceiverRefused
 from serin.monitoring.alerts import outbox as outboxes
 from serin.monitoring.alerts.alert import Alert
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.book_file import book_file
+from serin.monitoring.alerts.book import AlertBook, book_file
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import ReceiverFile

@@ -1,7 +1,5 @@
 """Alerts are delivered once each, whatever one of the receivers does."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -10,23 +8,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serin.monitoring.alerts.attempt import Channel
 from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.channels import LogChannel, channel_of
-from serin.monitoring.alerts.delivery import Delivery
+from serin.monitoring.alerts.channels import Channel, LogChannel, channel_of
+from serin.monitoring.alerts.delivery import Delivery, try_receiver
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import Receiver, ReceiverFile
 from serin.monitoring.alerts.records import ReceiverRecord
-from serin.monitoring.alerts.try_receiver import try_receiver
-from serin.stack.watch.alerts_duty import Channels, event
+from serin.watcher.alerts_duty import Channels, event
 from tests.fakes.webhooks import webhook
+from tests.kit.waiting import until
 from tests.signals import kill_9
 from tests.unit.monitoring.test_alert_book import ALERT
 
@@ -40,13 +37,6 @@ def delivering(home: Path, *, timeout_s: float = 15.0, **more: Channel) -> Itera
         yield
     finally:
         delivery.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def record(home: Path, name: str) -> ReceiverRecord:
@@ -64,7 +54,7 @@ def test_a_webhook_gets_each_alert_once_when_it_fires_and_once_when_it_resolves(
             hook.wait_for(1)
             book.resolve(ALERT.key, ended := time.time())
             fired, resolved = hook.wait_for(2)
-            wait_until(lambda: record(tmp_path, "team").pending == 0)
+            until(lambda: record(tmp_path, "team").pending == 0)
         assert len(hook.got) == 2
     assert (fired["event"], resolved["event"]) == ("fired", "resolved")
     assert (fired["format"], fired["version"], fired["resolved"]) == ("serin.alert", 1, None)
@@ -84,7 +74,7 @@ def test_a_webhook_that_hangs_delays_no_duty_and_no_other_receiver(tmp_path: Pat
             dead.wait_for_connections(1)
             book.fire(replace(ALERT, key="flights/drift/carrier"), now)
             assert [each["key"] for each in good.wait_for(2)] == [ALERT.key, "flights/drift/carrier"]
-            wait_until(lambda: record(tmp_path, "dead").failed_attempts >= 1)
+            until(lambda: record(tmp_path, "dead").failed_attempts >= 1)
             dead.hangs.clear()
             assert [each["key"] for each in dead.wait_for(2)] == [ALERT.key, "flights/drift/carrier"]
         assert len(good.got) == 2
@@ -203,7 +193,7 @@ def test_after_a_kill_no_alert_is_lost_and_at_most_one_is_repeated(tmp_path: Pat
         code = f"""
 import time
 from pathlib import Path
-from serin.stack.watch.alerts_duty import AlertsDuty
+from serin.watcher.alerts_duty import AlertsDuty
 AlertsDuty(Path({str(tmp_path)!r})).tick(0.0)
 time.sleep(120)
 """
@@ -214,7 +204,7 @@ time.sleep(120)
             kill_9(first.pid)
             first.wait()
         with delivering(tmp_path):
-            wait_until(lambda: record(tmp_path, "team").pending == 0)
+            until(lambda: record(tmp_path, "team").pending == 0)
         counts = [sum(each["key"] == key for each in hook.got) for key in keys]
         ids = {each["id"] for each in hook.got}
     assert min(counts) >= 1
@@ -228,7 +218,7 @@ def test_a_log_line_names_the_alert_and_is_one_line_whatever_a_client_sent(
     caplog.set_level(logging.INFO)
     AlertBook(tmp_path).fire(replace(ALERT, text="carrier 'x\n2027-01-01 forged'"), time.time())
     with delivering(tmp_path, log=LogChannel()):
-        wait_until(lambda: record(tmp_path, "log").sent == 1)
+        until(lambda: record(tmp_path, "log").sent == 1)
     assert f"ALERT ticket {ALERT.key}: {ALERT.title}. carrier 'x 2027-01-01 forged'" in caplog.text
 
 
@@ -259,7 +249,7 @@ def test_a_receiver_that_cannot_be_used_here_keeps_its_messages(tmp_path: Path) 
     channel = Channels(tmp_path)()["chat"]
     delivery = Delivery(Outbox(tmp_path), lambda: {"chat": channel})
     delivery.start()
-    wait_until(lambda: record(tmp_path, "chat").failed_attempts == 1)
+    until(lambda: record(tmp_path, "chat").failed_attempts == 1)
     delivery.close()
     found = record(tmp_path, "chat")
     assert found.pending == 1

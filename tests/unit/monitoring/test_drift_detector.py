@@ -1,6 +1,4 @@
-"""The drift detector: what it finds, what it must not take for drift, and that it continues exactly."""
-
-from __future__ import annotations
+"""The drift detector: what it finds, also in simulated traffic, and what an alarm says to people."""
 
 import json
 from dataclasses import replace
@@ -9,9 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.watch.flights_weeks import DRIFTS, Flights, as_table, drifted, learn, load, resampled_counts
+from benchmarks.watch.shift_table import minutes_until_alarm
+from serin.columns.bins import count_rows
 from serin.formats.drift import DriftStatistics, Segment
-from serin.monitoring.drift.detector import DriftDetector, Findings
+from serin.formats.importance import ColumnImportance, Importance
+from serin.formats.reason import Reason
+from serin.monitoring.drift.alerts import drift_alert, priority_of
+from serin.monitoring.drift.detector import Alarm, BinShift, DriftDetector, Findings
 from tests.fakes.drift import category_column, series_of, statistics_of
+from tests.soak.drift import minutes_until_found, world_alarms
+from tests.soak.drift_worlds import HOUR, World
+from tests.soak.drift_worlds import learn as learn_world
 
 SHARE = (0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0)  # a, b, c, d, other known values, unseen, null
 START = 1_700_000_040
@@ -45,18 +52,6 @@ def test_a_large_shift_takes_a_few_blocks() -> None:
         DriftDetector(one_column()), np.concatenate([traffic(SHARE, 100), traffic(moved, 30)])
     ).alarms
     assert alarm.at <= START + 108 * 60
-
-
-def test_a_state_with_other_stakes_keeps_what_has_alarmed() -> None:
-    detector = DriftDetector(one_column())
-    watch(detector, traffic((0.2, 0.3, 0.2, 0.3, 0, 0, 0), 100))
-    state = json.loads(json.dumps(detector.state()))
-    state["version"] = 1
-    del state["arrays"]["waited"]
-    state["arrays"]["log_m"] = state["arrays"]["open_counts"]  # another shape
-    resumed = DriftDetector.resume(one_column(), state)
-    assert resumed.quiet == detector.quiet
-    assert resumed.open_counts.tolist() == detector.open_counts.tolist()
 
 
 @pytest.mark.parametrize("days", [1, 1000])
@@ -204,3 +199,164 @@ def test_a_shift_in_every_segment_names_none() -> None:
     jfk, lga = traffic(moved, 300), traffic(moved, 300, seed=1)
     [alarm] = watch(detector, np.concatenate([jfk + lga, jfk, lga], axis=1)).alarms
     assert alarm.segments == ()
+
+
+STATISTICS = statistics_of([category_column("carrier", ["AA"])], [series_of(0, (0.5, 0.5, 0.0, 0.0))])
+GONE = BinShift(bin=0, label="AA", direction="less", then=0.1234, now=0.0, tolerance=0.01, beyond=0.1134)
+NEW = BinShift(
+    bin=2, label="unseen values", direction="more", then=0.0, now=0.0001, tolerance=0.01, beyond=0.0
+)
+
+
+def alarm(**facts: object) -> Alarm:
+    usual = {
+        "series": 0, "column": "carrier", "source": "request", "segments": (), "bins": (GONE, NEW), "size": 0.1,
+        "since": 1_800_000_000.0, "at": 1_800_000_600.0, "rows": 2000,
+    }  # fmt: skip
+    return Alarm(**{**usual, **facts})  # type: ignore[arg-type]
+
+
+def importance(**losses: float) -> Importance:
+    columns = tuple(
+        ColumnImportance(column=name, source="request", loss=loss, low=loss, high=loss)
+        for name, loss in losses.items()
+    )
+    return Importance(metric="auc", value=0.9, rows=10, repeats=1, seed=0, columns=columns)
+
+
+def test_an_alert_names_then_now_since_and_the_segment() -> None:
+    found = drift_alert(
+        "flights",
+        "flights-v3",
+        alarm(segments=("origin=JFK", "origin=LGA")),
+        STATISTICS,
+        importance(carrier=0.2),
+    )
+    assert found.title == "carrier drifted where origin=JFK or origin=LGA (AA from 12.3% to 0% of rows)"
+    assert found.text == (
+        "Since 2027-01-15 08:00 UTC: the share of AA is 0%, 12.3% in training (tolerance 1%); also unseen values "
+        "from 0% to <0.05%. Seen after 2,000 rows, at 2027-01-15 08:10 UTC. Only where origin=JFK or origin=LGA. "
+        "Importance: number 1 of 1 columns. To look: `serin drift flights`, `serin captures show flights`. To retrain "
+        "on newer rows: `serin run SPEC`. To go back: `serin rollout rollback flights`."
+    )
+    assert json.loads(json.dumps(found.facts))["segments"] == ["origin=JFK", "origin=LGA"]
+
+
+def test_an_alert_quotes_values_that_training_never_had() -> None:
+    found = drift_alert("flights", "flights-v3", alarm(examples=("XY", "it's")), STATISTICS, None)
+    assert "Values that training never had, for example: 'XY', \"it's\". Seen after" in found.text
+    assert found.facts["examples"] == ["XY", "it's"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "rank", "severity"),
+    [
+        ({"carrier": 0.2, "dest": 0.1}, 1, "ticket"),
+        ({"carrier": 0.001, "dest": 0.1}, 2, "info"),
+        ({"carrier": -0.1, "dest": -0.2}, 1, "ticket"),  # nothing matters: nothing can be left out
+        ({"dest": 0.1}, None, "ticket"),
+    ],
+)
+def test_priority_follows_importance(losses: dict[str, float], rank: int | None, severity: str) -> None:
+    priority = priority_of("carrier", importance(**losses))
+    assert (priority.rank, priority.severity) == (rank, severity)
+
+
+def test_scores_are_never_of_low_priority() -> None:
+    found = drift_alert("flights", "flights-v3", alarm(column="score", source="score"), STATISTICS, None)
+    assert found.severity == "ticket"
+    assert found.title.startswith("the scores drifted (")
+
+
+def test_the_event_of_an_alert_becomes_the_reason_of_a_version() -> None:
+    found = drift_alert("flights", "flights-v3", alarm(), STATISTICS, None)
+    body = {
+        "title": found.title,
+        "text": found.text,
+        "since": found.since,
+        "fired": 1.8e9 + 700,
+        "release": "flights-v3",
+    }
+    reason = Reason.of_event("drift", body, now=1.8e9 + 900)
+    assert reason.text == "carrier drifted (AA from 12.3% to 0% of rows) since 2027-01-15 08:00 UTC"
+    assert (reason.noticed, reason.release) == (1.8e9 + 700, "flights-v3")
+
+
+@pytest.fixture(scope="module")
+def flights() -> Flights:
+    return load()
+
+
+@pytest.fixture(scope="module")
+def statistics(flights: Flights) -> DriftStatistics:
+    return learn(flights)
+
+
+def test_weeks_drawn_again_from_training_raise_no_more_alarms_than_stated(
+    flights: Flights, statistics: DriftStatistics
+) -> None:
+    counts = resampled_counts(flights, statistics, 200, seed=0)
+    alarms = DriftDetector(statistics).observe(counts.starts, counts.counts).alarms
+    assert len(alarms) <= 200 / 52
+
+
+def test_a_year_with_seasons_slow_columns_and_repeated_rows_raises_no_more_alarms_than_stated() -> None:
+    world = World(seed=3, rows_per_hour=40)
+    alarms = world_alarms(world, learn_world(world, 53), 52, HOUR)
+    assert len(alarms) <= 1
+
+
+def first_alarm(
+    flights: Flights, statistics: DriftStatistics, name: str, *, weeks: int
+) -> tuple[Alarm, float, int]:
+    """The first alarm after the change, the time of the change, and the requests that came in between."""
+    rows, times, change = drifted(flights, DRIFTS[name], before=2, after=weeks, seed=1)
+    counts = count_rows(statistics, as_table(rows), times)
+    alarm = DriftDetector(statistics).observe(counts.starts, counts.counts).alarms[0]
+    return alarm, change, int(((times >= change) & (times < alarm.at)).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "direction", "requests", "seen"),
+    [
+        (
+            "carrier UA (18%) disappears",
+            "UA",
+            "less",
+            1200,
+            ("origin=EWR",),
+        ),  # most of its flights start there
+        ("kilometres for miles", "values up to", "less", 1200, ()),
+        ("30% of distances are null", "null", "more", 600, ()),
+        ("a new airport (10%)", "unseen values", "more", 800, ()),
+        ("departures 3 hours later at JFK", "below 500", "more", 9000, ("origin=JFK",)),
+    ],
+)
+def test_a_drift_of_flights_is_found_and_named(
+    flights: Flights,
+    statistics: DriftStatistics,
+    name: str,
+    label: str,
+    direction: str,
+    requests: int,
+    seen: tuple[str, ...],
+) -> None:
+    alarm, change, took = first_alarm(flights, statistics, name, weeks=3)
+    assert (alarm.column, alarm.segments) == (DRIFTS[name].column, seen)
+    assert alarm.bins[0].label.startswith(label)
+    assert alarm.bins[0].direction == direction
+    assert abs(alarm.since - change) <= 86_400
+    assert took <= requests
+
+
+def test_a_larger_move_is_found_sooner() -> None:
+    found = [np.median([minutes_until_found(moved, seed) for seed in range(3)]) for moved in (0.4, 0.1, 0.05)]
+    assert found == sorted(found)
+    assert found[0] <= 10
+    assert found[-1] <= 40
+
+
+@pytest.mark.parametrize(("share", "minutes"), [(0.05, 3), (0.3, 8)])
+def test_a_share_that_grows_by_30_points_is_found_within_minutes(share: float, minutes: float) -> None:
+    found = [minutes_until_alarm(share, 0.3, 1000, seed) for seed in range(3)]
+    assert all(each is not None and each <= minutes for each in found), found

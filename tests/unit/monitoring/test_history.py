@@ -1,7 +1,5 @@
 """The history counts every request exactly once, forgets detail with age, and stays small."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess
@@ -14,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serin.formats.serving.request import Request
-from serin.monitoring.history.read import counts_since, models_with_history, read_history
+from serin.monitoring.history.read import counts_since, history_file, models_with_history, read_history
 from serin.monitoring.history.sketch import ERROR, Sketch, bins_of, merge, pack, quantiles_ms, unpack
-from serin.monitoring.history.store import DAY_S, KEPT_S, History, history_file
+from serin.monitoring.history.store import DAY_S, KEPT_S, History
 from serin.monitoring.history.tally import Series, Tally, tally
 from tests.unit.monitoring.request_lines import GOOD, append, line
 

@@ -1,7 +1,5 @@
 """The rows of training, sent as traffic, are no drift: ETL, requests, records and bulk scoring agree on nulls."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import replace

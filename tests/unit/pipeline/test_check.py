@@ -56,8 +56,7 @@ FOUND = [
 
 
 @pytest.fixture(autouse=True)
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+def tables(tmp_path: Path, home: Path) -> None:
     main = {
         "id": [f"k{row % 7}" for row in range(ROWS)],
         "x": [float(row) for row in range(ROWS)],

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Labels from the command, refusals of the controller, and decisions that are followed."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,16 @@ from typer.testing import CliRunner
 
 from serin.api.model import Model
 from serin.cli import app
-from serin.errors import LabelsUnfit, NotFound, SourceUnreadable
+from serin.errors import LabelsUnfit, NotFound, RolloutRefused, SourceUnreadable
 from serin.formats.captures import write_part
+from serin.formats.serving.journal import Decision, Journal
+from serin.pipeline import roll_out
+from serin.pipeline.roll_out import begin_rollout, follow_decisions
 from serin.pipeline.stage import StageResult
-from serin.store.artifacts import Bundle
+from serin.rollout.run.commands import Answer
+from serin.rollout.run.record import JournalFolder
+from serin.spec.pipeline import PipelineSpec
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.fakes.labelled import requests
 from tests.unit.serving import bundles
@@ -25,7 +31,7 @@ data:
   target: {expression: arr_delay > 15, task: binary}
 features: [{columns: [temp, distance], steps: [fill_median]}, {columns: [carrier], steps: [categorify]}]
 monitoring: {capture: {share: 1, mask: [carrier]}}
-serving: {p99_ms: 50}
+objectives: {latency_ms: 50}
 """
 
 
@@ -37,10 +43,8 @@ def bundle(home: Path) -> Bundle:
     return made
 
 
-def run(*arguments: str) -> Any:
-    done = CliRunner().invoke(
-        app, ["labels", "add", bundles.MODEL, *arguments, "--json"], catch_exceptions=False
-    )
+def run(*arguments: str, name: str = bundles.MODEL) -> Any:
+    done = CliRunner().invoke(app, ["labels", "add", name, *arguments, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
 
@@ -157,5 +161,43 @@ def test_a_second_call_with_a_time_column_says_that_labels_are_mixed(bundle: Bun
 
 def test_an_unknown_version_is_a_wrong_argument(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no version of 'delays': '7'") as error:
-        run("labels.csv", "--version", "7")
+        run("labels.csv", name=f"{bundles.MODEL}:7")
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("reason", ["no records", "rollout start of 'flights' refused: no records"])
+def test_a_refusal_names_the_command_once(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    answer = Answer(id="1", accepted=False, reason=reason)
+    monkeypatch.setattr("serin.pipeline.roll_out.ask_by", lambda *_: answer)
+    monkeypatch.setattr("serin.pipeline.roll_out._why_trained", lambda _: "")
+    with pytest.raises(RolloutRefused) as refused:
+        begin_rollout(PipelineSpec.model_construct(name="flights"), Release(model="flights", version=1))
+    assert str(refused.value) == "rollout start of 'flights' refused: no records"
+
+
+def decision(phase: str) -> Decision:
+    return Decision(
+        t=1.0, rollout="r", phase=phase, step=None, weight=0.0, verdict=None, reason="x" * 200, by="test"
+    )
+
+
+def test_a_decision_after_a_compaction_is_neither_missed_nor_repeated(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roll_out, "_POLL_S", 0.01)
+    path, heard, looks = JournalFolder(home).path("flights"), [], []
+    with Journal(path, compact_bytes=1) as journal:
+        for phase in ("pending", "loading", "verifying", "shifting"):
+            journal.append(decision(phase))
+
+        def until(decisions: list[Decision]) -> bool:
+            looks.append(len(decisions))
+            if len(looks) == 1:
+                assert journal.compact(lambda _: {1})
+                journal.append(decision("aborting"))
+                journal.append(decision("rolled_back"))
+            return len(looks) == 2
+
+        follow_decisions("flights", "r", lambda found: heard.append(found.phase), until=until)
+    assert looks == [4, 4], "as many lines as before, but others"
+    assert heard == ["pending", "loading", "verifying", "shifting", "aborting", "rolled_back"]

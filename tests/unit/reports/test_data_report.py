@@ -1,18 +1,25 @@
-"""The data report: one page that needs nothing else, says what was found, and cannot be broken by a name."""
+"""The data report: one page that needs nothing else, and numbers of any size that can be read."""
 
+import math
 import re
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from serin.columns.column import Column
+from serin.columns.column import Column, column_from_arrow
 from serin.etl.dataset.relate_target import relate_to_target
 from serin.etl.dataset.train_sample import TrainSample
-from serin.formats.statistics import NumberStatistics
-from serin.reports.charts import number, percent
-from serin.reports.data_report import FILE, Bins, _numbers
+from serin.formats.statistics import ColumnStatistics, NumberStatistics
+from serin.reports.charts import Bar, bars, curves, histogram, moment, number, percent
+from serin.reports.data_report import FILE, Bins, _identity, _numbers
+from serin.reports.svg import DAY, NIGHT, Drawing, Scale, palette
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
@@ -132,3 +139,175 @@ def test_the_largest_numbers_have_an_axis_too(values: tuple[float, ...]) -> None
     chart, extent = _numbers(bins, known, 0.5, percent)
     assert not re.search("nan|inf", chart + extent)
     assert "<rect" in chart
+
+
+UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+FINITE = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=True)
+
+
+def read_back(text: str) -> float:
+    return float(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else float(text)
+
+
+@given(FINITE)
+@example(999_999.0)
+@example(999.9999)
+@example(-9_999.6)
+@example(9.007199254740993e15)
+@example(1.7976931348623157e308)
+@example(5e-324)
+@example(-0.0)
+def test_a_number_is_short_and_means_what_it_stands_for_to_three_digits(value: float) -> None:
+    text = number(value)
+    assert len(text) <= 10
+    assert re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+|[kMGT])?", text), text
+    assert read_back(text) == pytest.approx(value, rel=0.00501, abs=5e-324)
+
+
+@given(st.lists(FINITE, min_size=2, max_size=20))
+def test_labels_are_in_the_order_of_their_numbers(values: list[float]) -> None:
+    labels = [read_back(number(value)) for value in sorted(values)]
+    assert labels == sorted(labels)
+
+
+def bins_of(values: Any, target: Any = None) -> tuple[Bins, NumberStatistics]:
+    """A column of numbers in the report's bins, with edges at its own values."""
+    numbers = np.asarray(values, np.float64)
+    edges = np.unique(numbers)
+    edges = (
+        np.append(edges, np.nextafter(edges[-1], np.inf)) if edges[-1] < np.finfo(np.float64).max else edges
+    )
+    edges = edges if len(edges) > 1 else np.asarray([np.nextafter(edges[0], -np.inf), edges[0]])
+    counts = tuple(int(each) for each in np.histogram(numbers, edges)[0])
+    known = NumberStatistics(
+        kind="float", rows=len(numbers), nulls=0, edges=tuple(edges.tolist()), counts=counts
+    )
+    columns = {"x": Column(kind="float", values=numbers)}
+    truth = np.arange(len(numbers)) % 2 if target is None else np.asarray(target)
+    sample = TrainSample(columns=columns, target=truth.astype(np.float32), share=1.0)
+    label = 1 if target is None else None
+    (bins,) = relate_to_target(sample, {"x": known}, {}, label).values()
+    return bins, known
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.lists(FINITE, min_size=1, max_size=12))
+@example([5e-324, 0.0])
+@example([1.7976931348623157e308, -1.7976931348623157e308])
+@example([1e308, 1e308])
+@example([2.0**53, 2.0**53 + 2, 2.0**63])
+def test_a_histogram_of_any_numbers_has_finite_shapes_and_an_axis_in_order(values: list[float]) -> None:
+    bins, known = bins_of(values)
+    chart, extent = _numbers(bins, known, 0.5, percent)
+    assert not re.search("nan|inf", chart + extent)
+    low, high = re.findall(r'y="128\.0"[^>]*>([^<]+)<', chart)
+    assert read_back(low) <= read_back(high)
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=8))
+def test_a_target_of_any_size_has_an_axis_in_order(target: list[float]) -> None:
+    bins, known = bins_of(np.arange(len(target)) * 1.5, target)
+    assert 0 <= bins.explained() <= 1
+    mean = float(np.mean(target, dtype=np.float64))
+    chart, _ = _numbers(bins, known, mean, number)
+    assert not re.search("nan|inf", chart)
+    shown = [read_back(each) for each in re.findall(r'fill="var\(--line\)">([^<]+)<', chart)]
+    assert shown == sorted(shown)
+    assert 1 <= len(shown) <= 2
+
+
+def test_a_share_that_is_the_same_everywhere_is_written_once() -> None:
+    line = [(0.1, 0.003), (0.9, 0.003)]
+    chart = histogram(np.ones(4), ("1", "2"), line, 0.003, percent).embedded("shares")
+    assert re.findall(r">([^<]*%)<", chart) == ["0.3%"]
+
+
+def test_the_first_and_last_moments_of_64_bits_have_a_day() -> None:
+    assert moment(2.0**63).startswith("2942")
+    assert moment(-(2.0**63)).startswith("-2903")
+
+
+@pytest.mark.parametrize(
+    ("values", "is_id"),
+    [
+        (np.arange(2**53 + 1, 2**53 + 300), True),
+        (np.random.default_rng(1).permutation(5000), True),
+        (np.random.default_rng(1).permutation(500), False),
+        (np.arange(5000) // 2, False),
+        (np.asarray([f"k{row}" for row in range(1200)], object), True),
+    ],
+)
+def test_an_id_is_shown_by_examples_instead_of_a_distribution(values: Any, is_id: bool) -> None:
+    column = column_from_arrow(pa.array(values), "string" if values.dtype == object else "int")
+    edges = (0.0, 1e16)
+    known: ColumnStatistics = NumberStatistics(
+        kind=column.kind, rows=len(values), nulls=0, edges=edges, counts=(len(values),)
+    )
+    sample = TrainSample(columns={"x": column}, target=np.zeros(len(values), np.float32), share=1.0)
+    (bins,) = relate_to_target(sample, {"x": known}, {}, 1).values()
+    assert bool(bins.examples) is is_id
+    if is_id:
+        page = _identity(bins, 1.0)
+        assert f"<code>{values[0]}</code>" in page
+        assert f"every one of {len(values):,} rows" in page
+        assert bins.explained() == 0
+
+
+def test_curves_draw_every_finite_point_of_every_panel_inside_the_picture() -> None:
+    panels = {
+        "loss <&>": [(10.0, 0.9), (20.0, 0.4), (30.0, 0.4)],
+        "auc": [(20.0, math.nan), (30.0, 0.8)],
+        "nothing": [],
+    }
+    root = ET.fromstring(curves(panels, "steps").standalone())
+    height, dots = float(root.attrib["height"]), root.findall("{*}circle")
+    assert len(dots) == 4
+    assert all(0 <= float(dot.attrib["cy"]) <= height and 0 <= float(dot.attrib["cx"]) <= 720 for dot in dots)
+    heights = [float(dot.attrib["cy"]) for dot in dots[:3]]
+    assert heights[0] < heights[1] == heights[2]  # the larger value is drawn higher
+    words = [text.text for text in root.findall("{*}text")]
+    assert {"loss <&>", "auc", "steps", "0.9", "0.4"} <= set(words)
+    assert "nothing" not in words
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    rows = [Bar(label=str(value), value=value, text=str(value)) for value in (800, 200, 0)]
+    root = ET.fromstring(bars(rows).standalone())
+    lengths = [float(bar.attrib["width"]) for bar in root.findall("{*}rect")[1:]]
+    assert lengths[0] == pytest.approx(4 * lengths[1], rel=0.01)
+    assert lengths[2] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("scale", "ticks"),
+    [
+        (Scale(0.0, 7.0, 0, 100), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]),
+        (Scale(130.0, 890.0, 0, 100), [200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0]),
+        (Scale(0.9, 30.0, 0, 100, log=True), [1.0, 2.0, 5.0, 10.0, 20.0]),
+        (Scale(1e-2, 1e5, 0, 100, log=True), [10.0**power for power in range(-2, 6)]),
+        (Scale(3.0, 3.0, 0, 100), [3.0]),
+    ],
+)
+def test_ticks_are_round_and_few(scale: Scale, ticks: list[float]) -> None:
+    assert scale.ticks() == pytest.approx(ticks)
+
+
+def test_a_scale_is_exact_at_its_ends_also_for_the_largest_numbers() -> None:
+    for log in (False, True):
+        scale = Scale(1e-300 if log else -1.7e308, 1.7e308, 10, 90, log=log)
+        assert [scale(scale.low), scale(scale.high)] == pytest.approx([10, 90])
+    assert Scale(5.0, 5.0, 10, 90)(5.0) == 10
+    assert Scale(0.0, 1.0, 10, 90)(7.0) == 90  # outside: at the end
+
+
+def test_a_drawing_follows_the_page_s_palette_and_stands_alone_with_the_colours_of_the_day() -> None:
+    drawing = Drawing(10, 10)
+    drawing.text(1, 1, '<&> "var(--ink)"', colour="alarm", title="'quoted'")
+    assert 'fill="var(--alarm)"' in drawing.embedded("a label")
+    assert 'aria-label="a label"' in drawing.embedded("a label")
+    alone = ET.fromstring(drawing.standalone())
+    assert [part.attrib.get("fill") for part in alone] == [DAY["card"], DAY["alarm"]]
+    assert "".join(alone.itertext()) == "'quoted'<&> \"var(--ink)\""
+    assert DAY.keys() == NIGHT.keys()
+    assert all(f"--{name}:{code};" in palette() for each in (DAY, NIGHT) for name, code in each.items())

@@ -1,22 +1,29 @@
-from __future__ import annotations
+"""Verdicts: what the judge reads, and what follows from the evidence of both releases."""
 
 import json
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serin.formats.serving.request import Request
+from serin.monitoring.objectives.burn import PAIRS
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.state import Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import judge_bake, judge_step, weigh
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout, rollout2decision
+from serin.spec.objectives import PAGE_BURN, ObjectivesSpec
+from serin.spec.rollout import RolloutSpec
 from serin.store.artifacts import Release
-from tests.fakes.traffic import Traffic
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)
 T = 1000.0
@@ -161,3 +168,217 @@ def test_a_judge_that_is_killed_at_any_moment_comes_to_the_same_evidence(tmp_pat
     found = LogJudge(log).judge(now, T + 60)
     assert json.dumps(found.evidence["guards"]) == json.dumps(calm.evidence["guards"])
     assert (found.verdict, found.reason) == (calm.verdict, calm.reason)
+
+
+PLAN = Plan(
+    step_s=30.0,
+    min_requests=100,
+    max_error_share=0.02,
+    deadline_s=600.0,
+    bake_s=60.0,
+    slo_ms=50.0,
+    warmup_s=0.0,
+)
+
+
+def seen(requests: list[Request], share: float = 0.5, before: Evidence | None = None) -> Evidence:
+    """All of it, the traffic before the rollout too."""
+    known = Traffic(share=0.0, epoch=2).requests(T - 30, 30, seed=99)
+    arm = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=share, since=3)
+    end = max((request.t for request in requests), default=T)
+    return fold(before or Evidence(), [*known, *requests], arm=arm, plan=PLAN, now=end + 60)
+
+
+def step(requests: list[Request], **changes: Any) -> tuple[Verdict, str]:
+    how: dict[str, Any] = {"elapsed_s": 60.0, "last": False, "plan": PLAN, "share": 0.5}
+    how |= changes
+    return judge_step(how["plan"], seen(requests, how["share"]), elapsed_s=how["elapsed_s"], last=how["last"])
+
+
+EQUAL = Traffic().requests(T, 60)
+
+
+def test_an_equal_candidate_passes_a_step() -> None:
+    verdict, reason = step(EQUAL)
+    assert verdict is Verdict.PASS
+    assert re.match(
+        r"\d+ requests, nothing speaks against it; candidate: 0 of \d+ failed, p50/p95/p99 ", reason
+    )
+
+
+@pytest.mark.parametrize("slower", [1.5, 2.0])
+def test_a_slow_candidate_fails_and_the_reason_names_the_guard_and_both_arms(slower: float) -> None:
+    verdict, reason = step(Traffic(slower=slower).requests(T, 45))
+    assert verdict is Verdict.FAIL
+    assert re.match(
+        r"its p\d\d is slower than allowed \(10%\); a good version looks like this in at most 1% of", reason
+    )
+    assert re.search(r"; candidate: 0 of \d+ failed, p50/.* ms; stable: 0 of ", reason)
+
+
+def test_a_candidate_within_the_margin_does_not_fail() -> None:
+    assert step(Traffic(slower=1.08).requests(T, 300), elapsed_s=300.0)[0] is not Verdict.FAIL
+
+
+def test_a_candidate_that_fails_outright_fails_within_seconds() -> None:
+    verdict, reason = step(Traffic(errors=(0.0, 1.0)).requests(T, 3), elapsed_s=3.0)
+    assert verdict is Verdict.FAIL
+    assert reason.startswith("more than 2% of its requests fail; ")
+
+
+def test_a_candidate_that_fails_a_little_more_often_fails_in_time() -> None:
+    assert step(Traffic(errors=(0.0, 0.015)).requests(T, 120))[0] is Verdict.FAIL
+
+
+def test_failures_of_both_arms_do_not_roll_back() -> None:
+    assert step(Traffic(errors=(0.005, 0.005)).requests(T, 120))[0] is Verdict.PASS
+
+
+def test_a_candidate_that_calls_its_clients_wrong_fails_though_it_is_fast() -> None:
+    """Such as one that asks for an input that nobody sends: clients see it, and no other release answers for it."""
+    refusing = changed(
+        Traffic(share=0.05).requests(T, 25),
+        lambda line: line.arm == "candidate",
+        lambda line: line._replace(code=400, us=200.0),
+    )
+    verdict, reason = step(refusing, share=0.05, elapsed_s=25.0)
+    assert (verdict, reason.split(";")[0]) == (
+        Verdict.FAIL, "it refuses more requests than the stable version"
+    )  # fmt: skip
+    assert re.search(r"candidate: 0 of \d+ failed, \d\d+ refused, .*; stable: 0 of \d+ failed, 2", reason)
+
+
+def test_client_errors_in_both_arms_do_not_roll_back() -> None:
+    draw = np.random.default_rng(1)
+    wrong = [line._replace(code=400) if draw.random() < 0.1 else line for line in EQUAL]
+    assert step(wrong)[0] is Verdict.PASS
+
+
+def test_both_arms_breaking_a_promise_is_an_incident() -> None:
+    verdict, reason = step(Traffic(errors=(0.2, 0.2)).requests(T, 60))
+    assert verdict is Verdict.INCIDENT
+    assert "both arms" in reason
+
+
+def test_a_candidate_much_worse_than_a_broken_stable_still_fails() -> None:
+    assert step(Traffic(errors=(0.05, 0.5)).requests(T, 60))[0] is Verdict.FAIL
+
+
+def test_after_an_incident_stable_excuses_nothing() -> None:
+    trouble = Traffic(errors=(0.2, 0.2)).requests(T, 30)
+    verdict, _ = step([*trouble, *Traffic().requests(T + 30, 40, seed=1)])
+    assert verdict is not Verdict.INCIDENT
+
+
+def test_a_split_that_is_not_as_the_weights_say_is_invalid() -> None:
+    verdict, reason = step(Traffic(share=0.2).requests(T, 60))
+    assert verdict is Verdict.INVALID
+    assert "instead of 50.00%" in reason
+
+
+def test_a_step_takes_its_time() -> None:
+    assert step(EQUAL, elapsed_s=29.0)[0] is Verdict.WAIT
+
+
+@pytest.mark.parametrize(("elapsed_s", "expected"), [(30.0, Verdict.WAIT), (600.0, Verdict.INCONCLUSIVE)])
+def test_too_few_requests_wait_until_the_deadline_and_never_pass(elapsed_s: float, expected: Verdict) -> None:
+    assert step(Traffic(requests_per_s=2).requests(T, 30), elapsed_s=elapsed_s)[0] is expected
+
+
+@pytest.mark.parametrize("elapsed_s", [30.0, 6000.0])
+def test_without_a_request_there_is_no_traffic(elapsed_s: float) -> None:
+    assert step([], elapsed_s=elapsed_s)[0] is Verdict.NO_TRAFFIC
+
+
+def test_silence_means_nothing_before_the_log_can_have_been_written() -> None:
+    assert step([], elapsed_s=4.0, plan=replace(PLAN, step_s=1.0))[0] is Verdict.WAIT
+
+
+def test_a_plan_that_asks_for_no_requests_passes_on_time_alone() -> None:
+    assert step([], plan=replace(PLAN, min_requests=0), last=True)[0] is Verdict.PASS
+
+
+def test_a_suspect_candidate_does_not_pass() -> None:
+    evidence = seen(Traffic(slower=1.5).requests(T, 4), share=0.5)
+    weighed = weigh(PLAN, evidence)
+    assert 1 < weighed.total < 0.1 * PLAN.rollback_at
+    enough = replace(PLAN, min_requests=20)
+    verdict, reason = judge_step(enough, evidence, elapsed_s=60, last=False)
+    assert (verdict, "it looks as if its p" in reason) == (Verdict.WAIT, True)
+    assert judge_step(enough, evidence, elapsed_s=600, last=False)[0] is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(5, Verdict.WAIT), (60, Verdict.PASS)])
+def test_all_traffic_needs_proof_that_the_candidate_is_not_slower(seconds: float, expected: Verdict) -> None:
+    assert step(Traffic().requests(T, seconds), last=True)[0] is expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_candidate_slower_by_the_bad_margin_does_not_get_all_traffic(seed: int) -> None:
+    requests = Traffic(slower=1.2).requests(T, 100, seed=seed)
+    assert step(requests, last=True, elapsed_s=100)[0] is not Verdict.PASS
+
+
+def test_proof_that_does_not_come_is_inconclusive() -> None:
+    requests = Traffic(requests_per_s=4, slower=1.1).requests(T, 60)
+    assert step(requests, last=True, elapsed_s=600)[0] is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("traffic", "elapsed_s", "expected"),
+    [
+        (Traffic(share=1.0), 59, Verdict.WAIT),
+        (Traffic(share=1.0), 60, Verdict.PASS),
+        (Traffic(share=1.0, errors=(0, 0.01)), 60, Verdict.PASS),
+        (Traffic(share=1.0, errors=(0, 0.1)), 20, Verdict.FAIL),
+        (Traffic(share=1.0, slower=20), 20, Verdict.FAIL),
+    ],
+)
+def test_a_bake_holds_the_candidate_to_what_was_promised(
+    traffic: Traffic, elapsed_s: float, expected: Verdict
+) -> None:
+    evidence = seen(traffic.requests(T, 20), share=1.0)
+    assert judge_bake(PLAN, evidence, elapsed_s=elapsed_s)[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": []}, "must increase"),
+        ({"steps": [5, 5, 100]}, "must increase"),
+        ({"steps": [5, 50]}, "must increase"),
+        ({"steps": [0, 100]}, "must increase"),
+        ({"mode": "dry"}, "mode: .*, not 'dry'"),
+        ({"max_error_share": 2}, "max_error_share"),
+        ({"min_requests": -1}, "min_requests"),
+        ({"false_rollback": 0}, "false_rollback"),
+        ({"quantiles": [0.5, 1]}, "quantiles"),
+        ({"bad_margin": 0.05}, "bad_margin"),
+        ({"bake_s": float("nan")}, "times"),
+        ({"speed": 3}, "has no speed"),
+    ],
+)
+def test_a_plan_no_rollout_could_follow_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(PLAN.to_json() | changes)
+
+
+@pytest.mark.parametrize(
+    ("availability", "latency_share", "failed", "slow"),
+    [(0.999, 0.99, 0.006, 0.06), (0.99, 0.9, 0.06, 0.55), (0.9999, 0.5, 0.0006, 0.75)],
+)
+def test_a_promise_is_broken_where_the_watcher_would_page(
+    availability: float, latency_share: float, failed: float, slow: float
+) -> None:
+    promised = ObjectivesSpec(availability=availability, latency_share=latency_share, latency_ms=30)
+    found = Plan.from_spec(RolloutSpec(), objectives=promised)
+    assert (found.max_error_share, found.max_slow_share, found.slo_ms) == (
+        pytest.approx(failed),
+        pytest.approx(slow),
+        30,
+    )
+    assert any(pair.threshold == PAGE_BURN and pair.severity == "page" for pair in PAIRS)
+
+
+def test_a_plan_comes_back_from_json() -> None:
+    assert Plan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN

@@ -1,7 +1,5 @@
 """A model is taken out of service: no route, no process, nothing live, and it stays so until somebody rolls it out."""
 
-from __future__ import annotations
-
 import pytest
 
 from serin.errors import RolloutRefused
@@ -10,7 +8,7 @@ from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Kind
 from serin.rollout.run.status import model_status
 from tests.unit.rollout.conftest import Scene, release
-from tests.unit.rollout.test_obey import RUNNING, T, command, rollout
+from tests.unit.rollout.test_advance import RUNNING, T, command, rollout
 
 
 def test_a_retired_model_has_no_route_no_process_and_no_live_version(scene: Scene) -> None:

@@ -1,7 +1,5 @@
 """Every sequence of events and commands, as far as they lead: equal states are followed once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +9,8 @@ import pytest
 from serin.errors import RolloutRefused
 from serin.rollout.decide.advance import Seen, advance
 from serin.rollout.decide.plan import Mode, Plan, ShadowPlan
-from serin.rollout.decide.state import CONTROLLER, Hold, Phase, Rollout
-from serin.rollout.decide.verdict import Judgement, Verdict
+from serin.rollout.decide.state import CONTROLLER, Hold, Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.apply_command import apply_command
 from serin.rollout.run.commands import Command, Kind
 from serin.store.artifacts import Release

@@ -1,7 +1,5 @@
 """The phase between the golden rows and the first traffic: recorded requests are sent to the candidate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -14,10 +12,8 @@ from serin.errors import RolloutRefused
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_page import story2html
 from serin.rollout.decide.plan import Plan, ShadowPlan
-from serin.rollout.decide.shadow import MOST_VALUES, Batch, Difference, Tally, add_batch
-from serin.rollout.decide.shadow_verdict import judge_shadow
-from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.shadow import MOST_VALUES, Batch, Difference, Tally, add_batch, judge_shadow
+from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.shadow import Shadows
@@ -77,8 +73,8 @@ def test_a_mismatch_rolls_back_with_the_row_and_both_scores_in_the_journal(scene
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"failed": 30}, "more than 1% of its requests fail"),
-        ({"us": 90_000.0}, "more than 5% of its requests take longer than 50.0 ms"),
+        ({"failed": 30}, "more than 0.6% of its requests fail"),
+        ({"us": 90_000.0}, "more than 6% of its requests take longer than 50.0 ms"),
     ],
 )
 def test_a_broken_promise_rolls_back_before_any_client_sees_it(

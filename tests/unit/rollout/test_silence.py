@@ -1,7 +1,5 @@
 """A step whose traffic ends says since when there are no requests, holds, and continues where it was."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +10,8 @@ from serin.rollout.decide.cutting import Arm
 from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import silence
-from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.decide.verdict import Verdict, judge_bake, judge_step
+from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import judge_bake, judge_step
 from serin.rollout.run.judge import LogJudge
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.test_judge import SHIFTING, write_both

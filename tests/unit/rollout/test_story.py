@@ -1,8 +1,7 @@
-from __future__ import annotations
+"""A rollout as people read it: its story and its reasons, how sure the evidence is, and what is missing."""
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
@@ -10,21 +9,27 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from serin import cli
 from serin.commands.rollout_view import frame
+from serin.evidence.e_process import bet, e_value, seconds_until, start
 from serin.formats.serving.journal import Decision
+from serin.formats.serving.request import Request
 from serin.reports.rollout_page import story2html
+from serin.rollout.decide.cutting import Arm
+from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.decide.verdict import Verdict
+from serin.rollout.decide.sentences import doubt, duration, not_proven
+from serin.rollout.decide.state import Phase, Rollout, Verdict
+from serin.rollout.decide.verdict import judge_step
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.replay import replay
 from serin.rollout.run.status import history
 from serin.rollout.run.story import tell
-from tests.fakes.traffic import Traffic
+from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
+from tests.kit.commands import serin_main
 from tests.unit.rollout.conftest import Scene
 
 PLAN = Plan(steps=(20.0, 50.0, 100.0), step_s=5.0, min_requests=30, bake_s=3.0, drain_s=2.0, slo_ms=50.0)
@@ -173,30 +178,27 @@ def test_the_live_view_shows_weights_evidence_and_both_arms(bad: Course, when: s
 
 def serin(bad: Course, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setenv("SERIN_HOME", str(bad.scene.home))
-    monkeypatch.setattr(sys, "argv", ["serin", "rollout", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return int(end.value.code or 0)
+    return serin_main("rollout", *arguments)
 
 
-@pytest.mark.parametrize(("which", "word"), [([], "rolled back"), (["--rollout", "1"], "promoted")])
+@pytest.mark.parametrize(("which", "word"), [("flights", "rolled back"), ("flights:1", "promoted")])
 def test_the_command_writes_the_page_of_the_newest_rollout_or_of_a_version(
-    bad: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: list[str], word: str
+    bad: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, word: str
 ) -> None:
     page = tmp_path / "page.html"
-    assert serin(bad, monkeypatch, "report", "flights", "--out", str(page), *which) == 0
+    assert serin(bad, monkeypatch, "report", which, "--out", str(page)) == 0
     assert f">{word}</span>" in page.read_text()
 
 
 def test_the_command_names_the_versions_whose_rollouts_are_known(
     bad: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serin(bad, monkeypatch, "report", "flights", "--rollout", "7") == 2
+    assert serin(bad, monkeypatch, "report", "flights:7") == 2
     assert "no rollout of 'flights': '7'; known: 1, 2" in capsys.readouterr().err
 
 
 def test_the_command_judges_again_and_says_both_ends(
-    bad: Course, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bad: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ("--log", str(bad.log))
     assert serin(bad, monkeypatch, "replay", "flights", *log) == 0
@@ -204,5 +206,117 @@ def test_the_command_judges_again_and_says_both_ends(
         len(re.findall(r"^(then|now): +rolled back at .* p\d", capsys.readouterr().out, flags=re.MULTILINE))
         == 2
     )
-    assert serin(bad, monkeypatch, "replay", "flights", *log, "--margin", "1.5", "--json") == 0
+    lax = tmp_path / "lax.yaml"
+    model = "{onnx: model.onnx, task: regression, golden: rows.npz}"
+    lax.write_text(f"name: flights\nmodel: {model}\nrollout: {{latency: {{margin: 1.5}}}}\n")
+    assert serin(bad, monkeypatch, "replay", "flights", *log, "--spec", str(lax), "--json") == 0
     assert json.loads(capsys.readouterr().out)["failed_at"] is None
+
+
+T = 1000.0
+TOLD_PLAN = Plan(step_s=5.0, min_requests=50, slo_ms=50.0, warmup_s=0.0)
+ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=3)
+
+
+def seconds_of(traffic: Traffic, seconds: int, seed: int = 0) -> Iterator[Evidence]:
+    """The evidence at the end of each second of a step of equal arms, by way of the journal."""
+    known = Traffic(share=0.0, epoch=2).requests(T - 30, 30, seed=99)
+    by_second: dict[int, list[Request]] = {}
+    for line in traffic.requests(T, seconds, seed=seed):
+        by_second.setdefault(int(line.t - T), []).append(line)
+    evidence = fold(Evidence(), known, arm=ARM, plan=TOLD_PLAN)
+    for second in range(seconds):
+        evidence = fold(evidence, by_second.get(second, []), arm=ARM, plan=TOLD_PLAN, now=T + second + 1)
+        evidence = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
+        yield evidence
+
+
+def after(traffic: Traffic, seconds: int) -> Evidence:
+    return list(seconds_of(traffic, seconds))[-1]
+
+
+def test_the_time_that_is_left_is_right_within_a_factor_of_three_once_half_of_it_is_over() -> None:
+    ratios = []
+    for seed in range(5):
+        course = []
+        for evidence in seconds_of(Traffic(requests_per_s=30), 400, seed):
+            course.append(evidence)
+            if not not_proven(TOLD_PLAN, evidence):
+                break
+        half = len(course) // 2
+        left = [
+            course[half].seconds_to_proof(f"not slower {name}", TOLD_PLAN.promote_at)
+            for name in ("p50", "p95")
+        ]
+        ratios.append(max(wait for wait in left if wait is not None) / (len(course) - half))
+    print("estimated over true time left:", *(f"{ratio:.2f}" for ratio in sorted(ratios)))
+    assert 1 / 3 < sorted(ratios)[2] < 3
+
+
+def test_more_traffic_means_less_time_left() -> None:
+    slow, fast = (after(Traffic(requests_per_s=per_s), 20) for per_s in (6, 60))
+    waits = [evidence.seconds_to_proof("not slower p50", 1e6) for evidence in (slow, fast)]
+    assert waits[0] is not None
+    assert waits[1] is not None
+    assert waits[1] < waits[0] / 2
+
+
+def test_the_last_step_says_what_is_missing_how_sure_it_is_and_how_long_it_takes() -> None:
+    evidence = after(Traffic(requests_per_s=20), 40)
+    verdict, reason = judge_step(TOLD_PLAN, evidence, elapsed_s=40.0, last=True)
+    assert verdict is Verdict.WAIT
+    assert re.fullmatch(
+        r"waiting for evidence that (p50|p95|p50 and p95) (is|are) slower by at most 20% "
+        r"\(bad_margin; (about \d+ (s|min)|less than 10 s) left at this traffic\); it is promoted without you once "
+        r"there is enough; `serin rollout promote` promotes it now, `serin rollout abort` ends the rollout",
+        reason,
+    ), reason
+
+
+def test_too_little_traffic_is_said_and_not_guessed_from() -> None:
+    early = after(Traffic(requests_per_s=20), 8)
+    assert (
+        "not enough traffic to tell how long it takes"
+        in judge_step(TOLD_PLAN, early, elapsed_s=8.0, last=True)[1]
+    )
+
+
+def test_a_candidate_at_the_bad_margin_comes_no_closer() -> None:
+    evidence = after(Traffic(requests_per_s=200, slower=1.3), 40)
+    assert "at this traffic it does not come closer" in not_proven(TOLD_PLAN, evidence)
+
+
+@pytest.mark.parametrize(("wins", "target"), [(0.3, 20.0), (0.8, 1e4)])
+def test_steady_wins_reach_the_target_in_the_time_that_was_foretold(wins: float, target: float) -> None:
+    wealth = start()
+    for _ in range(10):
+        wealth = bet(wealth, np.asarray(wins))
+    left = seconds_until(wealth, wealth / 10, target)
+    blocks = 0
+    while float(e_value(wealth)) < target:
+        wealth, blocks = bet(wealth, np.asarray(wins)), blocks + 1
+    assert blocks - 1 < left <= blocks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "not enough traffic to tell how long it takes"),
+        (float("inf"), "at this traffic it does not come closer"),
+        (3.0, "less than 10 s left at this traffic"),
+        (44.0, "about 40 s left at this traffic"),
+        (200.0, "about 3 min left at this traffic"),
+        (9000.0, "about 2 h left at this traffic"),
+    ],
+)
+def test_a_wait_is_as_precise_as_it_is_known(seconds: float | None, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_doubt_says_how_often_chance_shows_as_much_and_when_it_is_enough() -> None:
+    assert doubt(TOLD_PLAN, "p95", 6.6) == (
+        "it looks as if its p95 is slower than allowed (10%); a good version looks like this in at most 30% of "
+        "rollouts, it is rolled back at 1%"
+    )
+    assert TOLD_PLAN.rollback_risk(TOLD_PLAN.rollback_at) == pytest.approx(TOLD_PLAN.false_rollback)
+    assert TOLD_PLAN.promotion_risk(TOLD_PLAN.promote_at) == pytest.approx(TOLD_PLAN.false_promotion)

@@ -1,7 +1,5 @@
 """A small bundle made by hand: a string, a float, an int and a bool in, a score out."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Mapping
@@ -86,7 +84,7 @@ def publish(
     store: Store,
     *,
     bias: float,
-    spec: str = "serving: {p99_ms: 50, request_timeout: 4s}\n",
+    spec: str = "objectives: {latency_ms: 50}\nserving: {request_timeout: 4s}\n",
     in_two: bool = False,
     extra: dict[str, bytes] | None = None,
 ) -> Bundle:

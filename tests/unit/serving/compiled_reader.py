@@ -1,7 +1,5 @@
 """The gateway's compiled reader of messages in a program under AddressSanitizer and UBSan (request_filter.cc)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stands in for triton_python_backend_utils, which exists only inside Triton's own process."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """A server on loopback that answers at once, or, when told to, not for a while: what a load generator must see."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Every configuration, for every backend, parses by Triton's own schema and agrees with the bundle's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx
@@ -75,7 +73,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def written(case: str, bundle: Bundle, folder: Path) -> tuple[dict[str, Config], ServingSpec]:
     server, wish, gpus, _ = CASES[case]
     serving = ServingSpec.model_validate(
-        {"max_batch_rows": 128, "instances": 2, "queue_delay_us": 300, **wish}
+        {"max_batch_rows": 128, "instances": 2, "queue_delay": "300us", **wish}
     )
     build_repository(
         bundle, folder, server=server, serving=serving, gpus=tuple(range(gpus)), gpu_bytes=1 << 28

@@ -1,7 +1,5 @@
 """Which backend serves what: a table of servers, bundles and wishes."""
 
-from __future__ import annotations
-
 import pytest
 
 from serin.errors import BackendRefused

@@ -1,7 +1,5 @@
 """Releases on GPUs: memory is theirs before anything is loaded, and what does not fit is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -16,7 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.errors import BackendRefused, FormatOutdated, GpuMemoryShort
-from serin.export.take_repository import import_repository
+from serin.export.take_over import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
 from serin.machine.hardware import Device
 from serin.machine.leases import lease
@@ -250,10 +248,10 @@ def test_the_need_grows_with_the_graph_the_batch_and_the_instances(tmp_path: Pat
     assert large.arena_bytes == 2 * (10_000_000 * row + weights)
     three = estimate_need(tmp_path, choice, ServingSpec(instances=3))
     assert three.total_bytes == 4 * CONTEXT_BYTES + 3 * 256 * MB
-    named = estimate_need(tmp_path, choice, ServingSpec(gpu_memory_mb=2000))
+    named = estimate_need(tmp_path, choice, ServingSpec(gpu_memory=2000 * 2**20))
     assert (named.total_bytes, named.arena_bytes) == (2000 * MB, 2000 * MB - 2 * CONTEXT_BYTES)
     native = Choice(backend="onnx_native", place="gpu", reason="")
     two = estimate_need(tmp_path, native, ServingSpec(instances=2))
     assert two.total_bytes == CONTEXT_BYTES + 2 * (256 + 128) * MB, "one process, whatever its instances"
-    named = estimate_need(tmp_path, native, ServingSpec(gpu_memory_mb=2000))
+    named = estimate_need(tmp_path, native, ServingSpec(gpu_memory=2000 * 2**20))
     assert named.arena_bytes == 2000 * MB - CONTEXT_BYTES - 128 * MB

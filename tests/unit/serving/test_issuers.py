@@ -1,20 +1,18 @@
-from __future__ import annotations
-
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from serin import cli
 from serin.errors import IssuerRefused, IssuerUnusable
 from serin.serving.envoy.issuers import Issuer, lua_issuers, provider
 from serin.serving.envoy.jwks import JwksFolder
 from serin.serving.envoy.keys import KeyFile
+from tests.kit.commands import serin_main as serin
+from tests.kit.web import Handler, in_a_thread
 
 RSA = {"kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB"}
 URL = "https://login.example.com"
@@ -81,35 +79,24 @@ class Server:
         self.answers: dict[str, tuple[int, bytes, dict[str, str]]] = {}
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(Handler):
             def do_GET(self) -> None:
                 status, body, headers = server.answers.get(self.path, (404, b"", {}))
-                self.send_response(status)
-                for name, value in {**headers, "content-length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(body, status, **headers)
 
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def say(self, path: str, document: object, status: int = 200, **headers: str) -> None:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.answers[path] = (status, body, headers)
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    opened = Server()
-    yield opened
-    opened.close()
+    made = Server()
+    with in_a_thread(made.http):
+        yield made
 
 
 def test_keys_are_found_by_discovery_and_only_public_ones_for_signatures_are_kept(
@@ -198,31 +185,24 @@ def test_a_file_of_keys_is_read_and_followed(tmp_path: Path) -> None:
     assert file.exists(), "it is the user's"
 
 
-def serin(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["serin", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
-
-
 def test_issuers_are_added_listed_and_removed_from_the_command_line(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:
     server.say("/keys", {"keys": [RSA]})
     adding = ("keys", "issuer", "add", "corp", "--url", URL, "--audience", "serin")
-    assert serin(monkeypatch, *adding, "--jwks-url", f"{server.url}/none") == 1
+    assert serin(*adding, "--jwks-url", f"{server.url}/none") == 1
     assert "answers 404" in capsys.readouterr().err
     assert not (home / "keys.json").exists(), "nothing has changed"
-    assert serin(monkeypatch, *adding, "--jwks-url", "http://example.com/keys") == 2
+    assert serin(*adding, "--jwks-url", "http://example.com/keys") == 2
     assert "is not an https URL" in capsys.readouterr().err
     good = (*adding, "--jwks-url", f"{server.url}/keys", "--models-claim", "models", "--rate", "20/s")
-    assert serin(monkeypatch, *good) == 0
+    assert serin(*good) == 0
     assert "it has 1 public key\n" in capsys.readouterr().out
-    assert serin(monkeypatch, "keys", "issuer", "list", "--json") == 0
+    assert serin("keys", "issuer", "list", "--json") == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["public_keys"], listed["models_claim"]) == ("corp", 1, "models")
-    assert serin(monkeypatch, "keys", "issuer", "list") == 0
+    assert serin("keys", "issuer", "list") == 0
     assert "20/s" in capsys.readouterr().out
-    assert serin(monkeypatch, "keys", "issuer", "remove", "corp") == 0
+    assert serin("keys", "issuer", "remove", "corp") == 0
     assert list((home / "issuers").iterdir()) == []
-    assert serin(monkeypatch, "keys", "issuer", "remove", "corp") == 2
+    assert serin("keys", "issuer", "remove", "corp") == 2

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -8,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from serin.errors import EnvoyFileUnfit, KeyFileBroken, KeyRefused, NameInvalid, TlsUnfit
+from serin.serving.envoy.gateway import merge, read_expert
 from serin.serving.envoy.keys import KeyFile, KeyRing, lua_table
 from serin.serving.envoy.tls import TlsFiles, tls_pair
-from serin.serving.envoy.user_settings import merge, read_expert
 from tests.e2e.serving_certificates import Authority
 
 

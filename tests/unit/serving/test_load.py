@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""The load generator and the probe of a release."""
 
 import math
 
@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from serin.machine.ports import free_ports
-from serin.serving.client.latencies import Latencies
-from serin.serving.client.load import Closed, LoadResult, Open, json_target, model_target, run_load
-from serin.serving.client.load_connections import Target
 from serin.serving.client.tensors import read_http_answer
+from serin.serving.triton import probe
+from serin.serving.triton.probe import answers
+from serin.serving.tuning.load import Closed, Latencies, LoadResult, Open, json_target, model_target, run_load
+from serin.serving.tuning.load_connections import Target
+from serin.store.artifacts import Release
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 from tests.unit.serving.pausing_server import ANSWER, PausingServer, pauses_once, serving
@@ -124,3 +126,34 @@ def test_an_answer_in_json_is_read_as_one_in_bytes_is() -> None:
     assert read_http_answer(body, None)["s"].tolist() == [[1.0], [2.5]]
     with pytest.raises(ValueError, match="KeyError"):
         read_http_answer(b"{}", None)
+
+
+V1 = Release(model="delays", version=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "alive"),
+    [
+        ([True], True),
+        ([False, True], True),
+        ([False, False, True], True),
+        ([False, False, False, True], False),
+        ([TimeoutError(), True], True),
+        ([TimeoutError(), TimeoutError(), True], False),
+        ([TimeoutError(), False, True], True),
+        ([ConnectionRefusedError(), True], False),
+    ],
+)
+def test_busy_is_not_dead_and_a_row_that_failed_once_is_asked_again(
+    asked: list[bool | OSError], alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(asked)
+
+    def ask(*_: object) -> bool:
+        found = left.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(probe, "_asked", ask)
+    assert answers("127.0.0.1:1", V1, SCHEMA) is alive

@@ -1,7 +1,5 @@
 """Once keys were asked for, only a command stops that: whatever becomes of the files, the gateway never opens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
@@ -11,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from serin.errors import KeyFileBroken
+from serin.host.guard import key_trouble, read_guard
+from serin.host.wiring import build_gateway, key_file
 from serin.serving.envoy.guard import asks_for_keys
 from serin.serving.envoy.keys import KeyFile, KeyRing
-from serin.stack.doctor.checks import examine
-from serin.stack.guard import key_trouble, read_guard
-from serin.stack.wiring import build_gateway, key_file
+from serin.stack.doctor import examine
 
 
 def truncate(path: Path) -> None:
@@ -40,12 +38,6 @@ def start(home: Path) -> bool:
     """Whether a gateway that starts now asks for keys."""
     build_gateway(home).write_bootstrap(1)
     return asks_for_keys(published(home).read_bytes())
-
-
-@pytest.fixture(autouse=True)
-def _sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their folders go with the test's."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
 @pytest.mark.parametrize("before", ["a key", "a key that was revoked", "no key yet"])

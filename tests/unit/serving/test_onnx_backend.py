@@ -1,20 +1,36 @@
-"""Serin's ONNX backend: when it is offered, its settings, and what happens where it cannot be built."""
+"""The backends for ONNX and trees: when they are offered, their settings, and where CUDA's libraries are looked for."""
 
-from __future__ import annotations
-
+import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xgboost
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from serin.errors import TritonInstallFailed
+from serin.export.build import export_model
+from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
+from serin.formats.shards import read_split
+from serin.formats.trained import write_trained
 from serin.machine.native.compiler import Compiler
+from serin.models.trees import column_types, joined
+from serin.scoring.session import open_session
 from serin.serving.native import compiler, onnx_backend
 from serin.serving.native.compiler import obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
-from serin.serving.triton.installation import TritonInstall
+from serin.serving.triton.backends import Server
+from serin.serving.triton.installation import TritonInstall, cuda_folders, needed_libraries, why_no_cuda
 from serin.serving.triton.recording import Recording
+from serin.serving.triton.repository import build_repository
+from serin.store.store import Store
+from tests.unit.export.small_dataset import Trained, make_trained
 
 NAME = "a b\n雪"  # a column may be called anything
 
@@ -166,3 +182,101 @@ def test_one_whose_onnx_runtime_is_gone_is_not_offered(tmp_path: Path) -> None:
     assert onnx_backend.is_built(tmp_path)
     (folder / "libonnxruntime.so.1").unlink()
     assert not onnx_backend.is_built(tmp_path)
+
+
+SERVER = Server(backends=frozenset({"fil", "onnxruntime"}))
+
+
+def with_trees(folder: Path) -> Trained:
+    """The small dataset's training, had it been XGBoost's."""
+    trained = make_trained(folder, "binary", export={"target": "gpu"})
+    shape = json.loads((folder / "result" / "model.json").read_text())["shape"]
+    rows = read_split(folder / "dataset", "train")
+    num, cat, target = (np.concatenate(list(part)) for part in (rows.num, rows.cat, rows.target))
+    table = xgboost.DMatrix(
+        joined(num, cat), target, feature_types=column_types(shape["numeric"], shape["sizes"]),
+        enable_categorical=True,
+    )  # fmt: skip
+    booster = xgboost.train({"objective": "binary:logistic", "nthread": 1}, table, 5)
+    result = folder / "trees"
+    result.mkdir()
+    record = {"model": {"kind": "xgboost"}, "shape": shape, "task": "binary", "file": "trees.ubj"}
+    write_trained(result, bytes(booster.save_raw("ubj")), record)
+    checkpoint = replace(trained.checkpoint, path=str(result))
+    return replace(trained, checkpoint=checkpoint)
+
+
+def test_an_exported_forest_is_served_by_fil_from_rows_that_xgboost_scores_as_the_gate_did(
+    tmp_path: Path,
+) -> None:
+    trained = with_trees(tmp_path)
+    store = Store(str(tmp_path / "store"))
+    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    assert "trees.ubj" in verify_bundle(Path(bundle.path)).files
+
+    serving = trained.spec.serving.model_copy(update={"backend": "fil"})
+    folder = build_repository(bundle, tmp_path / "repository", server=SERVER, serving=serving)
+
+    core = folder / f"{bundle.model}_core"
+    config = text_format.Parse((core / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    front = open_session(folder / f"{bundle.model}_front" / str(bundle.version) / "model.onnx")
+    golden = read_golden(Path(bundle.path))
+    (rows,) = front.run([front.get_outputs()[0].name], golden.inputs)
+    assert list(config.input[0].dims) == [rows.shape[1]]
+    booster = xgboost.Booster(model_file=str(core / str(bundle.version) / config.default_model_filename))
+    table = xgboost.DMatrix(rows, feature_types=booster.feature_types, enable_categorical=True)
+    scores = booster.predict(table).reshape(-1, 1)
+    print("largest difference from the golden scores", np.abs(scores - golden.outputs["score"]).max())
+    np.testing.assert_allclose(scores, golden.outputs["score"], rtol=1e-5, atol=1e-6)
+
+
+PYTHON = Path(sys.executable).parent
+
+
+def test_packages_beside_triton_come_first_then_those_that_python_finds_then_the_user_s_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "triton" / "lib" / "python3.11" / "site-packages" / "nvidia" / "cudnn" / "lib"
+    elsewhere = tmp_path / "elsewhere" / "nvidia" / "cu13" / "lib"
+    for folder in (beside, elsewhere):
+        folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))  # as a .pth file adds it
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/own::{beside}")
+    found = cuda_folders(tmp_path / "triton")
+    assert found[0] == str(beside)
+    assert found.index(str(elsewhere)) < found.index("/own")
+    assert len(found) == len(set(found))
+
+
+def test_a_runtime_without_the_provider_says_so(tmp_path: Path) -> None:
+    why = why_no_cuda(PYTHON, tmp_path / "libonnxruntime.so.1", [])
+    assert "no libonnxruntime_providers_shared.so and no libonnxruntime_providers_cuda.so" in why
+    assert "install onnxruntime-gpu" in why
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(60)])
+def test_a_provider_that_is_no_library_says_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "libonnxruntime_providers_shared.so").touch()
+    (tmp_path / "libonnxruntime_providers_cuda.so").write_bytes(content)
+    why = why_no_cuda(PYTHON, tmp_path / "libonnxruntime.so.1", [])
+    assert why.startswith("libonnxruntime_providers_cuda.so cannot be read")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_provider_whose_libraries_are_missing_names_the_first_and_loads_when_it_is_found(
+    tmp_path: Path,
+) -> None:
+    cuda = tmp_path / "cuda"
+    cuda.mkdir()
+    source = tmp_path / "empty.c"
+    source.write_text("int nothing;\n")
+    build = ["cc", "-shared", "-fPIC", "-DPROVIDER=0", str(source), "-o"]
+    subprocess.run([*build, str(cuda / "libcudart_of_a_test.so")], check=True)
+    subprocess.run([*build, str(tmp_path / "libonnxruntime_providers_shared.so")], check=True)
+    needs = [f"-L{cuda}", "-Wl,--no-as-needed", "-lcudart_of_a_test"]
+    provider = [word.replace("PROVIDER=0", "PROVIDER=1") for word in build]
+    subprocess.run([*provider, str(tmp_path / "libonnxruntime_providers_cuda.so"), *needs], check=True)
+    assert needed_libraries(tmp_path / "libonnxruntime_providers_cuda.so")[0] == "libcudart_of_a_test.so"
+    runtime = tmp_path / "libonnxruntime.so.1"
+    assert "libcudart_of_a_test.so: cannot open" in why_no_cuda(PYTHON, runtime, [])
+    assert why_no_cuda(PYTHON, runtime, [str(cuda)]) == ""

@@ -1,7 +1,5 @@
 """The Python backend's recording, with Triton's part played by a fake: ids, lots, and what it does when it cannot."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,13 +1,24 @@
-from __future__ import annotations
+"""The gateway's configuration: routes, peers, and limits of memory and connections."""
 
+import json
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serin.errors import GatewayRejected
+from serin.errors import GatewayRejected, SpecError, TlsUnfit
+from serin.host.wiring import build_gateway
+from serin.machine.hardware import memory_bytes
 from serin.serving.envoy.clusters import clusters
+from serin.serving.envoy.gateway_tls import PeerFiles
+from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, default_connections, default_heap_bytes
+from serin.serving.envoy.peers import authority, peer_routes
 from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
+from serin.serving.envoy.tls import TlsFiles
+from serin.spec.objectives import ObjectivesSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
@@ -206,7 +217,7 @@ def test_what_cannot_be_honoured_is_refused(route: ModelRoute, words: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("p99_ms", "request_s", "another_s"),
+    ("latency_ms", "request_s", "another_s"),
     [
         (50, 5, 1.0),
         (10, 5, 1.0),
@@ -218,11 +229,13 @@ def test_what_cannot_be_honoured_is_refused(route: ModelRoute, words: str) -> No
     ],
 )
 def test_one_release_has_the_whole_time_and_another_one_is_asked_before_it_is_over(
-    p99_ms: float | None, request_s: float, another_s: float
+    latency_ms: float | None, request_s: float, another_s: float
 ) -> None:
     timeouts = Timeouts(request_s=request_s)
-    if p99_ms is not None:
-        timeouts = Timeouts.from_spec(ServingSpec(p99_ms=p99_ms, request_timeout=request_s))
+    if latency_ms is not None:
+        timeouts = Timeouts.from_spec(
+            ServingSpec(request_timeout=request_s), ObjectivesSpec(latency_ms=latency_ms)
+        )
     for percent, asked_after in ((0, None), (5, f"{another_s:.3f}s")):
         models = [entry for entry in table(split(percent), m=timeouts) if "timeout" in entry.get("route", {})]
         assert len(models) == 18, "inference, readiness and metadata: by weight and of each version, twice"
@@ -264,3 +277,129 @@ def test_filters_without_work_are_left_out_until_a_route_needs_them() -> None:
 
     assert left_out({"m": Timeouts()}) == {"bridge", "drain", "model_rates"}
     assert left_out({"m": Timeouts(), "n": Timeouts(rate_limit="5/s")}) == {"bridge", "drain"}
+
+
+SPLIT = ModelRoute(model="m", epoch=3, stable=V1, candidate=V2, candidate_percent=10.0)
+HERE = {
+    "m-v1": Endpoint(http="127.0.0.1:1001", grpc="127.0.0.1:1002"),
+    "m-v2": Endpoint(http="127.0.0.1:2001", grpc="127.0.0.1:2002"),
+}
+PEERS = {"m-v1": ("10.0.0.2:1", "10.0.0.3:1"), "m-v2": ("10.0.0.2:1", "10.0.0.3:1")}
+
+
+def found(endpoints: dict[str, Endpoint], peers: dict[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
+    return {document["name"]: document for document in clusters([SPLIT], endpoints, peers)}
+
+
+def order(document: dict[str, Any]) -> list[str]:
+    return list(document["cluster_type"]["typed_config"]["clusters"])
+
+
+@pytest.mark.parametrize(
+    ("here", "candidate", "stable"),
+    [
+        (
+            HERE,
+            ["m-v2_http", "m-v1_http", "m-v2_peers", "m-v1_peers"],
+            ["m-v1_http", "m-v1_peers", "m-v2_http", "m-v2_peers"],
+        ),
+        ({}, ["m-v2_peers", "m-v1_peers"], ["m-v1_peers", "m-v2_peers"]),
+        (
+            {"m-v1": HERE["m-v1"]},
+            ["m-v2_peers", "m-v1_http", "m-v1_peers"],
+            ["m-v1_http", "m-v1_peers", "m-v2_peers"],
+        ),
+    ],
+)
+def test_a_candidate_is_saved_by_the_live_release_and_that_one_by_its_peers(
+    here: dict[str, Endpoint], candidate: list[str], stable: list[str]
+) -> None:
+    documents = found(here, PEERS)
+    assert order(documents["m-v2_http_then_m-v1"]) == candidate
+    assert order(documents["m-v1_http_then_m-v2"]) == stable
+
+
+def test_without_peers_the_documents_are_those_of_one_host() -> None:
+    assert clusters([SPLIT], HERE, {}) == clusters([SPLIT], HERE)
+    assert order(found(HERE, {})["m-v2_grpc_then_m-v1"]) == ["m-v2_grpc", "m-v1_grpc"]
+
+
+def test_a_peer_is_named_by_the_release_and_never_all_peers_are_left_out() -> None:
+    document = found({}, PEERS)["m-v2_peers"]
+    (group,) = document["load_assignment"]["endpoints"]
+    assert {each["endpoint"]["hostname"] for each in group["lb_endpoints"]} == {authority("m-v2")}
+    assert document["outlier_detection"]["max_ejection_percent"] < 100
+    assert "outlier_detection" not in found({}, {"m-v1": ("b:1",), "m-v2": ("b:1",)})["m-v2_peers"]
+    assert found({}, {"m-v1": ("b:1",), "m-v2": ("b:1",)})["m-v2_peers"]["type"] == "STRICT_DNS"
+
+
+def test_requests_are_tried_on_other_hosts_and_a_release_that_leaves_is_not_called_by_version() -> None:
+    places = Reachable(endpoints=HERE, peers={"m-v1": ("10.0.0.2:1",)}, leaving={"m-v2"})
+    alone = ModelRoute(model="m", epoch=4, stable=V1)
+    (host,) = route_configuration([alone], places, {}, 1 << 20)["virtual_hosts"]
+    actions = {entry["match"].get("path"): entry["route"] for entry in host["routes"] if "route" in entry}
+    assert "/v2/models/m/versions/2/infer" not in actions
+    pinned = actions["/v2/models/m/versions/1/infer"]
+    assert pinned["cluster"] == "m-v1_http_every_host"
+    for action in (pinned, actions["/v2/models/m/infer"]):
+        assert action["auto_host_rewrite"]
+        assert action["retry_policy"]["num_retries"] == 3
+        assert action["retry_policy"]["retry_host_predicate"]
+
+
+def test_the_peer_port_leads_to_releases_of_this_host_and_nowhere_else() -> None:
+    table = peer_routes({"m-v1": ("m-v1_http", "m-v1_grpc")}, {"m-v1": 4.0})
+    mine, nobody = table["virtual_hosts"]
+    assert mine["domains"] == [authority("m-v1")]
+    assert [entry["route"]["cluster"] for entry in mine["routes"]] == ["m-v1_grpc", "m-v1_http"]
+    assert {entry["route"]["timeout"] for entry in mine["routes"]} == {"4.000s"}
+    assert nobody["domains"] == ["*"]
+    assert [entry["direct_response"]["status"] for entry in nobody["routes"]] == [503]
+
+
+def test_the_certificates_of_the_documentation_are_taken(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "serve-on-several-hosts.md"
+    (script,) = re.findall(r"```bash\n(openssl req -x509 .*?)```", page.read_text(), re.DOTALL)
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    files = TlsFiles(certificate=tmp_path / "peer.pem", key=tmp_path / "peer.key")
+    assert all(PeerFiles(pair=files, ca=tmp_path / "ca.pem").read())
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(TlsUnfit, match="not a PEM certificate of an authority"):
+        PeerFiles(pair=files, ca=tmp_path / "ca.pem").read()
+
+
+MB, GB = 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "heap", "connections"),
+    [(512 * MB, 256 * MB, 1024), (4 * GB, GB, 4096), (24 * GB, 6 * GB, 20_000), (512 * GB, 8 * GB, 20_000)],
+)
+def test_the_gateway_s_limits_follow_the_machine_s_memory(memory: int, heap: int, connections: int) -> None:
+    assert default_heap_bytes(memory) == heap
+    assert default_connections(heap) == connections
+    assert 2 * connections * CONNECTION_BUFFER_BYTES <= heap, "all of them may be slow at once"
+
+
+def test_a_container_s_memory_counts_where_it_is_less_than_the_machine_s(tmp_path: Path) -> None:
+    machine = memory_bytes(tmp_path)
+    assert machine > 256 * MB
+    for limit, found in ((str(200 * MB), 200 * MB), ("max", machine), (str(1 << 60), machine)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert memory_bytes(tmp_path) == found
+
+
+def test_the_limit_can_be_set_and_what_is_too_small_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_GATEWAY_MEMORY", str(GB))
+    document = json.loads(build_gateway(tmp_path).write_bootstrap(1).read_text())
+    heap, connections = document["overload_manager"]["resource_monitors"]
+    assert heap["typed_config"]["max_heap_size_bytes"] == GB
+    assert connections["typed_config"]["max_active_downstream_connections"] == 4096
+    for wrong in ("1GB", "1000", "-1"):
+        monkeypatch.setenv("SERIN_GATEWAY_MEMORY", wrong)
+        with pytest.raises(
+            SpecError, match=r"(?s)SERIN_GATEWAY_MEMORY.*is not a number of bytes of at least"
+        ):
+            build_gateway(tmp_path)

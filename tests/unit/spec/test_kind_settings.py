@@ -1,7 +1,5 @@
 """Each key of `model` and `training` is read by a kind of model, or refused when it is written for that kind."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ import serin
 from serin.errors import SpecError
 from serin.pipeline.check import check_spec
 from serin.spec.kind_settings import USED_BY, unused_settings
-from serin.spec.load import load_spec, load_stored_spec
+from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
 from serin.spec.training import TrainingSpec
@@ -26,7 +24,7 @@ from serin.training.foreign import take_over
 from serin.training.launch import launcher
 from serin.training.launch.job import TrainingJob
 from serin.training.launch.machines import Machines
-from serin.training.launch.programs import programs
+from serin.training.launch.processes import programs
 from serin.training.launch.run_dir import devices_wanted
 from serin.training.launch.script import prepare_script
 from serin.training.programs import auto, trees
@@ -123,21 +121,6 @@ def test_check_names_unused_settings_beside_what_is_wrong_with_the_data(tmp_path
     keys = [key for key, _ in caught.value.fields["problems"]]
     assert "data.split.train" in keys
     assert keys.count("training.epochs") == 1
-
-
-def test_a_version_of_an_older_serin_is_read_without_what_it_ignored(tmp_path: Path) -> None:
-    """It was stored with settings that are refused now, and without keys that came later."""
-    document = load_spec(small_spec(tmp_path, rows=10, model={"kind": "xgboost", "rounds": 9}))
-    stored = document.model_dump(mode="json", by_alias=True)
-    stored["training"] |= {"epochs": 9, "precision": "bf16"}
-    del stored["training"]["embedding_updates"], stored["model"]["heads"]
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(stored))
-    with pytest.raises(SpecError, match=r"training\.epochs"):
-        load_spec(path)
-    spec = load_stored_spec(path)
-    assert (spec.model.rounds, spec.training.epochs) == (9, 5)
-    assert load_spec(spec.model_dump(mode="json", by_alias=True)) == spec  # as a retraining hands it on
 
 
 def test_a_search_over_kinds_takes_what_one_of_them_uses(tmp_path: Path) -> None:

@@ -1,15 +1,13 @@
 """The spec's JSON schema against what load.py accepts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from serin.spec.json_schema import editor_schema, inlined_schema, spec_schema
 from serin.spec.load import load_spec
-from serin.spec.reference.json_schema import inlined_schema, spec_schema
 from tests.fakes.small_pipeline import small_spec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*/spec.yaml"))
@@ -57,3 +55,24 @@ def test_what_cannot_be_a_spec_is_refused(
 ) -> None:
     (found,) = problems(schema, small_spec(tmp_path) | change)
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("model", "offered"),
+    [
+        ({"kind": "xgboost", "rounds": 3}, True),
+        ({"kind": "xgboost", "hidden": [3]}, False),
+        ({"hidden": [3]}, True),
+        ({"kind": "dcn", "blocks": 2}, False),
+        ({"onnx": "model.onnx", "task": "binary"}, True),
+        ({"onnx": "model.onnx", "epochs": 2}, False),
+    ],
+)
+def test_an_editor_offers_the_keys_of_the_model_s_kind_alone(model: dict[str, Any], offered: bool) -> None:
+    assert Draft202012Validator(editor_schema()).is_valid({"name": "m", "model": model}) == offered
+
+
+def test_an_editor_offers_all_keys_where_a_search_tries_kinds() -> None:
+    search = {"space": {"model.kind": {"choice": ["mlp", "xgboost"]}}}
+    spec = {"name": "m", "model": {"hidden": [3], "rounds": 3}, "search": search}
+    assert Draft202012Validator(editor_schema()).is_valid(spec)

@@ -1,7 +1,5 @@
 """The section `search`: what may be tried must exist, be allowed, and be said in one way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

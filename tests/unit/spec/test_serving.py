@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -13,11 +11,11 @@ from serin.spec.serving import ServingSpec
         ({"device": "tpu"}, "device"),
         ({"accelerator": "rocm"}, "accelerator"),
         ({"gpus": 0}, "gpus"),
-        ({"gpu_memory_mb": 0}, "gpu_memory_mb"),
+        ({"gpu_memory": "0MB"}, "gpu_memory"),
         ({"instances": 0}, "instances"),
         ({"threads": 0}, "threads"),
-        ({"queue_delay_us": -1}, "queue_delay_us"),
-        ({"max_string_bytes": 0}, "max_string_bytes"),
+        ({"queue_delay": -1}, "queue_delay"),
+        ({"max_string": "0kB"}, "max_string"),
         ({"device": "cpu", "backend": "tensorrt_plan"}, "device=cpu does not go with backend=tensorrt_plan"),
         ({"device": "cpu", "gpus": 2}, "device=cpu does not go with gpus=2"),
     ],
@@ -29,4 +27,4 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(section: dict[str, obje
 
 def test_without_settings_server_and_machine_decide_everything() -> None:
     spec = ServingSpec()
-    assert (spec.backend, spec.device, spec.threads, spec.gpu_memory_mb) == ("auto", "auto", None, None)
+    assert (spec.backend, spec.device, spec.threads, spec.gpu_memory) == ("auto", "auto", None, None)

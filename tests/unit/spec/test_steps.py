@@ -1,7 +1,5 @@
 """Which chains of steps the spec takes, and what it says to the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A backup holds what cannot be made again, is of one moment, and is restored completely or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -188,19 +186,18 @@ def test_journals_that_never_settle_are_not_backed_up(
 
 
 def test_versions_in_an_object_store_stay_there_and_must_be_found_when_it_is_restored(
-    stack: tuple[Path, Store], tmp_path: Path
+    stack: tuple[Path, Store], bucket: str, tmp_path: Path
 ) -> None:
     home, local = stack
     del local
-    url = "memory://backup-test"
-    remote = Store(url, cache=tmp_path / "remote-cache")
+    remote = Store(bucket, cache=tmp_path / "remote-cache")
     bundles.publish(remote, bias=0.0)
     remote.set_alias(bundles.MODEL, "live", 1)
     made = create_backup(home, remote, tmp_path / "b.tar")
     assert not [name for name in made.manifest.files if name.startswith("store/")]
     new_home = tmp_path / "elsewhere"
-    with pytest.raises(BackupRefused, match=r"has no delays version 1; set SERIN_STORE .*backup-test"):
-        restore_backup(new_home, Store("memory://another", cache=tmp_path / "c"), made.path)
+    with pytest.raises(BackupRefused, match=r"has no delays version 1; set SERIN_STORE .*some/where"):
+        restore_backup(new_home, Store(f"{bucket}/another", cache=tmp_path / "c"), made.path)
     assert not new_home.exists()
     restore_backup(new_home, remote, made.path)
     assert (new_home / "keys.json").exists()
@@ -270,7 +267,7 @@ def test_a_backup_of_another_format_is_refused(tmp_path: Path) -> None:
         entry = tarfile.TarInfo(MANIFEST)
         entry.size = len(data)
         archive.addfile(entry, io.BytesIO(data))
-    with pytest.raises(BackupBroken, match=r"not a serin\.backup of version 1"):
+    with pytest.raises(BackupBroken, match=r"not a serin\.backup document of version 1"):
         restore_backup(*target(tmp_path), tmp_path / "b.tar")
 
 

@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import os
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,14 @@ import typer
 
 from serin.commands.stack import status
 from serin.errors import StoreUnreachable
-from serin.machine.process import ProcessState
-from serin.machine.process_identity import start_ticks
+from serin.host.state import Stack, write_stack
+from serin.host.supervisor import Child
+from serin.machine.process import ProcessState, start_ticks
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.latency import ReleaseLatency
 from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
-from serin.stack.host.state import Stack, write_stack
-from serin.stack.host.supervisor import Child
 from serin.stack.status import Address, Status
 
 ROLLOUT = RolloutStatus(
@@ -211,23 +209,22 @@ def test_budgets_and_open_alerts_are_shown_and_do_not_make_a_stack_ill() -> None
     assert shown["alerts"][0]["alert"]["key"] == alert.key
 
 
-class Hanging:
-    """A store that never answers."""
-
-    def __init__(self, url: str, **_: object) -> None:
-        self.url = url
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_arguments, **_settings: threading.Event().wait()
+@pytest.fixture
+def hanging_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("SERIN_STORE", "s3://models/serin")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONFIG_FILE"):
+            monkeypatch.setenv(name, os.devnull)
+        yield
 
 
 @pytest.mark.parametrize("stack_is_here", [True, False])
+@pytest.mark.usefixtures("hanging_store")
 def test_it_answers_while_the_store_hangs(
     stack_is_here: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SERIN_STORE", "s3://models/serin")
-    monkeypatch.setattr("serin.store.s3_objects.S3Objects", Hanging)
-    monkeypatch.setattr("serin.store.s3_files.S3Files", Hanging)
     monkeypatch.setattr("serin.commands.stack._STORE_S", 0.05)
     if stack_is_here:
         home.mkdir(exist_ok=True)

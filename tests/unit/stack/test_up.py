@@ -1,7 +1,5 @@
 """What `serin up` refuses, and that it has started nothing then. What it starts is in tests/e2e/stack/test_stack.py."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -11,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
+from serin.host.process_scan import stack_processes
+from serin.host.state import Stack, changing_stack, write_stack
+from serin.host.wiring import key_file
 from serin.machine.ports import free_ports
-from serin.machine.process_identity import start_ticks
+from serin.machine.process import start_ticks
 from serin.serving.envoy.tls import TlsFiles
-from serin.stack.host.process_scan import stack_processes
-from serin.stack.host.state import Stack, changing_stack, write_stack
 from serin.stack.serve import serve
 from serin.stack.up import bring_up, check_address
-from serin.stack.wiring import key_file
 
 
 def nothing_started(home: Path) -> bool:

@@ -1,5 +1,7 @@
 """Objects with conditional writes: the same promises of a folder and of S3 (moto)."""
 
+import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 
 from serin.errors import NameInvalid, ObjectChanged, ObjectExists, StoreNotConditional, StoreUnreachable
 from serin.machine.ports import free_ports
-from serin.store.objects import Objects, open_objects
+from serin.store.objects import Objects
+from serin.store.open import open_objects
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -86,5 +89,21 @@ def test_a_store_that_is_not_there_is_reported_as_unreachable(
 
 
 def test_a_store_without_conditional_writes_is_refused() -> None:
-    with pytest.raises(StoreNotConditional, match="gs://bucket"):
-        open_objects("gs://bucket/x")
+    with pytest.raises(StoreNotConditional, match="sftp://bucket"):
+        open_objects("sftp://bucket/x")
+
+
+def test_a_forked_process_gets_an_error_and_does_not_wait_forever(bucket: str) -> None:
+    """The threads of the library are not in it."""
+    objects = open_objects(bucket)
+    objects.put("a", b"x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads
+        child = os.fork()
+    if child == 0:
+        try:
+            objects.read("a")
+        except StoreUnreachable:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

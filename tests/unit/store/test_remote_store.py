@@ -6,7 +6,6 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,7 @@ from serin.errors import (
 )
 from serin.machine.ports import free_ports
 from serin.store import cache as cache_module
-from serin.store.s3_client import Timing
-from serin.store.s3_files import S3Files
+from serin.store.bucket import BucketFiles, Timing
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 
@@ -73,7 +71,7 @@ def test_nothing_is_seen_before_the_marker(
         raise StoreUnreachable(url=store.url, reason="cut")
 
     with monkeypatch.context() as patched:
-        patched.setattr(S3Files, "create", cut)
+        patched.setattr(BucketFiles, "create", cut)
         with pytest.raises(StoreUnreachable, match="cut"):
             publish_dataset(store)
         with pytest.raises(StoreUnreachable, match="cut"):
@@ -99,15 +97,15 @@ def test_of_two_publishers_of_a_dataset_one_wins_and_both_find_it(store: Store, 
 def test_a_version_that_another_published_first_is_found_only_if_it_is_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, real = on_another_host(store, tmp_path), S3Files.create
+    other, real = on_another_host(store, tmp_path), BucketFiles.create
     contents = iter(["graph", "another graph"])
 
-    def beaten(self: S3Files, key: str, content: bytes) -> str:
+    def beaten(self: BucketFiles, key: str, content: bytes) -> str:
         if key.startswith("published/") and self is store.files:
             publish_version(other, next(contents), version=int(key.rpartition("/")[2].split(".")[0]))
         return real(self, key, content)
 
-    monkeypatch.setattr(S3Files, "create", beaten)
+    monkeypatch.setattr(BucketFiles, "create", beaten)
     assert publish_version(store, "graph", version=1) == 1
     with pytest.raises(BundleBroken, match="another process published other files"):
         publish_version(store, "graph", version=2)
@@ -181,9 +179,9 @@ def test_a_copy_that_was_cut_short_is_completed_file_by_file(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_dataset(store)
-    real, asked = S3Files.download, []
+    real, asked = BucketFiles.download, []
 
-    def second_fails(self: S3Files, files: dict[str, Path]) -> None:
+    def second_fails(self: BucketFiles, files: dict[str, Path]) -> None:
         asked.append(sorted(key.rpartition("/")[2] for key in files))
         if len(asked) == 1:
             first = next(iter(files))
@@ -193,7 +191,7 @@ def test_a_copy_that_was_cut_short_is_completed_file_by_file(
             return
         real(self, files)
 
-    monkeypatch.setattr(S3Files, "download", second_fails)
+    monkeypatch.setattr(BucketFiles, "download", second_fails)
     found = on_another_host(store, tmp_path).find_dataset(KEY)
     assert found is not None
     assert asked == [["dataset.json", "part"], ["part"]]
@@ -230,7 +228,7 @@ def test_a_version_that_is_here_is_used_while_the_store_does_not_answer(
     publish_version(store)
     path = store.bundle("m", 1).path
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
-    monkeypatch.setattr("serin.store.s3_objects.s3_client", quick_client)
+    monkeypatch.setattr("serin.store.bucket.PATIENT", Timing(connect_s=1, read_s=1, attempts=1, patience_s=0))
     offline = Store(store.url, cache=tmp_path / "cache")
     assert offline.bundle("m", 1).path == path
     with pytest.raises(StoreUnreachable, match="s3://"):
@@ -238,12 +236,6 @@ def test_a_version_that_is_here_is_used_while_the_store_does_not_answer(
     Path(path, "model.onnx").unlink()
     with pytest.raises(StoreUnreachable):
         offline.bundle("m", 1)
-
-
-def quick_client(_: Timing) -> Any:
-    from serin.store.s3_client import S3Client
-
-    return S3Client(Timing(connect_s=1, read_s=1, attempts=1, patience_s=0))
 
 
 def test_a_removed_version_is_gone_at_once_and_its_number_stays_taken(store: Store, tmp_path: Path) -> None:
@@ -257,17 +249,6 @@ def test_a_removed_version_is_gone_at_once_and_its_number_stays_taken(store: Sto
     assert store.reserve_version("m") == 3
 
 
-def test_what_an_older_serin_published_is_still_read(store: Store, tmp_path: Path) -> None:
-    assert store.files is not None
-    for name, content in (("model.onnx", "graph"), ("manifest.json", "{}")):
-        store.files.put(f"models/m/versions/1/{name}", content.encode())
-    other = on_another_host(store, tmp_path)
-    assert other.versions("m") == [1]
-    assert Path(other.bundle("m", 1).path, "model.onnx").read_text() == "graph"
-    assert publish_version(store, version=2) == 2
-    assert other.versions("m") == [1, 2]
-
-
 def test_a_full_disk_under_the_cache_is_one_clear_error(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +257,6 @@ def test_a_full_disk_under_the_cache_is_one_clear_error(
 
     publish_dataset(store)
     monkeypatch.setattr(shutil, "disk_usage", full)
-    monkeypatch.setattr(S3Files, "download", full)
+    monkeypatch.setattr(BucketFiles, "download", full)
     with pytest.raises(StoreNotWritable, match=r"other.*No space left"):
         on_another_host(store, tmp_path).find_dataset(KEY)

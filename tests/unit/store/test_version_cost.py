@@ -1,13 +1,11 @@
 """What a version cost: the receipts of its stages, also of trainings that were resumed, and how they are shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serin.commands.version_costs import cost_lines, costs_json
+from serin.commands.models import cost_lines, costs_json
 from serin.formats.serving.serving_cost import ServingCost, write_serving_cost
 from serin.machine.usage import DeviceCost
 from serin.store.artifacts import Bundle

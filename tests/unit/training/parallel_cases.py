@@ -1,7 +1,5 @@
 """Trainings by one rank and by two, however the network is shared out: on the CPU, or on one GPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

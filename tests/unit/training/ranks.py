@@ -1,7 +1,5 @@
 """Ranks of a training without torchrun: forked from one process that has loaded torch already."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trainings for tests: in this process, killed and told to stop, and what they left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`model.kind: auto`: candidates of several kinds, chosen by the valid rows, served as one graph."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -12,18 +10,24 @@ import pytest
 
 from serin.errors import CheckpointBroken, TrainingRefused
 from serin.export.convert.network import read_network
-from serin.export.session import open_session
 from serin.formats.blend import read_blend, write_blend
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Task
 from serin.formats.shards import read_split
 from serin.metrics import auc
 from serin.models.margins import open_margins
+from serin.scoring.session import open_session
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.training.data.folds import fold_numbers, may_fold, pooled, write_fold
 from serin.training.programs import auto
-from serin.training.results.blend import MOST_MEMBERS, choose_weights
+from serin.training.programs.auto import (
+    MOST_MEMBERS,
+    choose_weights,
+    fold_numbers,
+    may_fold,
+    pooled,
+    write_fold,
+)
 from tests.fakes.datasets import make_dataset
 from tests.unit.training.runs import job_of
 

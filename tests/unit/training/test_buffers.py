@@ -1,7 +1,5 @@
 """Buffers that change while a network learns: what is scored is what is saved, on every rank and after every resume."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal

@@ -1,16 +1,27 @@
-"""The order of rows: one shuffle of everything per epoch, split over ranks without overlap, resumable anywhere."""
+"""The steps of a training: the order of rows, AdamW, and several steps at a time."""
 
-from __future__ import annotations
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from serin.errors import BundleBroken
+from serin.errors import BundleBroken, Preempted
 from serin.formats.shards import SplitArrays
+from serin.spec.training import TrainingSpec
 from serin.training.data.loader import Loader, one_core_thread
 from serin.training.data.stream import BLOCK_ROWS, StreamLoader
 from serin.training.data.tables import MappedTable, ResidentTable, open_table
+from serin.training.engine import loop
+from serin.training.engine.learner import Learner
+from serin.training.engine.optimizer import DirectAdamW
+from serin.training.engine.step import GraphedSteps
+from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
+from tests.fakes.datasets import make_dataset
+from tests.unit.training.runs import MODEL, records, train_here
 
 CPU = torch.device("cpu")
 ROWS = 1003
@@ -139,3 +150,108 @@ def test_a_thread_beside_the_training_uses_one_core_and_leaves_the_others_to_it(
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+STEPS = 6
+
+
+def train(
+    kind: type[torch.optim.AdamW], *, unused_at: int | None = None
+) -> tuple[nn.Module, torch.optim.AdamW]:
+    """Trains with a rate that changes, decay for matrices alone, and optionally one layer left out of a step."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(7, 33), nn.ReLU(), nn.Linear(33, 5))
+    weights = list(network.parameters())
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.1},
+        {"params": [weight for weight in weights if weight.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = kind(groups, lr=0.01) if kind is DirectAdamW else kind(groups, lr=0.01, fused=True)
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (step + 1)
+        optimizer.zero_grad()
+        rows = torch.randn(64, 7)
+        layers = network[:1] if step == unused_at else network
+        layers(rows).square().mean().backward()
+        optimizer.update() if isinstance(optimizer, DirectAdamW) else optimizer.step()
+    return network, optimizer
+
+
+def is_equal(unused_at: int | None) -> bool:
+    (ours, direct), (theirs, plain) = (
+        train(DirectAdamW, unused_at=unused_at),
+        train(torch.optim.AdamW, unused_at=unused_at),
+    )
+    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
+    return all(torch.equal(one, other) for one, other in pairs) and all(
+        torch.equal(direct.state[one][name], plain.state[other][name])
+        for one, other in pairs
+        for name in ("step", "exp_avg", "exp_avg_sq")
+    )
+
+
+def test_weights_and_state_are_those_of_torch() -> None:
+    assert is_equal(unused_at=None)
+
+
+def test_a_weight_without_a_gradient_is_left_alone_as_torch_leaves_it() -> None:
+    assert is_equal(unused_at=0)
+    assert is_equal(unused_at=3)
+
+
+class OneByOne:
+    def __init__(self, learner: Learner, count: int) -> None:
+        self._learner, self.count, self.calls = learner, count, 0
+
+    def __call__(self, rows: Tensor, rates: Tensor) -> Tensor:
+        self.calls += 1
+        losses = []
+        for row_numbers, rate in zip(rows, rates.tolist(), strict=True):
+            self._learner.updates.set_rate(rate)
+            losses.append(self._learner.step(row_numbers))
+        return torch.stack(losses)
+
+
+@pytest.fixture
+def stretched(monkeypatch: pytest.MonkeyPatch) -> list[OneByOne]:
+    made: list[OneByOne] = []
+
+    def ready(learner: Learner, source: Any, *asked: Any) -> TunedStep:
+        made.append(OneByOne(learner, 7))
+        assert isinstance(source, Loader)
+        return replace(ready_step(learner, source, *asked), stretch=GraphedSteps(made[-1], source, CPU))
+
+    monkeypatch.setattr(loop, "ready_step", ready)
+    return made
+
+
+def test_rows_of_many_steps_are_those_of_each() -> None:
+    for rank in range(2):
+        source = loader(rank=rank, ranks=2)
+        for row, step in zip(source.rows_of_many(13, 5), range(13, 18), strict=True):
+            assert torch.equal(row, source.rows_of(step))
+
+
+def test_stretches_end_where_one_by_one_does_and_save_where_it_does(
+    tmp_path: Path, stretched: list[OneByOne], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
+    training = TrainingSpec(
+        epochs=4, batch_rows=20, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=30
+    )
+    monkeypatch.setattr(loop, "_TALK_EVERY_S", 60.0)
+    looks = iter(range(12))
+    with pytest.raises(Preempted):
+        train_here(MODEL, training, dataset, tmp_path / "run", lambda: next(looks, None) is None)
+    train_here(MODEL, training, dataset, tmp_path / "run")
+    assert sum(made.calls for made in stretched) > 10
+    saved = [record["step"] for record in records(tmp_path / "run", "checkpoint")]
+    assert {30, 50, 60, 90, 100, 120, 150, 180, 200} <= set(saved)
+    monkeypatch.undo()
+    train_here(MODEL, training, dataset, tmp_path / "reference")
+    losses = [
+        [record["metrics"]["loss"] for record in records(tmp_path / name, "epoch")]
+        for name in ("run", "reference")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)  # rates went through float32

@@ -1,6 +1,4 @@
-"""What is measured when a run begins, written down and kept; and fp16 with its scaled losses."""
-
-from __future__ import annotations
+"""What is measured of a training: choices at its start, a trace, a roofline, and metrics to MLflow."""
 
 import json
 from pathlib import Path
@@ -17,7 +15,15 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.tuning import autotune
+from serin.training.engine.tuning.roofline import measure_peaks, weigh
+from serin.training.launch.job import TrainingJob
+from serin.training.launch.launcher import train
+from serin.training.launch.progress import Follower
+from serin.training.launch.tracking import tracked
+from serin.training.parallel.ranks import Ranks
+from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
+from tests.logs import heard
 from tests.unit.training.runs import ALONE, assert_same_bits, train_here
 
 SMALL = ModelSpec(hidden=(32,), embedding=8)
@@ -96,3 +102,98 @@ def test_scaled_gradients_update_as_plain_ones_do_and_an_overflow_is_left_out(
         weights.append(network.state_dict())
     for name, plain in weights[0].items():
         assert torch.allclose(plain, weights[1][name], atol=1e-6), name
+
+
+def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "data", rows={"train": 2000, "valid": 100})
+    job = TrainingJob(
+        model=ModelSpec(hidden=(8,)), training=TrainingSpec(epochs=2, batch_rows=500, execution="eager"),
+        dataset=dataset.path, dataset_digest=dataset.digest, processes=1, gpu=False, profile=True,
+    )  # fmt: skip
+    follower = Follower(tmp_path)
+    worker.train(job, tmp_path, Ranks(rank=0, size=1, device=torch.device("cpu")), lambda: False)
+    (record,) = [record for record in follower.read() if record["event"] == "trace"]
+    events = json.loads(Path(record["path"]).read_text())["traceEvents"]
+    assert any("addmm" in str(event.get("name")) for event in events)
+
+
+SHAPE = TableShape(numeric=3, sizes=(7, 40), outputs=1)
+
+
+def test_products_of_a_row_are_those_of_its_layers_three_times() -> None:
+    network = build_model(ModelSpec(hidden=(8, 4), embedding=2), SHAPE)
+    found = weigh(network, SHAPE, optimizer="adamw")
+    assert found is not None
+    assert found.flops_per_row == 3 * 2 * (7 * 8 + 8 * 4 + 4 * 1)
+    assert found.table_bytes_per_step == 4 * 10 * 47 * 2
+    assert (
+        found.of(100, 2, by_row=True)[1] == found.of(100, 2, by_row=False)[1] - 2 * found.table_bytes_per_step
+    )
+    assert network.training
+
+
+def test_weighing_draws_no_random_number_and_leaves_the_network_as_it_was() -> None:
+    network = build_model(ModelSpec(hidden=(8,), dropout=0.5), SHAPE)
+    before = torch.get_rng_state()
+    weigh(network, SHAPE, optimizer="sgd")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_a_network_that_refuses_is_not_weighed() -> None:
+    class Refuses(torch.nn.Module):
+        def forward(self, num: torch.Tensor, cat: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("wants more than two rows")
+
+    assert weigh(Refuses(), SHAPE, optimizer="adamw") is None
+
+
+def test_the_machine_s_best_is_more_than_nothing() -> None:
+    best = measure_peaks(torch.device("cpu"), "fp32")
+    print(f"{best.flops_per_s / 1e9:.1f} GFLOP/s, {best.bytes_per_s / 1e9:.1f} GB/s")
+    assert best.flops_per_s > 1e8
+    assert best.bytes_per_s > 1e8
+
+
+MODEL = ModelSpec(hidden=(8,))
+TRAINING = TrainingSpec(epochs=2, batch_rows=500)
+TRACKED = {"train": 2000, "valid": 500, "test": 500}
+
+
+def test_epochs_settings_and_the_receipt_reach_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "parcels")
+    dataset = make_dataset(tmp_path / "data", rows=TRACKED)
+    checkpoint = train(MODEL, TRAINING, dataset, folder=tmp_path / "run")
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
+    experiment = client.get_experiment_by_name("parcels")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == json.loads((tmp_path / "run" / "mlflow.json").read_text())["run"]
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.hidden"] == "[8]"
+    assert run.data.metrics["best.test_auc"] == pytest.approx(checkpoint.metrics["test_auc"])
+    assert run.data.metrics["best.receipt.seconds"] > 0
+    curve = client.get_metric_history(run.info.run_id, "valid_auc")
+    assert [point.step for point in curve] == [4, 8]
+
+
+def test_an_mlflow_that_accepts_nothing_is_reported_once_and_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    job = TrainingJob(model=MODEL, training=TRAINING, dataset="", dataset_digest="", processes=1, gpu=False)
+    said: list[str] = []
+    with heard(said.append), tracked(job, tmp_path) as tracker:
+        for step in range(3):
+            tracker.hear({"event": "epoch", "t": 0.0, "step": step, "metrics": {"loss": 1.0}})
+    (line,) = said
+    assert line.startswith("MLflow did not accept the metrics: ")
+    assert line.endswith("/progress.jsonl")

@@ -5,8 +5,6 @@ that are forked with torch loaded. The precision is named: `auto` times the step
 runs may get different ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

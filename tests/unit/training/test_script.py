@@ -1,7 +1,5 @@
 """Training scripts of the user's own, as real processes: what they leave, how they end, how they are taken up again."""
 
-from __future__ import annotations
-
 import textwrap
 import threading
 from pathlib import Path

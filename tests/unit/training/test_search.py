@@ -1,13 +1,10 @@
 """Searches with real trainings: resumed after kill -9, pruned, failing trials; the choice never sees the test rows."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,12 +16,12 @@ from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
 from serin.spec.training import TrainingSpec
 from serin.spec.yaml_file import read_yaml
-from serin.training.search.chosen_spec import write_chosen
-from serin.training.search.search import search
+from serin.training.search.search import search, write_chosen
 from serin.training.search.study import Study
 from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset
 from tests.fakes.postgres import running_postgres
+from tests.kit.waiting import running, until
 from tests.logs import heard
 from tests.unit.training.warm import WarmProcess, warm  # noqa: F401 (a fixture)
 
@@ -82,7 +79,13 @@ def test_a_trial_of_a_killed_search_is_resumed_with_its_settings_and_checkpoints
     dataset = make_dataset(tmp_path / "data", rows=SMALL)
     child = subprocess.Popen([sys.executable, "-c", SEARCHES, str(tmp_path), dataset.digest])
     try:
-        (trained,) = _wait_for(child, tmp_path / "search", "trials/*/fold-0/checkpoints/step-*/COMPLETE")
+        done = "trials/*/fold-0/checkpoints/step-*/COMPLETE"
+        trained, *_ = until(
+            lambda: list((tmp_path / "search").glob(done)),
+            "a checkpoint",
+            within_s=500.0,
+            alive=running(child),
+        )
     finally:
         child.kill()
         child.wait()
@@ -92,7 +95,7 @@ def test_a_trial_of_a_killed_search_is_resumed_with_its_settings_and_checkpoints
     stop, said = threading.Event(), []
 
     def stop_when_taken_up() -> None:
-        _wait_until(lambda: (place / "progress.jsonl").read_text().count('"started"') > 1)
+        until(lambda: (place / "progress.jsonl").read_text().count('"started"') > 1)
         stop.set()
 
     watcher = threading.Thread(target=stop_when_taken_up)
@@ -238,23 +241,3 @@ def test_the_chosen_spec_is_the_users_file_with_the_chosen_values(tmp_path: Path
         key: before[key] for key in before if key not in ("model", "training")
     }
     assert load_spec(target).model.hidden == (64, 32)
-
-
-def _wait_for(child: subprocess.Popen[bytes], folder: Path, pattern: str) -> list[Path]:
-    found: list[Path] = []
-
-    def there() -> bool:
-        assert child.poll() is None, "the search ended before it could be killed"
-        found[:] = list(folder.glob(pattern))[:1]
-        return bool(found)
-
-    _wait_until(there)
-    return found
-
-
-def _wait_until(condition: object, within_s: float = 500.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)

@@ -1,11 +1,8 @@
 """A training from its start to its result, and how it ends when it cannot get there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,11 @@ from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.training import TrainingSpec
 from serin.training.launch import launcher
-from serin.training.launch.run_lock import only_one
+from serin.training.launch.job import only_one
 from serin.training.launch.status import Status
 from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
+from tests.kit.waiting import until
 from tests.logs import heard
 from tests.unit.training.runs import ALONE, MODEL, is_alive, job_of, made, records, train_here
 
@@ -48,10 +46,7 @@ def test_a_process_on_the_leash_dies_with_its_parent() -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-        deadline = time.monotonic() + 10
-        while is_alive(child):
-            assert time.monotonic() < deadline, f"process {child} outlived its parent"
-            time.sleep(0.01)
+        until(lambda: not is_alive(child), f"the end of process {child} after its parent's")
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ Each is a process of its own with the command's arguments, environment and log, 
 other, and ends with the same codes. What is left out is the start of an interpreter, which other tests show.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column
+from serin.etl.binding.layout import Layout
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
 from serin.etl.relational.across_pieces.windows import look_back
 from serin.etl.relational.groups import Int64, group_codes, joined, key_hashes
 from serin.etl.relational.relation import Prepared, Related, finish
-from serin.etl.sources.layout import Layout
 from serin.etl.sources.tables import Piece
 from serin.formats.nulls import null_of
 from serin.formats.schema import INT64_NULL, Kind

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from serin.columns.column import Column, take
 from serin.errors import TableTooLarge
+from serin.etl.binding.layout import JoinLayout, Layout
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes
 from serin.etl.engines.pieces import cut_pieces
@@ -26,7 +27,6 @@ from serin.etl.relational.groups import joined as join_columns
 from serin.etl.relational.groups import key_hashes
 from serin.etl.relational.relation import LoadedJoin, Related, join_tables, load_join, relate_columns
 from serin.etl.sources.files import find_files
-from serin.etl.sources.layout import JoinLayout, Layout
 from serin.etl.sources.partitions import Read
 from serin.etl.sources.tables import Piece, Table, open_table, read_piece
 from serin.formats.nulls import null_of

@@ -7,7 +7,10 @@ fewer updates. An epoch keeps some two hundred steps, enough to learn from a sma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
+
+from serin.machine.durable import write_whole
 
 _STEPS_PER_EPOCH = 200
 _SMALLEST = 256
@@ -93,3 +96,31 @@ def scaled_rate(rate: float, batch_rows: int, *, optimizer: str, chosen: bool) -
         return rate
     times = batch_rows / _RATE_IS_FOR
     return rate * min(_LARGEST_FACTOR, times if optimizer == "sgd" else times**0.5)
+
+
+# A single process continues by itself. With several, the others wait inside a step for one that cannot continue: the
+# new setting is stored, all exit, and the launcher restarts them from the last checkpoint.
+class StartAgain(Exception):
+    """Raised to restart all ranks; the changed settings are already in the run's folder."""
+
+
+def smaller_parts(parts: int, rows: int) -> int | None:
+    """Returns into how many parts `rows` are split next; None when they cannot be. Pure."""
+    twice = 2 * parts
+    return twice if rows % twice == 0 else None
+
+
+def limit_batch(folder: Path, batch_rows: int) -> None:
+    """Stores for the next measurement that so many rows did not fit."""
+    write_whole(_limit_file(folder), f"{batch_rows}\n")
+
+
+def batch_limit(folder: Path) -> int | None:
+    try:
+        return int(_limit_file(folder).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _limit_file(folder: Path) -> Path:
+    return folder / "batch_limit"

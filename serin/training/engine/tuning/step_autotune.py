@@ -15,10 +15,16 @@ from serin.spec.training import Execution
 from serin.training.data.loader import Loader
 from serin.training.data.stream import StreamLoader
 from serin.training.data.tables import Batch
-from serin.training.engine.cuda_graphs import GraphedSteps
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import Precision, candidates, choose_precision, matrix_products
-from serin.training.engine.step import CapturedStep, CapturedSteps, Step, capture_pays, seconds_per_step
+from serin.training.engine.step import (
+    CapturedStep,
+    CapturedSteps,
+    GraphedSteps,
+    Step,
+    capture_pays,
+    seconds_per_step,
+)
 from serin.training.parallel.buffers import buffers_kept
 from serin.training.parallel.dtensors import fill, full
 

@@ -6,9 +6,12 @@ the next round and resume from the last checkpoint in the store. Does not import
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import secrets
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -18,19 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.errors import HostsMissing, StoreError, StoreUnreachable
+from serin.errors import HostsMissing, SpecError, StoreError, StoreUnreachable
 from serin.machine import environment
-from serin.machine.network import interface_of, own_address
 from serin.machine.ports import free_ports
-from serin.store.objects import open_objects
+from serin.store.open import open_objects
 from serin.store.store import Store
 from serin.training.launch.job import TrainingJob, gpus_for
-from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process
-from serin.training.launch.programs import torchrun_program
+from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process, torchrun_program
 from serin.training.launch.progress import Follower
 from serin.training.launch.status import Status, read_status, status_file
-from serin.training.launch.together.agree import Hosts, next_step
-from serin.training.launch.together.meeting import SILENT_S, Meeting, View
+from serin.training.launch.together.meeting import SILENT_S, Hosts, Meeting, View, next_step
 from serin.training.launch.together.round import Member, Round, distribute
 from serin.training.launch.together.shared_run import SharedRun
 
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _PATIENCE_S = 900.0  # for hosts that have not come, and for a store that cannot be reached
 _SETTLE_S = SILENT_S + 5.0  # after ranks have failed: so long until it is known whether a host was lost
+_SIOCGIFADDR = 0x8915
+_SOMEWHERE = ("192.0.2.1", 9)  # nothing is sent there: connecting a UDP socket only chooses a route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,3 +260,44 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
     process.wait()
+
+
+def own_address() -> str:
+    """SERIN_ADDRESS, else the IPv4 address of this host's name, else that of the route to other networks."""
+    named = environment.address()
+    if named is not None:
+        return named
+    for found in (_of_the_name(), _of_the_route()):
+        if found is not None and not found.startswith("127."):
+            return found
+    problem = "the address of this host cannot be found out: its name has none, and it has no route"
+    raise SpecError(where="SERIN_ADDRESS", problems=[("", f"{problem}; set it to an address of this host")])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address, such as eth0; None when there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _of_the_name() -> str | None:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+
+
+def _of_the_route() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_SOMEWHERE)
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])

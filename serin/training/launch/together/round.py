@@ -9,14 +9,14 @@ A round ends without such an object when one of its hosts is lost: the next one 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+
+from serin.machine.typed_json import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Document):
     """A launcher that wants to train. `instance`: differs for each start of a launcher. `gpus`: how many it may use;
     None: it trains on the CPU, with any number of ranks. `port`: free on its host."""
 
@@ -27,13 +27,6 @@ class Member:
     processes: int
     gpus: int | None
     beat: int = 0
-
-    def dump(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Self:
-        return cls(**json.loads(content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +39,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Document):
     """`places`: the first has rank 0, which writes. `step`: of the checkpoint to resume from; 0: from the start.
     `choices`: choices.json of the run, when there is one."""
 
@@ -66,14 +59,6 @@ class Round:
         """The number of a launcher in this round; None when it is not part of it."""
         named = [(place.host, place.instance) for place in self.places]
         return named.index((host, instance)) if (host, instance) in named else None
-
-    def dump(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> Self:
-        value: dict[str, Any] = json.loads(content)
-        return cls(**{**value, "places": tuple(Place(**place) for place in value["places"])})
 
 
 def distribute(members: Sequence[Member], ranks: int, *, batch_rows: int | None = None) -> tuple[Place, ...]:

@@ -1,8 +1,6 @@
 """Steps that change records on disk, in a process that is killed before one of its changes. Loaded without pytest,
 because a test starts many such processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

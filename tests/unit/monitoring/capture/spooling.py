@@ -1,7 +1,5 @@
 """A small model whose backend leaves requests in a spool, for tests of the recorder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

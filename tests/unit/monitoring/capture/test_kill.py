@@ -1,7 +1,5 @@
 """kill -9 at every change that the recorder, a merge or a deletion makes to the disk: each row stays exactly once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import signal

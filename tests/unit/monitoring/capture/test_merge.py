@@ -1,20 +1,20 @@
-"""Merging, deleting and expiring records."""
-
-from __future__ import annotations
+"""Reading, merging, deleting and expiring records."""
 
 import errno
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from serin.errors import NameInvalid
 from serin.expressions import ExpressionError
 from serin.formats.captures import METADATA, captures_folder, part_map, parts_of_hour, write_part
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.read import captured, parts, read_part
+from serin.monitoring.capture.read import alike, captured, parts, read_part
 from serin.monitoring.capture.retention import delete_version, expire
 from serin.spec.monitoring import CaptureSpec
 from tests.unit.monitoring.capture.spooling import NOON
@@ -139,8 +139,8 @@ def test_an_expression_that_does_not_fit_deletes_nothing(tmp_path: Path, where: 
 def test_records_older_than_their_days_are_deleted(tmp_path: Path) -> None:
     for day in range(4):
         write_part(tmp_path, "taxis", 1 + day % 2, rows(day, 1, NOON + day * DAY_S))
-    assert expire(tmp_path, "taxis", CaptureSpec(days=2), None) == 0  # the clock is not trusted
-    assert expire(tmp_path, "taxis", CaptureSpec(days=2), NOON + 3 * DAY_S + 3600) > 0
+    assert expire(tmp_path, "taxis", CaptureSpec(keep=2 * 86_400), None) == 0  # the clock is not trusted
+    assert expire(tmp_path, "taxis", CaptureSpec(keep=2 * 86_400), NOON + 3 * DAY_S + 3600) > 0
     assert sorted(ages(captured(tmp_path, "taxis"))) == [2, 3]
 
 
@@ -149,7 +149,7 @@ def test_the_oldest_hours_are_deleted_when_there_are_too_many_bytes(tmp_path: Pa
         write_part(tmp_path, "taxis", 1, rows(hour, 1, NOON + hour * 3600))[0].path.stat().st_size
         for hour in range(4)
     ]
-    expire(tmp_path, "taxis", CaptureSpec(max_gb=sum(sizes[2:]) / 1e9), NOON)
+    expire(tmp_path, "taxis", CaptureSpec(max_size=sum(sizes[2:])), NOON)
     assert ages(captured(tmp_path, "taxis")) == [2, 3]
 
 
@@ -167,3 +167,71 @@ def test_a_merged_file_is_written_in_large_groups(tmp_path: Path) -> None:
     merge_parts(tmp_path, "taxis", NOON + DAY_S)
     (part,) = parts(tmp_path, "taxis")
     assert pq.read_metadata(part.path).num_row_groups == 1
+
+
+READ_NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+
+
+def rows_at(*times: float, **columns: list[object]) -> pa.Table:
+    t = pa.array([round(t * 1e6) for t in times], pa.int64()).cast(METADATA["_t"])
+    ids = [f"id-{t:.3f}" for t in times]
+    return pa.table({"_id": ids, "_row": pa.array([0] * len(times), pa.int32()), "_t": t, **columns})
+
+
+def test_a_period_includes_its_beginning_and_excludes_its_end(tmp_path: Path) -> None:
+    write_part(
+        tmp_path,
+        "taxis",
+        1,
+        rows_at(READ_NOON - 1, READ_NOON, READ_NOON + 1, READ_NOON + 3601, age=[1, 2, 3, 4]),
+    )
+    assert captured(tmp_path, "taxis", since=READ_NOON, until=READ_NOON + 1, columns=["age"])[
+        "age"
+    ].to_pylist() == [2]
+    assert captured(tmp_path, "taxis", since=READ_NOON + 1)["age"].to_pylist() == [3, 4]
+    assert captured(tmp_path, "taxis", until=READ_NOON)["age"].to_pylist() == [1]
+
+
+def test_versions_with_other_columns_and_types_are_read_together(tmp_path: Path) -> None:
+    write_part(tmp_path, "taxis", 1, rows_at(READ_NOON, age=[1], mode=["x"]))
+    write_part(tmp_path, "taxis", 2, rows_at(READ_NOON, age=[1.5], mode=[7]))
+    table = captured(tmp_path, "taxis")
+    assert table["age"].to_pylist() == [1.0, 1.5]
+    assert table["mode"].to_pylist() == ["x", "7"]
+    only = captured(tmp_path, "taxis", versions=[2], columns=["mode", "nothing"])
+    assert only.column_names == ["mode"]
+    assert only["mode"].to_pylist() == [7]
+
+
+def test_a_model_without_records_gives_an_empty_table_with_the_metadata(tmp_path: Path) -> None:
+    table = captured(tmp_path, "taxis")
+    assert (table.num_rows, table.column_names) == (0, list(METADATA))
+    assert captured(tmp_path, "taxis", columns=["_id"]).column_names == ["_id"]
+    assert parts(tmp_path, "taxis") == []
+    with pytest.raises(NameInvalid):
+        captured(tmp_path, "../taxis")
+
+
+def test_a_follower_gets_each_part_once_in_the_order_of_writing(tmp_path: Path) -> None:
+    write_part(tmp_path, "taxis", 1, rows_at(READ_NOON, age=[1]))
+    write_part(tmp_path, "taxis", 2, rows_at(READ_NOON - 7200, age=[2]))
+    first, second = parts(tmp_path, "taxis")
+    assert (first.version, second.version) == (1, 2)
+    assert parts(tmp_path, "taxis", after=second.sequence) == []
+    write_part(tmp_path, "taxis", 1, rows_at(READ_NOON - 3600, READ_NOON, age=[3, 4]))
+    new = parts(tmp_path, "taxis", after=second.sequence)
+    tables = [read_part(part, ["age"]) for part in new]
+    assert [table["age"].to_pylist() for table in tables if table is not None] == [[3], [4]]
+
+
+def test_a_part_that_is_gone_is_none(tmp_path: Path) -> None:
+    write_part(tmp_path, "taxis", 1, rows_at(READ_NOON))
+    (part,) = parts(tmp_path, "taxis")
+    part.path.unlink()
+    assert read_part(part) is None
+
+
+def test_tables_with_lists_and_nulls_are_read_together() -> None:
+    one = pa.table({"x": pa.array([[1.0]], pa.list_(pa.float32()))})
+    other = pa.table({"y": pa.array([1])})
+    assert alike([one, other]).to_pylist() == [{"x": [1.0], "y": None}, {"x": None, "y": 1}]

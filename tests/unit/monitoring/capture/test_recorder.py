@@ -1,7 +1,5 @@
 """The recorder: every request that a backend left is recorded once, whatever happens."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator
@@ -200,7 +198,7 @@ def test_replayed_requests_are_marked(tmp_path: Path) -> None:
 def test_a_long_backlog_is_joined_with_a_bounded_part_of_the_log(
     tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serin.monitoring.capture.log_index._READ_BYTES", 2000)
+    monkeypatch.setattr("serin.monitoring.capture.recorder._READ_BYTES", 2000)
     backend, keeper = Backend(tmp_path), recorder(tmp_path, batch_bytes=2000)
     keeper._index._most = most
     numbers = range(400)

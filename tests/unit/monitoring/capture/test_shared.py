@@ -1,7 +1,5 @@
 """Records that hosts share through a store: every row is read once, whatever happens to an upload."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -148,10 +146,10 @@ def test_rows_wait_here_while_the_store_is_away(in_folder: Host) -> None:
 def test_a_store_that_does_not_answer_fails_the_round_alone(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serin.store.s3_client import Timing
+    from serin.store.bucket import Timing
 
     quick = Timing(connect_s=1, read_s=1, attempts=1, patience_s=0)
-    monkeypatch.setattr("serin.store.s3_files.PATIENT", quick)
+    monkeypatch.setattr("serin.store.bucket.PATIENT", quick)
     a = SharingHost(tmp_path, bucket, "a")
     a.record(1)
     (port,) = free_ports(1)
@@ -168,7 +166,7 @@ def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(in_fol
     a.record(1, 2)
     a.share()
     a.record(3, 4, 5)
-    expire(a.home, MODEL, CaptureSpec(days=1), LATER + 7200)
+    expire(a.home, MODEL, CaptureSpec(keep=1 * 86_400), LATER + 7200)
     assert read_document(a.home, MODEL)["lost_rows"] == 3
     a.share()
     (view,) = in_folder("reader").all_hosts().views()
@@ -182,10 +180,10 @@ def test_limits_hold_for_the_records_of_all_hosts_together(in_folder: Host) -> N
         each.record(number, t=NOON + number * 3600)
         each.share()
     sizes = [file.size for file in a.records.listing(MODEL)]
-    a.limits = CaptureSpec(share=1, days=1e5, max_gb=(sum(sizes) - 1) / 1e9)
+    a.limits = CaptureSpec(share=1, keep=100000 * 86_400, max_size=sum(sizes) - 1)
     a.share(care=True)
     assert in_folder("reader").ids() == ["a2", "b1", "b3"]
-    b.limits = CaptureSpec(share=1, days=1)
+    b.limits = CaptureSpec(share=1, keep=1 * 86_400)
     b.share(NOON + 86_400 + 2.5 * 3600, care=True)
     assert in_folder("reader").ids() == ["a2", "b3"]
 

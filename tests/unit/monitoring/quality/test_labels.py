@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from serin.errors import StoreNotWritable
 from serin.formats.captures import write_part
 from serin.monitoring.quality.follow import Follower, Hooks
 from serin.monitoring.quality.forget import count_again, forget_rows
-from serin.monitoring.quality.key_index import KeyIndex
+from serin.monitoring.quality.keys import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
 from serin.monitoring.quality.state import QualityState

@@ -1,14 +1,12 @@
 """The quality objective: how rarely it is wrong, how fast it is right, and what late labels do."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from serin.evidence.bounded_mean import MeanEvidence
+from serin.evidence.e_process import MeanEvidence
 from serin.formats.quality import QualityReference
 from serin.monitoring.quality.measure import Scored
 from serin.monitoring.quality.objective import ObjectiveState, Watch, judge_blocks, objective_of, take_labels

@@ -1,0 +1,114 @@
+"""The agent's process: `python -m serin.cluster.agent.loop`. Keeps the host's releases and gateway as desired.
+
+It needs no clean exit: the supervisor restarts it after a crash, and gateway and releases run on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from serin.cluster.agent.agent import Agent
+from serin.cluster.agent.evidence import EvidenceUpload
+from serin.cluster.agent.link import Link
+from serin.cluster.agent.settings import AgentSettings, agent_folder, desired_file, view_file
+from serin.cluster.home_controller import LOG_LIMIT_BYTES
+from serin.errors import SerinError, StackUnusable
+from serin.formats.cluster.host_report import AgentReport
+from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
+from serin.host.wiring import build_gateway, build_releases, follow_files, request_log
+from serin.machine import environment
+from serin.machine.durable import write_secret
+from serin.machine.heartbeat import beat
+from serin.rollout.run.background import BackgroundFleet
+from serin.store.artifacts import Bundle
+from serin.store.open import open_objects
+from serin.store.store import Store
+
+log = logging.getLogger("serin.cluster.agent")  # not __name__, which is __main__ here
+
+TICK_S: Final = 1.0
+_ROTATE_EVERY_S: Final = 60.0
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Ticks until `stop` is set. Gateway and releases stay as they are then."""
+    settings = AgentSettings.read(home)
+    if settings is None:
+        raise StackUnusable(problem=f"{home} is not the home of an agent; start one with `serin agent`")
+    gateway, news = build_gateway(home), threading.Event()
+    fleet = (
+        None if settings.gateway_only else BackgroundFleet(build_releases(home, HostStore.open()), threads=1)
+    )
+    url = environment.store_url()
+    link = Link(
+        settings.host,
+        lambda: open_objects(url),
+        kept=desired_file(home),
+        evidence=EvidenceUpload(
+            agent_folder(home) / "evidence.json", host=settings.host, request_log=request_log(home)
+        ),
+        on_news=news.set,
+    )
+    agent = Agent(settings, gateway=gateway, fleet=fleet, link=link)
+    link.start()
+    log.info("the agent of host %s has started", settings.host)
+    rotate_at = 0.0
+    while not stop.is_set():
+        news.clear()
+        beat()
+        began = time.monotonic()
+        try:
+            found = agent.tick()
+            _write_view(home, found, link.problem)
+            if began >= rotate_at:
+                gateway.rotate_logs(LOG_LIMIT_BYTES)
+                rotate_at = began + _ROTATE_EVERY_S
+        except (OSError, SerinError) as error:
+            log.warning("this tick failed: %s", error)
+        follow_files(gateway)
+        _wait(stop, news, max(0.0, TICK_S - (time.monotonic() - began)))
+    link.stop(wait_s=3.0)
+    if fleet is not None:
+        fleet.close()
+    log.info("the agent has stopped")
+
+
+def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not stop.is_set() and not news.is_set() and (left := end - time.monotonic()) > 0:
+        news.wait(min(left, 0.2))
+
+
+def _write_view(home: Path, found: AgentReport, store_problem: str) -> None:
+    """Leaves the host's own view for `serin status`, which must not need the store."""
+    write_secret(view_file(home), json.dumps({"report": asdict(found), "store_problem": store_problem}))
+
+
+def main() -> None:
+    log_to_stdout()
+    stop = stop_on_signals()
+    begin_beats(environment.home(), asks_store=True)
+    try:
+        run(environment.home(), stop)
+    except SerinError as error:
+        sys.exit(f"the agent cannot continue: {error}")
+
+
+class HostStore(Store):
+    def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
+        """Returns a version from the host's cache where it has it: versions never change, and a host must be able to
+        start its releases while the store is away."""
+        if isinstance(version, int) and (found := self.bundle_here(model, version, hold=hold)) is not None:
+            return found
+        return super().bundle(model, version, hold=hold)
+
+
+if __name__ == "__main__":
+    main()

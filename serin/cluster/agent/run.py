@@ -1,0 +1,190 @@
+"""`serin agent` in the foreground: starts what runs on this host, or takes it over, and ends it on SIGTERM.
+
+The supervisor, the gateway, the releases and the agent's loop do not depend on this process: after kill -9 the next one
+finds them running and continues. systemd or Kubernetes runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from serin.cluster.agent.evidence import evidence_prefix
+from serin.cluster.agent.link import OwnReport, tag_file
+from serin.cluster.agent.settings import AgentSettings
+from serin.errors import AlreadyUp, ProcessFailed, SerinError, StoreError
+from serin.formats.cluster.host_report import agent_key
+from serin.host.down import clear_away, take_down
+from serin.host.guard import key_trouble
+from serin.host.logs import log_tail
+from serin.host.standing import stack_environment
+from serin.host.state import Stack, changing_stack, read_stack, write_stack
+from serin.host.supervisor import Supervisor
+from serin.host.wiring import AGENT, agent_process, build_gateway, watcher_process
+from serin.machine import environment
+from serin.machine.private import make_private
+from serin.machine.process import start_ticks
+from serin.serving.envoy.bootstrap import LOOPBACK
+from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.release_record import check_records
+from serin.store.open import check_answers, open_objects
+
+log = logging.getLogger(__name__)
+
+_READY_S = 30.0
+_LOOK_S = 1.0
+_END_S = 120.0
+_STORE_S = 5.0
+
+
+def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> None:
+    """Serves until `stop` is set. Raises ProcessFailed when the gateway does not start or the supervisor exits."""
+    make_private(home)
+    _end_other_settings(home, settings)
+    _check_name(home, settings.host)
+    with changing_stack(home):
+        last = read_stack(home)
+        stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
+    try:
+        _wait_for_gateway(home, stack)
+        log.info("host %s: serving at %s", settings.host, settings.gateway_address)
+        while not stop.wait(_LOOK_S):
+            if not stack.is_alive:
+                raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
+        log.info("host %s: ending", settings.host)
+    finally:
+        take_down(home)
+        if stop.is_set():
+            _forget(settings.host)
+
+
+def _check_name(home: Path, host: str) -> None:
+    """Raises HostNameTaken if another agent reports under this name. A store that is away keeps no host from serving:
+    the agent's loop looks again."""
+    last, url = read_stack(home), environment.store_url()
+    if last is not None and last.is_alive:  # its own loop reports
+        return
+    try:
+        check_answers(url, _STORE_S)
+        OwnReport(host, tag_file(home)).claim_at_last(open_objects(url))
+    except StoreError as error:
+        log.warning("whether another agent is called %s is not known yet: %s", host, error)
+
+
+def _forget(host: str) -> None:
+    """Removes what this host reported: it was stopped on purpose, so others take its place at once, and its silence
+    does not hold rollouts."""
+    try:
+        url = environment.store_url()
+        check_answers(url, _STORE_S)
+        objects = open_objects(url)
+        for key in (agent_key(host), *objects.keys(evidence_prefix(host))):
+            objects.remove(key)
+    except (OSError, SerinError) as error:
+        log.warning("the report of host %s stays in the store (`serin hosts remove`): %s", host, error)
+
+
+def end_agent(home: Path) -> bool:
+    """Ends the `serin agent` of a home, which ends everything there; False when none runs."""
+    stack = read_stack(home)
+    pid = stack.agent_pid if stack is not None and stack.agent_is_alive else None
+    if pid is None:
+        return False
+    began = start_ticks(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    while began is not None and start_ticks(pid) == began:
+        if time.monotonic() > deadline:
+            reason = f"process {pid} does not exit"
+            raise ProcessFailed(name="serin agent", reason=reason, log=Supervisor(home).log)
+        time.sleep(0.05)
+    return True
+
+
+def _end_other_settings(home: Path, settings: AgentSettings) -> None:
+    """Ends what an earlier agent left running, unless it was started with the same settings."""
+    last = read_stack(home)
+    if last is None or not last.is_alive:
+        return
+    if not last.agent or last.agent_is_alive:
+        raise AlreadyUp(home=home, pid=last.agent_pid or last.supervisor_pid)
+    if AgentSettings.read(home) != settings:
+        log.info("the last agent here had other settings; ending what it left running")
+        take_down(home)
+
+
+def _take_over(last: Stack) -> Stack:
+    stack = replace(last, agent_pid=os.getpid(), agent_ticks=start_ticks(os.getpid()) or 0)
+    write_stack(stack)
+    log.info("gateway and releases of an earlier agent run here; continuing with them")
+    return stack
+
+
+def _start(home: Path, settings: AgentSettings) -> Stack:
+    if not settings.gateway_only:
+        find_triton()
+        check_records(home / "releases")
+    clear_away(home)
+    _prepare_gateway(home, settings)
+    settings.write(home)
+    supervisor = Supervisor(home)
+    pid = supervisor.launch(stack_environment(home))
+    stack = Stack(
+        home=home,
+        supervisor_pid=pid,
+        supervisor_ticks=start_ticks(pid) or 0,
+        gateway_port=settings.port,
+        prefect_api_url="",
+        prefect_port=None,
+        since=time.time(),
+        tls=settings.tls is not None,
+        agent=True,
+        agent_pid=os.getpid(),
+        agent_ticks=start_ticks(os.getpid()) or 0,
+    )
+    write_stack(stack)
+    watcher = watcher_process(home, owns_prefect=False)  # it records requests and serves this host's metrics
+    for process in (build_gateway(home).process(), agent_process(home), watcher):
+        supervisor.start(process)
+    return stack
+
+
+def _prepare_gateway(home: Path, settings: AgentSettings) -> None:
+    request_filter = find_request_filter()
+    build_gateway(home).write_bootstrap(
+        settings.port,
+        settings.address,
+        tls=settings.tls,
+        expert=Path(settings.envoy_file) if settings.envoy_file else None,
+        request_filter=request_filter,
+        peers=settings.peers,
+    )
+    if request_filter is None:
+        log.warning(NO_FILTER)
+        log.warning("clients reach this gateway on %s only", LOOPBACK)
+    if trouble := key_trouble(home):
+        log.warning(trouble)
+    if settings.peer_port is not None and settings.peer_files is None:
+        log.warning("gateways use no TLS between them: anyone who can reach the peer port gets answers")
+
+
+def _wait_for_gateway(home: Path, stack: Stack) -> None:
+    gateway, supervisor = build_gateway(home), Supervisor(home)
+    deadline = time.monotonic() + _READY_S
+    while not (gateway.ready() and supervisor.runs(AGENT)):
+        if not stack.is_alive or time.monotonic() > deadline:
+            process = gateway.process()
+            raise ProcessFailed(
+                name=process.name,
+                reason=f"not ready within {_READY_S:g} s",
+                log=process.log,
+                tail=log_tail(process.log),
+            )
+        time.sleep(0.1)

@@ -1,0 +1,86 @@
+"""Presents releases that run here and servers that run elsewhere as one fleet and one list of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from serin.errors import RequestsDiffer, RolloutRefused
+from serin.formats.schema import Schema, difference
+from serin.rollout.run.ports import Processes, Versions
+from serin.serving.external import External
+from serin.store.artifacts import Endpoint, Release
+
+if TYPE_CHECKING:
+    from serin.rollout.decide.advance import ReleaseState
+
+
+class CombinedFleet:
+    """A fleet of both kinds. A release registered as external is only called; every other one is started and stopped
+    here."""
+
+    def __init__(
+        self, ours: Processes, external: External, schema_of: Callable[[Release], Schema] | None = None
+    ) -> None:
+        self._ours, self._external, self._schema_of = ours, external, schema_of
+
+    def start(self, release: Release) -> None:
+        if not self._external.has(release):
+            self._ours.start(release)
+        elif release.baseline:
+            reason = (
+                "a server that runs elsewhere cannot be started a second time; leave rollout.baseline out"
+            )
+            raise RolloutRefused(model=release.model, command="start", reason=reason)
+
+    def stop(self, release: Release) -> None:
+        if not self._external.has(release):
+            self._ours.stop(release)
+
+    def state(self, release: Release) -> ReleaseState:
+        if not self._external.has(release):
+            return self._ours.state(release)
+        return "absent" if release.baseline else self._external.state(release)
+
+    def instance(self, release: Release) -> int | None:
+        return None if self._external.has(release) else self._ours.instance(release)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        elsewhere = self._external.has(release)
+        return self._external.endpoint(release) if elsewhere else self._ours.endpoint(release)
+
+    def verify(self, release: Release) -> None:
+        (self._external if self._external.has(release) else self._ours).verify(release)
+
+    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
+        """Checks servers that run elsewhere, and versions in the store that will share clients.
+
+        No client could send what both versions ask for. A plan with the single step 100 changes inputs on purpose.
+        """
+        elsewhere = {self._external.has(release), self._external.has(stable)}
+        if elsewhere == {True}:
+            self._external.check_fits(release, stable)
+        elif elsewhere == {False} and share and self._schema_of is not None:
+            reason = difference(self._schema_of(stable), self._schema_of(release))
+            if reason:
+                raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
+
+    def running(self) -> Sequence[Release]:
+        return self._ours.running()
+
+
+class CombinedVersions:
+    """The store's versions, or the addresses of a model that is served elsewhere; those have no aliases."""
+
+    def __init__(self, store: Versions, external: External) -> None:
+        self._store, self._external = store, external
+
+    def versions(self, model: str) -> Sequence[int]:
+        return self._external.versions(model) or self._store.versions(model)
+
+    def aliases(self, model: str) -> Mapping[str, int]:
+        return {} if self._external.versions(model) else self._store.aliases(model)
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+        if not self._external.versions(model):
+            self._store.set_alias(model, alias, version)

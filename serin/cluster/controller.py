@@ -1,0 +1,354 @@
+"""The rollout controller of several hosts: `serin controller`. Any number may run; one of them leads.
+
+It runs in the foreground, keeps no state on its machine, and may be killed at any time: all of its state is in the
+store, and another controller continues within ten seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from serin.cluster.agents import AgentProcesses
+from serin.cluster.desired import ClusterRouter, DesiredStates
+from serin.cluster.hosts import Hosts
+from serin.cluster.journal import StoreJournals
+from serin.cluster.judge import ClusterJudge
+from serin.cluster.version_settings import check_trusted, stored_replicas, stored_schema, stored_timeouts
+from serin.errors import LeadershipLost, RequestsDiffer, RolloutRefused, SerinError, StoreUnreachable
+from serin.formats.cluster.decisions import DecisionCache, journaled_models
+from serin.formats.schema import Schema, difference
+from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.machine import environment
+from serin.machine.private import make_private
+from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.state import Rollout
+from serin.rollout.run.background import BackgroundFleet
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.mailbox import StoreInbox
+from serin.rollout.run.ports import EvenClock, Processes, Replay, Versions
+from serin.store.artifacts import Endpoint, Release
+from serin.store.objects import Objects
+from serin.store.open import check_conditional, open_objects
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+Fleets = Literal["agents", "kubernetes"]
+
+BEAT: Final = "controller.beat"
+TICK_S: Final = 0.5
+_STAND_BY_S: Final = 2.0
+
+
+class NoReplayer:
+    """Refuses recorded requests: a controller that any machine may run has no gateway's records beside it."""
+
+    def check(self, rollout: Rollout) -> None:
+        reason = (
+            "shadow needs the recorded requests on the controller's machine, which controllers of several hosts do "
+            "not have; leave shadow out of rollout.steps"
+        )
+        raise RolloutRefused(model=rollout.model, command="start", reason=reason)
+
+    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> Replay:
+        del place
+        self.check(rollout)
+        raise AssertionError("it was refused")
+
+
+class LedController:
+    """A controller with its ports, for one term of the leadership."""
+
+    def __init__(
+        self,
+        *,
+        objects: Objects,
+        store: Store,
+        home: Path,
+        leadership: Leadership,
+        term: int,
+        cache: DecisionCache,
+        fleet: Fleets,
+    ) -> None:
+        steady = time.monotonic
+        self._stopped = threading.Event()
+        self._hosts = Hosts(objects, steady)
+        self._desired = DesiredStates(objects, leadership, term, time.time)
+        agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
+        self._agents = agents if fleet == "agents" else None
+        self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
+        processes: Processes = self._background or agents
+        timeouts = stored_timeouts(store)
+        self._controller = Controller(
+            router=ClusterRouter(
+                self._desired,
+                self._hosts,
+                rollouts=self._rollouts,
+                timeouts_of=lambda release: asdict(timeouts(release)),
+                endpoint_of=None if self._agents else processes.endpoint,
+                wait=self._stopped.wait,
+                steady=steady,
+            ),
+            fleet=ClusterFleet(processes, leadership, term, stored_schema(store)),
+            judge=ClusterJudge(
+                objects,
+                self._hosts,
+                time.time,
+                lambda release: read_quality_blocks(home, release.model, release.name),
+            ),
+            journals=StoreJournals(objects, leadership, term, cache=cache),
+            versions=ClusterVersions(store, leadership, term),
+            commands=StoreInbox(objects, leadership, term),
+            clock=EvenClock(),
+            replayer=NoReplayer(),
+            check=lambda release: check_trusted(store, release),
+        )
+
+    def take_over(self) -> None:
+        self._hosts.refresh()
+        self._desired.affirm()
+        self._controller.affirm()
+
+    def tick(self) -> None:
+        self._hosts.refresh()
+        if self._agents is not None:
+            self._agents.tidy([now.live for now in self._rollouts() if now.phase.final and now.live])
+        self._controller.tick()
+
+    def close(self) -> None:
+        self._stopped.set()
+        if self._agents is not None:
+            self._agents.close()
+        if self._background is not None:
+            self._background.close()
+        self._controller.close()
+
+    def _rollouts(self) -> list[Rollout]:
+        return self._controller.rollouts()
+
+
+def _kubernetes(store: Store) -> Processes:
+    from serin.cluster.kubernetes.fleet import build_fleet  # its client is in an extra
+
+    return build_fleet(store)
+
+
+def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
+    """Leads or stands by until `stop` is set, and waits for a store that is away. Raises StoreNotConditional for one
+    that cannot be shared."""
+    objects, store = open_objects(environment.store_url()), Store.open()
+    make_private(home)
+    _await_store(home, objects, stop)
+    holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
+    leadership = Leadership(objects, holder)
+
+    def build(term: int, cache: DecisionCache) -> LedController:
+        return LedController(
+            objects=objects,
+            store=store,
+            home=home,
+            leadership=leadership,
+            term=term,
+            cache=cache,
+            fleet=fleet,
+        )
+
+    loop, ended = Loop(objects, leadership, build), threading.Event()
+    renewing = threading.Thread(target=leadership.run, args=(ended,), name="leadership", daemon=True)
+    renewing.start()
+    log.info("the controller %s has started; store %s", holder, objects.url)
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            loop.round()
+            beat(home, "stands by" if leadership.term is None else "leads")
+            pause = _STAND_BY_S if leadership.term is None else TICK_S
+            _pause(stop, leadership, pause - (time.monotonic() - began))
+    finally:
+        loop.close()
+        ended.set()
+        renewing.join(timeout=30.0)
+        _resign(leadership)
+    log.info("the controller has stopped")
+
+
+def _await_store(home: Path, objects: Objects, stop: threading.Event) -> None:
+    waiting = False
+    while not stop.is_set():
+        try:
+            check_conditional(objects)
+            return
+        except StoreUnreachable as error:
+            if not waiting:
+                log.warning("waiting for the store: %s", error)
+            waiting = True
+        beat(home, "waits for the store")
+        stop.wait(_STAND_BY_S)
+
+
+def beat(home: Path, doing: str) -> None:
+    """Shows probes that the loop continues, and what it does."""
+    try:
+        (home / BEAT).write_text(f"{doing}\n")
+    except OSError as error:  # a full disk does not keep it from leading
+        log.warning("%s cannot be written: %s", home / BEAT, error)
+
+
+def _pause(stop: threading.Event, leadership: Leadership, seconds: float) -> None:
+    """Waits, at most until this process begins to lead."""
+    end, led = time.monotonic() + seconds, leadership.term
+    while time.monotonic() < end and leadership.term == led and not stop.wait(0.1):
+        pass
+
+
+def _resign(leadership: Leadership) -> None:
+    try:
+        leadership.resign()
+    except StoreUnreachable as error:
+        log.warning("the leadership could not be given back: %s", error)
+
+
+class ClusterFleet:
+    """The port `Fleet` over any processes: agents (agents.py), or another scheduler's."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        leadership: Leadership,
+        term: int,
+        schema_of: Callable[[Release], Schema] | None = None,
+    ) -> None:
+        self._processes, self._leadership, self._term = processes, leadership, term
+        self._schema_of = schema_of
+
+    def start(self, release: Release) -> None:
+        self._leadership.check(self._term)
+        self._processes.start(release)
+
+    def stop(self, release: Release) -> None:
+        self._leadership.check(self._term)
+        self._processes.stop(release)
+
+    def state(self, release: Release) -> ReleaseState:
+        return self._processes.state(release)
+
+    def instance(self, release: Release) -> int | None:
+        return self._processes.instance(release)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        return self._processes.endpoint(release)
+
+    def verify(self, release: Release) -> None:
+        self._processes.verify(release)
+
+    def running(self) -> Sequence[Release]:
+        return self._processes.running()
+
+    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
+        """Checks that versions which will share clients take the same requests."""
+        if share and self._schema_of is not None:
+            reason = difference(self._schema_of(stable), self._schema_of(release))
+            if reason:
+                raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
+
+
+class SharedVersions(Versions, Protocol):
+    def set_alias(
+        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+    ) -> None:
+        """`check` is called after the aliases are read, and what it allows is written only if nobody changed them."""
+
+
+class ClusterVersions:
+    """The store's versions and aliases. An alias is moved only while this controller leads: if it is frozen in the
+    middle, what another leader wrote stays."""
+
+    def __init__(self, versions: SharedVersions, leadership: Leadership, term: int) -> None:
+        self._versions, self._leadership, self._term = versions, leadership, term
+
+    def versions(self, model: str) -> Sequence[int]:
+        return self._versions.versions(model)
+
+    def aliases(self, model: str) -> Mapping[str, int]:
+        return self._versions.aliases(model)
+
+    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+        self._versions.set_alias(model, alias, version, check=lambda: self._leadership.check(self._term))
+
+
+# Each term has a new controller, built from the store alone: nothing that another term believed is carried over.
+class Led(Protocol):
+    """A controller with the ports of one term."""
+
+    def take_over(self) -> None:
+        """Makes it impossible for an earlier leader to decide or to act."""
+        ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Loop:
+    """`build`: makes the controller of a term."""
+
+    def __init__(
+        self, objects: Objects, leadership: Leadership, build: Callable[[int, DecisionCache], Led]
+    ) -> None:
+        self._objects, self._leadership, self._build = objects, leadership, build
+        self._cache = DecisionCache(objects)
+        self._led: Led | None = None
+        self._term: int | None = None
+
+    def round(self) -> None:
+        """Ticks once if this process leads, else gets ready to take over."""
+        term = self._leadership.term
+        if term is None or term != self._term:
+            self._step_down()
+        try:
+            if term is None:
+                self._warm_up()
+                return
+            if self._led is None:
+                self._led = self._began(term)
+                self._term = term
+            self._led.tick()
+        except LeadershipLost as error:
+            log.warning("%s", error)
+            self._leadership.lose(term if term is not None else 0)
+            self._step_down()
+        except (OSError, SerinError) as error:  # a decision that was not recorded was not made: retry
+            log.warning("this tick failed: %s", error)
+
+    def close(self) -> None:
+        self._step_down()
+
+    def _began(self, term: int) -> Led:
+        """Builds the controller of a term. One that could not take over has not begun."""
+        led = self._build(term, self._cache)
+        try:
+            led.take_over()
+        except BaseException:
+            led.close()
+            raise
+        return led
+
+    def _step_down(self) -> None:
+        if self._led is not None:
+            log.info("this controller does not lead any more")
+            self._led.close()
+        self._led = self._term = None
+
+    def _warm_up(self) -> None:
+        """Reads the journals, so that a change of the leader does not wait for that."""
+        for model in journaled_models(self._objects):
+            self._cache.all(model)

@@ -1,0 +1,147 @@
+"""The rollout controller's process: `python -m serin.cluster.home_controller`. Wires rollout to serving and ticks.
+
+It needs no clean exit: supervisord restarts it after a crash, and it resumes from its journals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.shadow.replayer import Replayer
+from serin.cluster.version_settings import check_trusted, stored_schema, stored_timeouts
+from serin.errors import ReleaseNotReady, SerinError
+from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
+from serin.host.wiring import CONTROLLER, build_gateway, build_releases, follow_files, request_log
+from serin.machine import environment
+from serin.machine.heartbeat import beat
+from serin.machine.in_memory import write_problems
+from serin.rollout.run.background import BackgroundFleet
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.controller import Controller
+from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.ports import Fleet
+from serin.rollout.run.record import JournalFolder
+from serin.serving.envoy.gateway import Gateway
+from serin.serving.envoy.routes import Timeouts
+from serin.serving.external import External
+from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
+
+log = logging.getLogger("serin.cluster.home_controller")  # not __name__, which is __main__ here
+
+TICK_S = 0.5
+LOG_LIMIT_BYTES = 256_000_000
+
+_ROTATE_EVERY_S = 60.0
+
+
+class GatewayRouter:
+    """The gateway as a rollout sees it: each route with the addresses and timeouts of its releases."""
+
+    def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
+        self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
+
+    def apply(
+        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
+    ) -> None:
+        endpoints: dict[str, Endpoint] = {}
+        for release in _named(routes):
+            endpoints[release.name] = self._fleet.endpoint(release)
+        for release in self._fleet.running():
+            with contextlib.suppress(ReleaseNotReady):  # it is being started or stopped
+                endpoints[release.name] = self._fleet.endpoint(release)
+        leading = ((route.model, route.stable or route.candidate) for route in routes)
+        timeouts = {model: self._timeouts(release) for model, release in leading if release}
+        self._gateway.apply(routes, endpoints, timeouts, waiting=waiting, missing=missing)
+
+    def active_requests(self, release: Release) -> int:
+        return self._gateway.active_requests(release)
+
+
+def _named(routes: Sequence[ModelRoute]) -> set[Release]:
+    return {release for route in routes for release in route.releases}
+
+
+def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
+    """Returns timeouts by the spec of a version, which never changes; for a server elsewhere, by its registration."""
+
+    exported = stored_timeouts(store)
+
+    def timeouts(release: Release) -> Timeouts:
+        if external.has(release):
+            return Timeouts(request_s=external.request_timeout_s(release.model))
+        return exported(release)
+
+    return timeouts
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Ticks until `stop` is set."""
+    store, gateway, external = Store.open(), build_gateway(home), External(home)
+    ours = BackgroundFleet(
+        build_releases(home), threads=1
+    )  # one thread: the supervisor gets one change at a time
+    fleet = CombinedFleet(ours, external, stored_schema(store))
+    controller = Controller(
+        router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
+        fleet=fleet,
+        judge=LogJudge(
+            request_log(home),
+            time.time,
+            lambda release: read_quality_blocks(home, release.model, release.name),
+        ),
+        journals=JournalFolder(home),
+        versions=CombinedVersions(store, external),
+        commands=Inbox(home),
+        replayer=Replayer(home, store, external, fleet.endpoint),
+        check=lambda release: None if external.has(release) else check_trusted(store, release),
+    )
+    log.info("the controller has started")
+    rotate_at, told = 0.0, dict[str, str]()
+    with contextlib.suppress(OSError):
+        write_problems(home, CONTROLLER, told)  # an earlier controller's are not this one's
+    try:
+        while not stop.is_set():
+            beat()
+            began = time.monotonic()
+            try:
+                controller.tick()
+                if controller.problems != told:
+                    write_problems(home, CONTROLLER, controller.problems)
+                    told = dict(controller.problems)
+                if began >= rotate_at:
+                    gateway.rotate_logs(LOG_LIMIT_BYTES)
+                    rotate_at = began + _ROTATE_EVERY_S
+            except (
+                OSError,
+                SerinError,
+            ) as error:  # a decision that could not be recorded was not made: retry
+                log.warning("this tick failed: %s", error)
+            follow_files(gateway)
+            stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
+    finally:
+        controller.close()
+        ours.close()
+    log.info("the controller has stopped")
+
+
+def main() -> None:
+    log_to_stdout()
+    stop = stop_on_signals()
+    begin_beats(environment.home(), asks_store=True)
+    try:
+        run(environment.home(), stop)
+    except SerinError as error:
+        sys.exit(f"the controller cannot continue: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Releases as Kubernetes Deployments: the fleet port of the rollout controller.
+
+A release is a Deployment and a headless Service in one namespace, where Serin touches only objects with its label.
+Nothing is kept in this process that another controller could not read from the cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from serin.cluster.kubernetes.api import CONFLICT, Namespace, Object, Resource
+from serin.cluster.kubernetes.release_objects import (
+    MANAGED_BY,
+    MANAGER,
+    RELEASE_LABEL,
+    SELECTOR,
+    ReleaseTemplate,
+    build_deployment,
+    build_service,
+    object_name,
+    release_of,
+    service_endpoint,
+)
+from serin.errors import KubernetesRefused, ObjectNotOurs, ReleaseNotReady, TemplateUnfit
+from serin.formats.schema import Schema, read_schema
+from serin.machine import environment
+from serin.rollout.decide.advance import ReleaseState
+from serin.serving.triton.probe import RowTimes, answers
+from serin.serving.triton.repository import serving_settings
+from serin.serving.triton.verify import verify_release
+from serin.spec.serving import ServingSpec
+from serin.store.artifacts import Endpoint, Release
+from serin.store.store import Store
+
+# A pod in one of these waits for somebody to fix it.
+_STUCK: Final = frozenset(
+    {
+        "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
+        "ImagePullBackOff", "InvalidImageName", "RunContainerError",
+    }
+)  # fmt: skip
+
+
+def pods_of(pods: Sequence[Object], release: Release) -> list[Object]:
+    """Returns the release's pods that are not being deleted."""
+    wanted = object_name(release)
+    return [
+        pod
+        for pod in pods
+        if pod["metadata"].get("labels", {}).get(RELEASE_LABEL) == wanted
+        and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def deployment_state(deployment: Object, pods: Sequence[Object]) -> tuple[ReleaseState, str]:
+    """Returns the state and, for a dead release, the reason.
+
+    A release becomes ready when all of its replicas were ready at once, which Kubernetes remembers; from then on one
+    ready replica keeps it ready. It is dead when none is ready any more, when its pods cannot start, or when they took
+    longer than spec.progressDeadlineSeconds.
+    """
+    status = deployment.get("status", {})
+    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return "starting", ""
+    progress: Object = next(
+        (each for each in status.get("conditions", ()) if each["type"] == "Progressing"), {}
+    )
+    if progress.get("reason") == "NewReplicaSetAvailable":
+        if status.get("readyReplicas", 0) > 0:
+            return "ready", ""
+        return "dead", _why(pods) or "no replica is ready any more"
+    if progress.get("status") == "False":
+        return "dead", _why(pods) or progress.get("message", "its pods did not become ready in time")
+    reason = _why(pods)
+    return ("dead", reason) if reason else ("starting", "")
+
+
+def _why(pods: Sequence[Object]) -> str:
+    """Returns why a pod cannot start; empty when none says so."""
+    for pod in pods:
+        for container in _containers(pod):
+            waiting = container.get("state", {}).get("waiting", {})
+            if waiting.get("reason") in _STUCK:
+                return f"{container['name']}: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+            ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get(
+                "terminated"
+            )
+            if ended and ended.get("exitCode"):
+                return f"{container['name']} exited with code {ended['exitCode']}"
+    return ""
+
+
+def _containers(pod: Object) -> Iterator[Object]:
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses", ())
+    yield from status.get("containerStatuses", ())
+
+
+logger = logging.getLogger(__name__)
+
+
+_RESTARTED: Final = "serin.dev/restarted"
+_FRESH_S: Final = 0.4  # within one tick of the controller the cluster is read once
+_GONE_S: Final = 60.0  # for pods of a release that is started again right after it was stopped
+_LOOK_S: Final = 0.2
+
+
+class KubernetesFleet:
+    def __init__(
+        self,
+        namespace: Namespace,
+        template: ReleaseTemplate,
+        store: Store,
+        *,
+        reach: Callable[[Endpoint], Endpoint] = lambda endpoint: endpoint,
+    ) -> None:
+        """`reach`: returns the address at which this process reaches a Service. Inside the cluster that is its own."""
+        self._namespace, self._template, self._store, self._reach = namespace, template, store, reach
+        self._row_times = RowTimes()
+        self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
+        self._bundle = functools.cache(lambda release: store.bundle(release.model, release.version))
+
+    def start(self, release: Release) -> None:
+        """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""
+        deployment = build_deployment(
+            self._template, release, self._namespace.name, serving_settings(self._bundle(release))
+        )
+        existing = self._ours("deployments", release)
+        if existing and _terminating(existing):
+            self._wait_until_gone(release)
+            existing = None
+        if existing and self.state(release) == "dead":
+            self._restart(release, existing)
+        else:
+            self._keep_restart(deployment, existing)
+            self._ours("services", release)
+            self._namespace.apply("services", build_service(self._template, release, self._namespace.name))
+            self._namespace.apply("deployments", deployment)
+        self._row_times.forget(release)
+        self._read_at = float("-inf")
+
+    def state(self, release: Release) -> ReleaseState:
+        """Returns the state by its Deployment and pods, and when they are ready, by whether it scores a row."""
+        self._look()
+        found = self._deployments.get(object_name(release))
+        if found is None:
+            return "absent"
+        state, reason = deployment_state(found, pods_of(self._pods, release))
+        if state != "ready":
+            if reason:
+                logger.warning("%s: %s", release.name, reason)
+            return state
+        began, patience_s = (
+            time.monotonic(),
+            self._row_times.patience_s(release, self._serving(release).request_timeout),
+        )
+        endpoint = self._reach(service_endpoint(release, self._namespace.name))
+        if answers(endpoint.http, release, self._schema(release), timeout_s=patience_s):
+            self._row_times.note(release, time.monotonic() - began)
+            return "ready"
+        return "dead" if self._row_times.known(release) else "starting"
+
+    def instance(self, release: Release) -> int | None:
+        """Returns a number made of its pods and how often their containers were restarted."""
+        self._look()
+        parts = []
+        for pod in pods_of(self._pods, release):
+            counts = [
+                str(each["restartCount"]) for each in pod.get("status", {}).get("containerStatuses", ())
+            ]
+            parts.append(f"{pod['metadata']['uid']}:{','.join(counts)}")
+        if not parts:
+            return None
+        return int.from_bytes(hashlib.sha256("\n".join(sorted(parts)).encode()).digest()[:6], "big")
+
+    def endpoint(self, release: Release) -> Endpoint:
+        self._look()
+        if object_name(release) not in self._deployments:
+            place = f"kubectl --namespace {self._namespace.name} get deployments"
+            raise ReleaseNotReady(release=release.name, reason="it was not started", log=place)
+        return service_endpoint(release, self._namespace.name)
+
+    def verify(self, release: Release) -> None:
+        """Checks the golden rows through the release's Service."""
+        verify_release(release, self._reach(self.endpoint(release)), self._bundle(release))
+
+    def stop(self, release: Release) -> None:
+        """Deletes the objects of the release. Its pods finish requests in flight within their grace period."""
+        for resource in ("deployments", "services"):
+            found = self._ours(resource, release)
+            if found:
+                self._namespace.delete(resource, object_name(release), uid=found["metadata"]["uid"])
+        self._row_times.forget(release)
+        self._read_at = float("-inf")
+
+    def running(self) -> Sequence[Release]:
+        """Returns every release with a Deployment that is not being deleted."""
+        self._look()
+        return sorted(release for found in self._deployments.values() if (release := release_of(found)))
+
+    def _look(self) -> None:
+        if time.monotonic() - self._read_at < _FRESH_S:
+            return
+        found = self._namespace.list("deployments", SELECTOR)
+        self._pods = self._namespace.list("pods", SELECTOR)
+        self._deployments = {each["metadata"]["name"]: each for each in found if not _terminating(each)}
+        self._read_at = time.monotonic()
+
+    def _ours(self, resource: Resource, release: Release) -> Object | None:
+        """Returns the object of a release; raises ObjectNotOurs for one that somebody else made under its name."""
+        found = self._namespace.get(resource, object_name(release))
+        if found is not None and found["metadata"].get("labels", {}).get(MANAGED_BY) != MANAGER:
+            raise ObjectNotOurs(
+                kind=resource.removesuffix("s"),
+                name=object_name(release),
+                namespace=self._namespace.name,
+                label=f"{MANAGED_BY}={MANAGER}",
+            )
+        return found
+
+    def _restart(self, release: Release, existing: Object) -> None:
+        """Replaces the pods of a dead release, once: of two controllers that saw it dead one is too late."""
+        metadata = existing["metadata"]
+        marks = {_RESTARTED: metadata["resourceVersion"]}
+        change = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"]},
+            "spec": {"template": {"metadata": {"annotations": marks}}},
+        }
+        try:
+            self._namespace.merge("deployments", object_name(release), change)
+        except KubernetesRefused as error:
+            if error.status != CONFLICT:
+                raise
+            logger.info("%s changed since it was read; it is looked at again", release.name)
+
+    @staticmethod
+    def _keep_restart(deployment: Object, existing: Object | None) -> None:
+        """Keeps the mark of an earlier restart, so that applying the objects again does not replace the pods."""
+        kept = existing["spec"]["template"]["metadata"].get("annotations", {}) if existing else {}
+        if _RESTARTED in kept:
+            deployment["spec"]["template"]["metadata"]["annotations"][_RESTARTED] = kept[_RESTARTED]
+
+    def _wait_until_gone(self, release: Release) -> None:
+        end = time.monotonic() + _GONE_S
+        while self._namespace.get("deployments", object_name(release)) is not None:
+            if time.monotonic() > end:
+                reason = f"its earlier pods were not gone after {_GONE_S:.0f} s"
+                place = f"kubectl --namespace {self._namespace.name} get pods -l {RELEASE_LABEL}={object_name(release)}"
+                raise ReleaseNotReady(release=release.name, reason=reason, log=place)
+            time.sleep(_LOOK_S)
+
+    def _serving(self, release: Release) -> ServingSpec:
+        return serving_settings(self._bundle(release))
+
+    def _schema(self, release: Release) -> Schema:
+        return read_schema(Path(self._bundle(release).path))
+
+
+def _terminating(found: Object) -> bool:
+    return "deletionTimestamp" in found["metadata"]
+
+
+def build_fleet(store: Store) -> KubernetesFleet:
+    """Returns the fleet that the environment describes: the template, the namespace and the cluster."""
+    path = environment.release_template()
+    if path is None:
+        raise TemplateUnfit(path="SERIN_RELEASE_TEMPLATE", reason="it is not set")
+    return KubernetesFleet(Namespace(environment.release_namespace()), ReleaseTemplate.read(path), store)

@@ -1,0 +1,55 @@
+"""What the spec of a version says about serving it: timeouts, schema, replicas. A version never changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from serin.formats.bundle import REPOSITORY
+from serin.formats.schema import Schema, read_schema
+from serin.formats.trust import find_trusted
+from serin.serving.envoy.routes import Timeouts
+from serin.serving.triton.repository import serving_settings
+from serin.spec.stored import stored_objectives
+from serin.store.artifacts import Release
+from serin.store.store import Store
+
+
+def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
+    """Returns the timeouts of versions in the store."""
+
+    @functools.cache
+    def timeouts(release: Release) -> Timeouts:
+        bundle = store.bundle(release.model, release.version)
+        found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(Path(bundle.path)))
+        own = (Path(bundle.path) / REPOSITORY).is_dir()  # an imported repository checks its own strings
+        return replace(found, max_text_bytes=None) if own else found
+
+    return timeouts
+
+
+def stored_schema(store: Store) -> Callable[[Release], Schema]:
+    """Returns the schemas of versions in the store."""
+
+    def schema(release: Release) -> Schema:
+        return read_schema(Path(store.bundle(release.model, release.version).path))
+
+    return schema
+
+
+def check_trusted(store: Store, release: Release) -> None:
+    """BundleUntrusted when signatures are required and no trusted key has signed the version."""
+    find_trusted(store, release.model, release.version)
+
+
+def stored_replicas(store: Store) -> Callable[[Release], int | None]:
+    """Returns on how many hosts a version runs; None: on all."""
+
+    @functools.cache
+    def replicas(release: Release) -> int | None:
+        wanted = serving_settings(store.bundle(release.model, release.version)).replicas
+        return None if wanted == "all" else wanted
+
+    return replicas

@@ -1,0 +1,45 @@
+"""Arguments and options that several commands share, and how a version is named: MODEL[:VERSION]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from serin.spec.names import split_version
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+ModelVersion = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL[:VERSION]",
+        help="A model's name, and after a colon a version: its number, or live, candidate, previous.",
+    ),
+]
+Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def DurationOption(help: str, *, zero: bool = False) -> Any:  # noqa: N802, A002 - as typer.Option
+    """An option for a duration as in a spec (30s, 10m, 90d), which the command gets in seconds. `zero`: 0s is one."""
+
+    def parsed(text: str | float) -> float:
+        from serin.spec.section import seconds
+
+        try:
+            found = float(seconds(text))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        if found <= 0 and not (zero and found == 0):
+            raise typer.BadParameter(f"{text!r} must be longer than 0")
+        return found
+
+    return typer.Option(parser=parsed, metavar="DURATION", help=help, show_default=False)
+
+
+def numbered(name: str) -> tuple[str, int | None]:
+    """The model and the number of the version that MODEL[:VERSION] names; None when it names none."""
+    from serin.store.store import Store
+
+    model, version = split_version(name)
+    return model, None if version is None else Store.open().release(name).version

@@ -1,0 +1,108 @@
+"""Puts into a bundle what explanations need: the trained model, the raw column of each feature, the baseline.
+
+A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep. Members of a
+blend are explained by different methods, whose parts do not belong to one baseline.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from serin.export.convert.features2onnx import FeatureGraph
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import DatasetDescription, DerivedDescription
+from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_explain
+from serin.formats.shards import read_split
+from serin.formats.trained import BLEND, GRAPH, RECORD, read_trained
+from serin.formats.wire import Array
+
+_BASELINE_ROWS = 100_000
+
+
+def keep_for_explanations(
+    work: Path,
+    checkpoint: Path,
+    dataset: Path,
+    columns: FeatureColumns,
+    features: FeatureGraph,
+    *,
+    variant: str,
+) -> None:
+    """Fills the folder `explain` of the bundle in `work`. The pruned variant is another network than the one it was
+    cut from, so it is the one that is kept when it is served."""
+    trained = checkpoint / "pruned" if variant == "pruned" else checkpoint
+    record, _ = read_trained(trained)
+    if record.file in (GRAPH, BLEND):
+        return
+    folder = work / FOLDER
+    folder.mkdir()
+    for name in (RECORD, record.file):
+        shutil.copyfile(trained / name, folder / name)
+    num, cat = _training_rows(dataset)
+    write_explain(
+        folder,
+        ExplainRecord(
+            num_tensor=features.num,
+            cat_tensor=features.cat,
+            columns=columns,
+            baseline_num=tuple(_means(num)),
+            baseline_cat=tuple(int(np.bincount(codes).argmax()) for codes in cat.T),
+        ),
+    )
+
+
+def _training_rows(dataset: Path) -> tuple[Array, Array]:
+    """num and cat of training rows from all over the split, the same in every run."""
+    split = read_split(dataset, "train")
+    step = -(-len(split) // _BASELINE_ROWS)
+    num, cat = (np.concatenate([part[::step] for part in parts]) for parts in (split.num, split.cat))
+    return num, cat
+
+
+def _means(num: Array) -> list[float]:
+    finite = np.where(np.isfinite(num), num, np.nan).astype(np.float64)
+    present = np.count_nonzero(~np.isnan(finite), axis=0)
+    sums = np.nansum(finite, axis=0)
+    means: list[float] = (sums / np.maximum(present, 1)).tolist()
+    return means
+
+
+# A request column and a column of a lookup are raw. A derived column that reads a single raw column belongs to it; one
+# that reads several is its own column, because its effect cannot be divided among them.
+def trace_features(plan: FeaturePlan, data: DatasetDescription) -> FeatureColumns:
+    """The raw column of every feature of the plan, in the order of the model's inputs."""
+    derived = {each.name: each for each in data.derived}
+    numeric = [_owner(feature.columns, derived) for feature in plan.numbers]
+    categorical = [_owner(feature.columns, derived) for feature in plan.categories for _ in feature.outputs]
+    named = dict.fromkeys((*numeric, *categorical))
+    return FeatureColumns(
+        numeric=tuple(numeric),
+        categorical=tuple(categorical),
+        sources={name: _source(name, data, derived) for name in named},
+    )
+
+
+def _owner(columns: Iterable[str], derived: Mapping[str, DerivedDescription]) -> str:
+    names = sorted(columns)
+    roots = {root for name in names for root in _roots(name, derived)}
+    return roots.pop() if len(roots) == 1 else " and ".join(names)
+
+
+def _roots(name: str, derived: Mapping[str, DerivedDescription]) -> set[str]:
+    """The raw columns that a column is made of; a raw one is made of itself."""
+    if name not in derived:
+        return {name}
+    return {root for read in derived[name].kinds for root in _roots(read, derived)}
+
+
+def _source(name: str, data: DatasetDescription, derived: Mapping[str, DerivedDescription]) -> str:
+    if name in derived:
+        return f"derived: {derived[name].expression}"
+    for table in data.lookups:
+        if name in table.columns:
+            return f"lookup in {table.name} by {table.key}"
+    return "request"

@@ -1,0 +1,223 @@
+"""The console of a stack as the host sees it: its settings (a YAML file that SERIN_CONSOLE names), where it answers,
+and its secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib.util
+import secrets
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from serin.errors import SpecError, StackUnusable, nearest
+from serin.machine import environment
+from serin.machine.durable import create_secret, write_secret
+from serin.machine.ports import Claims, choose_port, is_loopback
+from serin.machine.private import make_private
+from serin.spec.section import Duration, Section
+from serin.spec.yaml_file import read_mapping
+
+LOOPBACK = "127.0.0.1"
+NOT_INSTALLED = (
+    "the console is not installed here; to get it: pip install 'serin[console]', then `serin up` again"
+)
+
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound)
+_PORTS = (8090, 8091, 8092)
+_NEEDED = ("starlette", "uvicorn", "jinja2", "jwt")
+Role = Literal["viewer", "operator"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+_SIGNING = "session-key"
+
+
+class OidcSettings(Section):
+    """Login with an OpenID Connect provider: authorization code with PKCE."""
+
+    issuer: str
+    """The provider's issuer URL; its discovery document is at /.well-known/openid-configuration below it."""
+    client_id: str
+    """The name under which the console is registered with the provider."""
+    client_secret_file: Path | None = None
+    """A file with the client's secret. By default the console is a public client."""
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    """What is asked of the provider."""
+    claim: str = "groups"
+    """The claim of the ID token that decides the role: a text or a list of texts."""
+    viewers: tuple[str, ...] = ()
+    """Values of the claim that make a viewer."""
+    operators: tuple[str, ...] = ()
+    """Values of the claim that make an operator."""
+
+    @field_validator("issuer")
+    @classmethod
+    def _is_safe(cls, issuer: str) -> str:
+        place = urlsplit(issuer)
+        if place.scheme == "https" or (place.scheme == "http" and place.hostname in (LOOPBACK, "localhost")):
+            return issuer.rstrip("/")
+        raise ValueError(f"{issuer!r} must be an https URL, or an http URL on this machine")
+
+
+class ConsoleSettings(Section):
+    """Where the console listens and who may log in."""
+
+    address: str = LOOPBACK
+    """The address on which the console listens."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """The console's port. By default a free one, 8090 first."""
+    url: str | None = None
+    """The address that people use when it is not that of the port, such as https://serin.example.com behind an
+    ingress. Required by `oidc`."""
+    session: Duration = Field(default=43_200.0, ge=60, le=30 * 86_400)
+    """How long a login lasts."""
+    secrets: bool = True
+    """Whether the two generated secrets are accepted. Set it to false when only `oidc` should be."""
+    oidc: OidcSettings | None = None
+    """Login with an OpenID Connect provider."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_origin(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        place = urlsplit(url)
+        if place.scheme in ("http", "https") and place.netloc and place.path in ("", "/") and not place.query:
+            return f"{place.scheme}://{place.netloc}"
+        raise ValueError(f"{url!r} must be a scheme and a host, such as https://serin.example.com")
+
+
+def read_settings() -> ConsoleSettings:
+    """Returns the settings of the file that SERIN_CONSOLE names. Raises SpecError for one that cannot be used."""
+    path = environment.console_file()
+    if path is None:
+        return ConsoleSettings()
+    where = f"{path} (the console's settings, SERIN_CONSOLE)"
+    if not path.is_file():
+        raise SpecError(
+            where=where, problems=[("", "there is no such file; correct SERIN_CONSOLE or unset it")]
+        )
+    try:
+        found = ConsoleSettings.model_validate(dict(read_mapping(path)))
+    except ValidationError as error:
+        problems = [(".".join(map(str, item["loc"])), _sentence(item)) for item in error.errors()]
+        raise SpecError(where=where, problems=problems) from error
+    if found.oidc is not None and found.url is None:
+        problem = "is missing: the provider sends people back to this address after the login"
+        raise SpecError(where=where, problems=[("url", problem)])
+    if not is_loopback(found.address) and not (found.url or "").startswith("https://"):
+        problem = (
+            f"with address {found.address} other machines reach the console: name the https address of the proxy "
+            "in front of it; or leave `address` out, and `serin up --address` offers it with the gateway's TLS"
+        )
+        raise SpecError(where=where, problems=[("url", problem)])
+    if found.oidc is None and not found.secrets:
+        raise SpecError(
+            where=where, problems=[("secrets", "without them and without oidc nobody can log in")]
+        )
+    return found
+
+
+def _sentence(item: ErrorDetails) -> str:
+    if item["type"] == "missing":
+        return "is missing; add it"
+    if item["type"] == "extra_forbidden":
+        section = OidcSettings if item["loc"][0] == "oidc" else ConsoleSettings
+        return f"unknown key{nearest(str(item['loc'][-1]), list(section.model_fields))}"
+    return item["msg"].removeprefix("Value error, ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsolePlace:
+    """`url`: the address for people; `port`: where the process listens."""
+
+    url: str
+    port: int
+
+
+def is_installed() -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in _NEEDED)
+
+
+def choose_place(settings: ConsoleSettings, claims: Claims, *, last: int | None) -> ConsolePlace:
+    """Returns the place that the settings name; a free port is that of the last stack if possible."""
+    port = choose_port(
+        claims,
+        asked=settings.port,
+        option="`port` in the file of SERIN_CONSOLE",
+        preferred=(*((last,) if last else ()), *_PORTS),
+    )
+    return ConsolePlace(url=settings.url or f"http://{LOOPBACK}:{port}", port=port)
+
+
+def answers(address: str, port: int, *, seconds: float = 2.0) -> bool:
+    """Returns whether the console that listens there answers."""
+    host = LOOPBACK if address in _EVERY_ADDRESS else address
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/health", timeout=seconds):
+            return True
+    except OSError:
+        return False
+
+
+# They are on no command line, in no URL and in no log. Changing a role's secret ends the sessions of that role.
+def secret_file(home: Path, role: Role) -> Path:
+    return _folder(home) / f"{role}-secret"
+
+
+def role_secret(home: Path, role: Role) -> str:
+    """Returns the secret of a role and creates it if needed; two concurrent calls get the same."""
+    return own_secret(secret_file(home, role))
+
+
+def rotate_secret(home: Path, role: Role) -> str:
+    """Replaces the secret of a role. Everyone who logged in with the old one must log in again."""
+    make_private(_folder(home))
+    write_secret(secret_file(home, role), f"{secrets.token_urlsafe(32)}\n")
+    return role_secret(home, role)
+
+
+def signing_key(home: Path, role: Role) -> bytes:
+    """Returns the key that signs the sessions of a role: it changes with the role's secret."""
+    key = own_secret(_folder(home) / _SIGNING)
+    return hmac.digest(key.encode(), f"{role}:{role_secret(home, role)}".encode(), hashlib.sha256)
+
+
+def matching_role(home: Path, given: str) -> Role | None:
+    """Returns the role whose secret was given. Takes the same time for every answer."""
+    found: Role | None = None
+    for role in ROLES:
+        if hmac.compare_digest(role_secret(home, role).encode(), given.encode()):
+            found = role
+    return found
+
+
+def _folder(home: Path) -> Path:
+    return home / "console"
+
+
+def own_secret(path: Path) -> str:
+    """Returns the secret in a file that only its owner can read, and creates it if needed."""
+    for _ in range(2):
+        try:
+            mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            make_private(path.parent)
+            create_secret(path, f"{secrets.token_urlsafe(32)}\n")
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise StackUnusable(
+                problem=f"{path} cannot be read: {error}; remove it to get another"
+            ) from error
+        if mode & 0o077 or len(text) < 32:
+            raise StackUnusable(
+                problem=f"{path} can be read by others or contains no secret; remove it to get another"
+            )
+        return text
+    raise StackUnusable(problem=f"{path} disappears as soon as it is written")

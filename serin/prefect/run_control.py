@@ -1,0 +1,146 @@
+"""Find a run on a Prefect server, read its log, cancel it, and render it as one page of Markdown."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
+from serin.host.run_processes import run_processes
+from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
+from serin.prefect.login import needed_server
+from serin.prefect.rest_api import Api, call, flow_runs, run_log
+
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LOOK_S = 0.5
+_CANCEL_S = 90.0  # a cancelled run may clean up for 30 s, its stage on another worker for as long again
+_SETTLE_S = 20.0  # the process of a cancelled run reports a crash; its worker then says that it was cancelled
+_PICTURE = re.compile(r"!\[[^\]]*\]\(data:image/[^)]*\)\n?")
+_PIPELINES = ("pipeline",)
+_HEADING = re.compile(r"^(#+) ", re.MULTILINE)
+_MOST = 60_000  # characters: a comment on GitHub holds 65,536
+
+
+def find_run(api: Api, run: str) -> dict[str, Any]:
+    """The newest run with that name, or the one with that id. NotFound when there is none."""
+    by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
+    body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    if not found:
+        raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(api, limit=20)])
+    return found[0]
+
+
+def cancel_run(home: Path, run: str) -> str:
+    """Cancel a run and wait until it and its processes have ended; returns its name.
+
+    RunNotCancellable when it had ended before, or does not end in time.
+    """
+    server = needed_server(home)
+    found = find_run(server.api, run)
+    if found["state_type"] in FINAL:
+        raise RunNotCancellable(run=found["name"], state=str(found["state_name"]).lower())
+    call(
+        server.api,
+        "POST",
+        f"/flow_runs/{found['id']}/set_state",
+        {
+            "state": {
+                "type": "CANCELLING",
+                "name": "Cancelling",
+                "message": "cancelled by `serin runs cancel`",
+            }
+        },
+    )
+    deadline = time.monotonic() + _CANCEL_S
+    while time.monotonic() < deadline:
+        found = find_run(server.api, found["id"])
+        if found["state_type"] in FINAL and found["id"] not in run_processes(home):
+            if found["state_type"] != "CRASHED":
+                break
+            deadline = min(deadline, time.monotonic() + _SETTLE_S)
+        if not server.is_alive:
+            raise NotUp(home=home)
+        time.sleep(_LOOK_S)
+    if found["state_type"] != "CANCELLED":
+        raise RunNotCancellable(run=found["name"], state=str(found["state_name"]).lower())
+    return str(found["name"])
+
+
+def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, follow: bool) -> None:
+    """The last lines of a run's log; with `follow` also those that it writes until it has ended."""
+    server = needed_server(home)
+    api, found = server.api, find_run(server.api, run)
+    log = RunLog(api, found["id"])
+    if follow:
+        log.skip()
+    for line in run_log(api, found["id"], lines=lines):
+        show(line)
+    while follow:
+        try:
+            state = call(api, "GET", f"/flow_runs/{found['id']}")["state"]
+            for created, line in log.new_lines():
+                show(f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%S} {line}")
+        except PrefectGone:  # it is being restarted
+            state = {"type": "", "timestamp": None}
+        if state["type"] in FINAL and not may_be_queued_again(state):
+            return
+        if not server.is_alive:
+            raise NotUp(home=home)
+        time.sleep(_LOOK_S)
+
+
+def report(api: Api, run: str | None) -> str:
+    """Returns the report of the run with that name, or of the newest pipeline, without pictures."""
+    found = _find(api, run)
+    whole = [found, *_children(api, found["id"])]
+    parts = [_head(found), *(_section(page) for page in _pages(api, whole))]
+    if found["state_type"] not in ("COMPLETED", "RUNNING", "SCHEDULED", "PENDING"):
+        parts.insert(1, f"```\n{(found.get('state') or {}).get('message') or 'no word of why'}\n```\n")
+    text = "\n".join(parts)
+    return text if len(text) <= _MOST else f"{text[:_MOST]}\n\n(truncated)\n"
+
+
+def _find(api: Api, run: str | None) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"sort": "START_TIME_DESC", "limit": 1}
+    if run is None:
+        wanted["flows"] = {"name": {"any_": list(_PIPELINES)}}
+        wanted["flow_runs"] = {"start_time": {"is_null_": False}}
+    else:
+        wanted["flow_runs"] = {"name": {"any_": [run]}}
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", wanted)
+    if not found:
+        raise NotFound(kind="run", name=run or "of a pipeline", known=[])
+    return found[0]
+
+
+def _children(api: Api, run: str) -> list[dict[str, Any]]:
+    """Returns the placed stages of a run."""
+    body = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "sort": "START_TIME_ASC", "limit": 50}
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    return found
+
+
+def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
+    """Returns the pages of the runs in the order they were made; of pages with the same name the last."""
+    body = {"artifacts": {"flow_run_id": {"any_": [run["id"] for run in runs]}}, "limit": 100}
+    found: list[dict[str, Any]] = call(api, "POST", "/artifacts/filter", body)
+    newest = {page["key"]: page for page in sorted(found, key=lambda page: page["created"])}
+    ordered = sorted(newest.values(), key=lambda page: page["created"])
+    return [str(page["data"]) for page in ordered if page["type"] == "markdown"]
+
+
+def _head(run: dict[str, Any]) -> str:
+    seconds = run.get("total_run_time") or 0.0
+    spec = run["parameters"].get("spec")
+    name = spec.get("name") if isinstance(spec, dict) else spec
+    return f"## {run['state_name']}: {name or run['name']}\n\nRun `{run['name']}`, {seconds:,.0f} s.\n"
+
+
+def _section(page: str) -> str:
+    """Renders a page one heading level deeper, below the head of the report."""
+    return _HEADING.sub(r"##\1 ", _PICTURE.sub("", page))

@@ -1,0 +1,169 @@
+"""The runs that the commands show: flow runs of the Prefect server, and trainings in run folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from serin.host.state import POOLS
+from serin.machine import environment
+from serin.prefect.login import find_server
+
+_LAST_LINES = 20
+_TAGS_OF_DEPLOYMENTS = ("serin", "auto-scheduled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEntry:
+    """One line of `serin runs list`. `model` and `version`: what the run made, as far as it has come."""
+
+    name: str
+    kind: str
+    state: str
+    model: str | None = None
+    version: int | None = None
+    began: float | None
+    seconds: float | None
+
+
+def flow_run_entries(limit: int) -> list[RunEntry]:
+    """The newest flow runs first; none while no stack is up and PREFECT_API_URL names no server."""
+    from serin.prefect.rest_api import flow_names, flow_runs
+
+    server = find_server(environment.home())
+    if server is None:
+        return []
+    api, pools = server.api, () if server.is_own else POOLS  # others may use it for other things
+    names = flow_names(api)
+    return [
+        _flow_run_entry(run, names.get(run["flow_id"], "flow"))
+        for run in flow_runs(api, limit=limit, pools=pools)
+    ]
+
+
+def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
+    from serin.store.stage_keys import notes
+
+    made = next(
+        (entry["version"] for entry in notes(environment.home(), run["id"]) if entry.get("version")), None
+    )
+    return RunEntry(
+        name=run["name"],
+        kind=flow,
+        state=str(run["state_name"]).lower(),
+        model=made[0] if made else _model_asked_for(run),
+        version=made[1] if made else None,
+        began=_timestamp(run.get("start_time") or run.get("created")),
+        seconds=run.get("estimated_run_time"),
+    )
+
+
+def _model_asked_for(run: dict[str, Any]) -> str | None:
+    """`serin run` tags a run with its model; other flows have it as a parameter."""
+    parameters = run.get("parameters") or {}
+    spec = parameters.get("spec")
+    named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
+    if isinstance(named, str):
+        return named
+    tags = [str(tag) for tag in run.get("tags") or () if tag not in _TAGS_OF_DEPLOYMENTS]
+    return tags[0] if tags else None
+
+
+def flow_run_details(name: str) -> dict[str, Any] | None:
+    """Everything about the newest flow run with that name; None when there is none."""
+    from serin.prefect.rest_api import flow_names, flow_runs, run_log
+    from serin.store.stage_keys import notes
+
+    server = find_server(environment.home())
+    found = flow_runs(server.api, limit=1, name=name) if server else []
+    if server is None or not found:
+        return None
+    api, run = server.api, found[0]
+    return {
+        "run": run["name"],
+        "id": run["id"],
+        "flow": flow_names(api).get(run["flow_id"], "?"),
+        "state": run["state_name"],
+        "message": (run.get("state") or {}).get("message") or "",
+        "began": run.get("start_time") or "",
+        "seconds": run.get("estimated_run_time"),
+        "parameters": run["parameters"],
+        "stages": notes(environment.home(), run["id"]),
+        "log": run_log(api, run["id"]),
+    }
+
+
+def training_entries() -> list[RunEntry]:
+    """Trainings and searches whose folders are in this home."""
+    from serin.store.runs import model_of, runs
+
+    found = []
+    for name in runs(environment.home()):
+        folder = environment.home() / "runs" / name
+        receipt = _read(folder / "receipt.json")
+        file = folder / "training.json"
+        found.append(
+            RunEntry(
+                name=name,
+                kind="search" if name.startswith("search-") else "training",
+                state=_training_state(folder),
+                model=model_of(folder),
+                began=receipt.get("started") or (file.stat().st_mtime if file.exists() else None),
+                seconds=receipt.get("seconds"),
+            )
+        )
+    return found
+
+
+def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] | None:
+    """Everything about one training, with the last lines of its progress; None when there is none."""
+    from serin.store.runs import model_of, runs
+
+    if name not in runs(environment.home()):
+        return None
+    folder = environment.home() / "runs" / name
+    return {
+        "run": name,
+        "model": model_of(folder),
+        "state": _training_state(folder),
+        "folder": str(folder),
+        "metrics": _read(folder / "result" / "metrics.json").get("metrics", {}),
+        "receipt": _read(folder / "receipt.json"),
+        "log": _last_lines(folder / "progress.jsonl", lines),
+    }
+
+
+def known_runs() -> list[str]:
+    return [entry.name for entry in [*flow_run_entries(200), *training_entries()]]
+
+
+def _training_state(folder: Path) -> str:
+    from serin.training.launch.status import read_status
+
+    if (folder / "result").is_dir() or (folder / "result.json").is_file():  # the latter is a search's
+        return "done"
+    status = read_status(folder)
+    return status.state if status else "unfinished"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _last_lines(path: Path, lines: int) -> list[str]:
+    from serin.training.launch.progress import describe
+
+    if not path.exists():
+        return []
+    found = [describe(json.loads(line)) for line in path.read_text().splitlines()]
+    return [line for line in found if line][-lines:]
+
+
+def _timestamp(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None

@@ -1,0 +1,230 @@
+"""The batch job of a flow run on a Slurm node: `python -m serin.prefect.slurm_job`, started by Slurm.
+
+It runs Prefect's engine as a child and handles what Slurm does with a job:
+
+    SIGUSR1      the time limit is near: the run is asked to save and the job requeues itself; the next start resumes it
+    SIGTERM      the job is cancelled or preempted: the run is asked to save, and Slurm decides the outcome
+    a restart    after a requeue or a lost node; a start that Slurm has replaced ends itself (where only slurmd was
+                 lost, it still runs)
+
+The run reports no state when it is stopped (SERIN_SCHEDULER); this program and the worker do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from serin.errors import PrefectGone, PrefectRefused
+from serin.host.standing import log_to_stdout
+from serin.machine import environment
+from serin.machine.parent_death import die_with_parent
+from serin.prefect.follow import FINAL
+from serin.prefect.reconcile import schedule_again
+from serin.prefect.rest_api import Api, call
+from serin.prefect.slurm_peers import Peers, together
+
+log = logging.getLogger("serin.prefect.slurm_job")  # not __name__, which is __main__ here
+
+_ENGINE = "prefect.engine"
+_POLL_S = 0.2
+_LOOK_S = 5.0
+_PASS_ON_S = 1.0  # Slurm sends SIGTERM to all processes of a job, or to this one alone
+_SAVE_S = 90.0  # a run that is asked to stop may save for this long
+_USELESS_S = 60.0  # a run with a final state may take this long to exit
+_TRIES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+_MOST_RESTARTS = 100  # of a stage that needs more than the time limit for what it cannot save
+_TEMPORARY = 75  # the exit code of what should be run again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start of a job. Slurm counts how often it has restarted it."""
+
+    run: str
+    job: int
+    restarts: int
+    nodes: int
+    node: str
+
+    @property
+    def mark(self) -> str:
+        """The name of this start on the run's page."""
+        return f"{self.job}.{self.restarts}"
+
+    def is_replaced_by(self, mark: str | None) -> bool:
+        """Returns whether the run belongs to another start. The worker marks a run by the number of the job alone."""
+        job, _, restarts = (mark or self.mark).partition(".")
+        if not job.isdigit() or int(job) < self.job:  # of an earlier submission
+            return False
+        return int(job) > self.job or int(restarts or 0) > self.restarts
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What Slurm asked for."""
+
+    time_is_up: threading.Event = field(default_factory=threading.Event)
+    to_end: threading.Event = field(default_factory=threading.Event)
+
+    def listen(self) -> None:
+        for number, event in ((signal.SIGUSR1, self.time_is_up), (signal.SIGTERM, self.to_end)):
+            signal.signal(number, partial(_set, event))
+
+
+def _set(event: threading.Event, _signal: int, _frame: FrameType | None) -> None:
+    event.set()
+
+
+def main() -> None:
+    log_to_stdout()
+    run, url = environment.flow_run_id(), environment.prefect_api_url()
+    if run is None or url is None:
+        sys.exit("no flow run and no Prefect server: this program is started by Serin's Slurm worker")
+    job, restarts, nodes, node = environment.slurm_place()
+    start = Start(run=run, job=job, restarts=restarts, nodes=nodes, node=node)
+    shown = environment.prefect_credentials()
+    api = Api(url, shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY"))
+    asked = _Asked()
+    asked.listen()
+    sys.exit(execute(api, start, asked))
+
+
+def execute(api: Api, start: Start, asked: _Asked) -> int:
+    """Runs the flow run to its end or to a requested stop; returns the exit code of the job."""
+    if not _take(api, start):
+        return 0
+    with together(start.nodes) as settings, Peers(start.nodes, settings) as peers:
+        engine = subprocess.Popen(
+            [sys.executable, "-m", _ENGINE],
+            env=environment.child_environment(**settings),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 (no thread runs here)
+        )
+        try:
+            code = _watch(api, start, asked, engine, peers)
+        finally:
+            _end(engine)
+    if asked.time_is_up.is_set() and not asked.to_end.is_set():
+        return _requeue(api, start)
+    return code if code >= 0 else 128 - code
+
+
+def _take(api: Api, start: Start) -> bool:
+    """Marks the run as this start's; False when it needs no work any more, or another start has it."""
+    found = _patiently(api, start)
+    state = found["state_type"]
+    if state in FINAL or state == "CANCELLING":
+        log.info("nothing to do: the run is %s", str(found["state_name"]).lower())
+        return False
+    if start.is_replaced_by(found["infrastructure_pid"]):
+        log.info("nothing to do: the run belongs to job %s", found["infrastructure_pid"])
+        return False
+    _patiently(api, start, {"infrastructure_pid": start.mark})
+    again = f", restart {start.restarts}" if start.restarts else ""
+    log.info("job %d on %s%s", start.job, start.node, again)
+    return True
+
+
+def _patiently(api: Api, start: Start, change: dict[str, str] | None = None) -> dict[str, str]:
+    """Reads the run, or changes it. Exits when the server does not answer for long."""
+    for pause_s in _TRIES_S:
+        time.sleep(pause_s)
+        try:
+            found = call(api, "GET" if change is None else "PATCH", f"/flow_runs/{start.run}", change)
+            return dict(found or {})
+        except PrefectGone as error:
+            log.warning("%s", error)
+    sys.exit(_TEMPORARY)
+
+
+def _watch(api: Api, start: Start, asked: _Asked, engine: subprocess.Popen[bytes], peers: Peers) -> int:
+    """Waits for the engine and passes on requests to stop. Ends it when its work is of no use any more."""
+    look_at = time.monotonic() + _LOOK_S
+    stop_at = useless_at = None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return engine.wait(_POLL_S)
+        now = time.monotonic()
+        if stop_at is None and (asked.time_is_up.is_set() or asked.to_end.is_set()):
+            stop_at = now + _SAVE_S
+            if asked.to_end.is_set():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return engine.wait(_PASS_ON_S)
+            if not asked.to_end.is_set() or _catches(engine.pid, signal.SIGTERM):
+                log.info("asking the run to save and stop")
+                engine.terminate()
+            peers.ask_to_stop()
+        if now >= look_at:
+            look_at = now + _LOOK_S
+            state = _state(api, start)
+            if state == "replaced":
+                log.info("Slurm has started this job elsewhere: ending this start")
+                _end(engine)
+            useless_at = (useless_at or now + _USELESS_S) if state in FINAL else None
+        if any(limit is not None and now > limit for limit in (stop_at, useless_at)):
+            _end(engine)
+
+
+def _state(api: Api, start: Start) -> str:
+    """Returns the type of the run's state; `replaced` when another start has the run; nothing without an answer."""
+    try:
+        found = call(api, "GET", f"/flow_runs/{start.run}")
+    except (PrefectGone, PrefectRefused):
+        return ""
+    return "replaced" if start.is_replaced_by(found["infrastructure_pid"]) else str(found["state_type"])
+
+
+def _requeue(api: Api, start: Start) -> int:
+    """Puts this job back into Slurm's queue; where the cluster does not allow that, the worker submits another."""
+    try:
+        found = call(api, "GET", f"/flow_runs/{start.run}")
+        if found["state_type"] in FINAL or found["state_type"] == "CANCELLING":
+            return 0
+        why = f"its time limit came; job {start.job} waits in Slurm's queue again"
+        state = {"type": "PENDING", "name": "Pending", "message": why}
+        call(api, "POST", f"/flow_runs/{start.run}/set_state", {"state": state, "force": True})
+    except (PrefectGone, PrefectRefused) as error:
+        log.warning("%s", error)
+    if start.restarts >= _MOST_RESTARTS:
+        log.warning("not requeued: this job was started %d times before", start.restarts)
+        return _TEMPORARY
+    log.info("requeueing job %d", start.job)
+    done = subprocess.run(
+        ["scontrol", "requeue", str(start.job)], capture_output=True, text=True, timeout=_SAVE_S
+    )
+    if done.returncode:
+        log.warning("not requeued: %s; another job is requested", done.stderr.strip())
+        schedule_again(api, start.run, f"its time limit came, and Slurm said: {done.stderr.strip()}")
+    return _TEMPORARY
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Returns whether a process has a handler for a signal. Prefect's is gone once it has been used: a second SIGTERM
+    would kill a run that saves."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _end(engine: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.pid, signal.SIGKILL)
+    engine.wait()
+
+
+if __name__ == "__main__":
+    main()

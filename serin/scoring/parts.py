@@ -1,0 +1,175 @@
+"""The result of bulk scoring as a folder of parts, which a second run completes after the first was killed.
+
+A part is written whole or not at all. A folder on disk gets its name when all parts are there; until then they are in
+`.NAME.partial` beside it. At a URL (s3://) the parts have their place at once, and `_SUCCESS` says that all are there.
+`plan.json` says which rows and which version the parts are of: parts of another plan are not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.errors import RowsUnfit
+from serin.machine.locks import locked
+from serin.scoring.pieces import Piece, is_url
+from serin.store.file_systems import file_system
+
+logger = logging.getLogger(__name__)
+
+PLAN, SUCCESS = "plan.json", "_SUCCESS"
+_FORMAT = {"format": "serin.bulk", "version": 1}
+
+
+class Parts(Protocol):
+    """Where parts are written. It travels to workers, so it holds names only."""
+
+    def write(self, number: int, table: pa.Table) -> None: ...
+
+    def rows(self, number: int) -> int | None:
+        """Returns the rows of a part that is there; None when it has to be written."""
+
+    def finish(self) -> None: ...
+
+
+def plan_digest(bundle_digest: str, device: str, pieces: Sequence[Piece]) -> str:
+    """Returns a digest that is equal when the parts of an earlier run may be kept."""
+    told = [[piece.path, list(piece.groups or ()), piece.mark] for piece in pieces]
+    return hashlib.sha256(json.dumps([bundle_digest, device, told]).encode()).hexdigest()
+
+
+@contextmanager
+def open_parts(out: str, digest: str) -> Iterator[Parts]:
+    """Yields the place of the parts, with those of an earlier run of the same plan. RowsUnfit when the result is there
+    already, or when another run writes it."""
+    if is_url(out):
+        yield _open_url(out, digest)
+        return
+    folder = Path(out)
+    if folder.exists():
+        raise RowsUnfit(column="", reason=f"cannot be written to {folder}: it already exists")
+    scratch = folder.with_name(f".{folder.name}.partial")
+    scratch.mkdir(parents=True, exist_ok=True)
+    alone = False
+    try:
+        with locked(scratch.with_name(f".{folder.name}.lock"), wait_s=0):
+            alone = True
+            yield _open_folder(folder, scratch, digest)
+    except TimeoutError as error:
+        if alone:
+            raise
+        raise RowsUnfit(column="", reason=f"cannot be written to {folder}: another run writes it") from error
+
+
+def _open_folder(folder: Path, scratch: Path, digest: str) -> Parts:
+    plan = scratch / PLAN
+    if _other_plan(plan.read_bytes() if plan.is_file() else None, digest, folder):
+        for left in scratch.iterdir():
+            left.unlink()
+    for left in scratch.glob("part-*.parquet.*"):  # of a worker that was lost
+        left.unlink(missing_ok=True)
+    plan.write_text(json.dumps({**_FORMAT, "digest": digest}))
+    return FolderParts(str(folder), str(scratch))
+
+
+def _open_url(url: str, digest: str) -> Parts:
+    parts = UrlParts(url.rstrip("/"))
+    system, root = file_system(parts.url)
+    system.invalidate_cache()
+    if system.exists(f"{root}/{SUCCESS}"):
+        raise RowsUnfit(column="", reason=f"cannot be written to {url}: it already exists")
+    plan = f"{root}/{PLAN}"
+    if _other_plan(system.cat_file(plan) if system.exists(plan) else None, digest, url):
+        for left in system.glob(f"{root}/part-*.parquet"):
+            system.rm_file(left)
+    system.makedirs(root, exist_ok=True)
+    system.pipe_file(plan, json.dumps({**_FORMAT, "digest": digest}).encode())
+    return parts
+
+
+def _other_plan(found: bytes | None, digest: str, place: object) -> bool:
+    if found is None:
+        return True
+    try:
+        same = json.loads(found) == {**_FORMAT, "digest": digest}
+    except ValueError:
+        same = False
+    if not same:
+        logger.info(f"{place}: parts of an earlier run are of other rows or another version; starting again")
+    return not same
+
+
+class FolderParts:
+    def __init__(self, folder: str, scratch: str) -> None:
+        self._folder, self._scratch = folder, scratch
+
+    def write(self, number: int, table: pa.Table) -> None:
+        """A worker that was taken for lost may still write the same part."""
+        target = self._path(number)
+        scratch = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+        pq.write_table(table, scratch, compression="zstd")
+        scratch.rename(target)
+
+    def rows(self, number: int) -> int | None:
+        try:
+            return int(pq.read_metadata(self._path(number)).num_rows)
+        except (OSError, pa.ArrowException):
+            return None
+
+    def finish(self) -> None:
+        scratch, folder = Path(self._scratch), Path(self._folder)
+        for left in (PLAN, *(path.name for path in scratch.glob("part-*.parquet.*"))):
+            (scratch / left).unlink(missing_ok=True)
+        scratch.rename(folder)
+        folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return Path(self._scratch) / f"part-{number:05d}.parquet"
+
+
+class UrlParts:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def write(self, number: int, table: pa.Table) -> None:
+        content = io.BytesIO()
+        pq.write_table(table, content, compression="zstd")
+        system, root = file_system(self.url)
+        system.pipe_file(self._path(root, number), content.getvalue())
+
+    def rows(self, number: int) -> int | None:
+        system, root = file_system(self.url)
+        try:
+            if not system.exists(self._path(root, number)):  # a file that was never opened cannot be closed
+                return None
+            with system.open(self._path(root, number), "rb") as source:
+                return int(pq.read_metadata(source).num_rows)
+        except (OSError, pa.ArrowException):
+            return None
+
+    def finish(self) -> None:
+        system, root = file_system(self.url)
+        system.pipe_file(f"{root}/{SUCCESS}", b"")
+        system.rm_file(f"{root}/{PLAN}")
+
+    def _path(self, root: str, number: int) -> str:
+        return f"{root}/part-{number:05d}.parquet"
+
+
+def read_parts(out: str) -> Iterator[pa.Table]:
+    """Yields the parts of a finished result, in order."""
+    system, root = file_system(out.rstrip("/"))
+    found: list[Any] = sorted(system.glob(f"{root}/part-*.parquet"))
+    for path in found:
+        with system.open(path, "rb") as source:
+            yield pq.read_table(source)

@@ -1,0 +1,204 @@
+"""Opens ONNX Runtime sessions in one way: quiet, without spinning threads, and with Serin's errors.
+
+A model runs whole in one session, or as a front on the CPU (strings, lookups, features) with a core on an accelerator;
+both have the same interface.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from serin.errors import ExportFailed
+from serin.formats.wire import Array
+
+Device = Literal["cpu", "cuda", "tensorrt", "tensorrt_rtx"]
+
+PROVIDER = "NvTensorRTRTXExecutionProvider"
+
+_ERROR = 3  # ONNX Runtime's log levels: 0 verbose .. 4 fatal
+_PROVIDERS: Mapping[Device, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "tensorrt_rtx": PROVIDER,
+}
+RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
+    getattr(ort_errors, name)
+    for name in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented",
+                 "RuntimeException", "EPFail", "NoModel", "EngineError", "ModelLoaded")
+    if hasattr(ort_errors, name)
+)  # fmt: skip
+_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
+
+
+class Runs(Protocol):
+    """An ONNX Runtime session, or a front and a core that act as one."""
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]: ...
+
+
+def open_session(
+    model: onnx.ModelProto | Path,
+    *,
+    threads: int | None = None,
+    device: Device = "cpu",
+    options: Mapping[str, Any] | None = None,
+) -> ort.InferenceSession:
+    """Opens a session for a graph in memory or in a file. `threads`: None leaves it to ONNX Runtime (one per core).
+
+    Nodes that the device's provider cannot run go to the CPU; a provider that is not available raises ExportFailed.
+    """
+    settings = ort.SessionOptions()
+    settings.log_severity_level = _ERROR
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others need the cores too
+    if threads is not None:
+        settings.intra_op_num_threads = threads
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    wanted = _PROVIDERS[device]
+    if device == "tensorrt_rtx":
+        return _open_with_plugin(source, settings, options)
+    if wanted not in ort.get_available_providers():
+        raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")
+    providers: list[Any] = [(wanted, dict(options or {}))]
+    if device != "cpu":
+        providers.append(_PROVIDERS["cpu"])
+    try:
+        session = ort.InferenceSession(source, settings, providers=providers)
+    except RUNTIME_ERRORS as error:
+        raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
+    if wanted not in session.get_providers():
+        raise ExportFailed(
+            what="the graph", reason=f"{wanted} does not start here; its libraries are missing"
+        )
+    return session
+
+
+def _open_with_plugin(
+    source: str | bytes, settings: ort.SessionOptions, options: Mapping[str, Any] | None
+) -> ort.InferenceSession:
+    refusal = add_provider(settings, options)
+    if refusal:
+        raise ExportFailed(what="the graph", reason=refusal)
+    try:
+        return ort.InferenceSession(source, settings)
+    except RUNTIME_ERRORS as error:
+        raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
+
+
+def has_device(device: Device) -> bool:
+    """Returns whether this ONNX Runtime has a provider for the device; it may still fail to start."""
+    if device == "tensorrt_rtx":
+        return not provider_refusal()
+    return _PROVIDERS[device] in ort.get_available_providers()
+
+
+class FrontAndCore:
+    """Two sessions as one model: the front's outputs are the core's inputs, by name."""
+
+    def __init__(self, front: ort.InferenceSession, core: ort.InferenceSession) -> None:
+        self._front = front
+        self._core = core
+        self._between = [tensor.name for tensor in core.get_inputs()]
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
+        between = self._front.run(self._between, dict(feed))
+        answer: list[Array] = self._core.run(list(outputs), dict(zip(self._between, between, strict=True)))
+        return answer
+
+
+def run_in_batches(
+    session: Runs, inputs: Mapping[str, Array], outputs: Sequence[str], batch_rows: int
+) -> dict[str, Array]:
+    """Returns the outputs for all rows, computed `batch_rows` at a time; also for no rows at all."""
+    rows = len(next(iter(inputs.values())))
+    parts = [
+        session.run(list(outputs), {name: values[at : at + batch_rows] for name, values in inputs.items()})
+        for at in range(0, max(rows, 1), batch_rows)
+    ]
+    return {name: np.concatenate([part[i] for part in parts]) for i, name in enumerate(outputs)}
+
+
+def provider_refusal() -> str:
+    """Returns why ONNX Runtime cannot use TensorRT for RTX here; empty when it can."""
+    refusal = _register()
+    if refusal:
+        return refusal
+    return "" if _devices() else f"{PROVIDER} finds no device that it supports"
+
+
+def add_provider(settings: ort.SessionOptions, options: Mapping[str, Any] | None) -> str:
+    """Adds the provider with its first device to a session's settings. Returns why not; empty when it was added."""
+    refusal = provider_refusal()
+    if not refusal:
+        settings.add_provider_for_devices(
+            _devices()[:1], {key: str(value) for key, value in (options or {}).items()}
+        )
+    return refusal
+
+
+def profile_options(columns: Mapping[str, int], max_rows: int) -> dict[str, str]:
+    """Returns the provider's options for 1 to `max_rows` rows. `columns`: input name -> width."""
+
+    def shapes(rows: int) -> str:
+        return ",".join(f"{name}:{rows}x{width}" for name, width in columns.items())
+
+    return {
+        "nv_profile_min_shapes": shapes(1),
+        "nv_profile_opt_shapes": shapes(min(64, max_rows)),
+        "nv_profile_max_shapes": shapes(max_rows),
+    }
+
+
+@cache
+def _register() -> str:
+    """Loads the plugin once in a process: ONNX Runtime refuses a second time."""
+    if importlib.util.find_spec(_PACKAGE) is None:
+        return f"ONNX Runtime has no {PROVIDER}: pip install 'serin[tensorrt]'"
+    import onnxruntime_ep_nv_tensorrt_rtx as plugin
+
+    try:
+        ort.register_execution_provider_library(_PACKAGE, plugin.get_library_path())
+    except (ort_errors.Fail, ort_errors.RuntimeException, ort_errors.InvalidArgument) as error:
+        return f"{PROVIDER} does not load: {str(error).rpartition('with error: ')[2]}"
+    return ""
+
+
+def _devices() -> list[Any]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
+
+
+def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
+    """Returns a copy of `model` that also outputs intermediate tensors."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    present = {output.name for output in copy.graph.output}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
+    return copy
+
+
+def float_tensors(model: onnx.ModelProto) -> list[str]:
+    """Returns the float32 tensors that nodes output, in the order of the nodes."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    known = {
+        info.name: info.type.tensor_type.elem_type
+        for info in (*inferred.graph.value_info, *inferred.graph.output)
+    }
+    names = [name for node in model.graph.node for name in node.output if name]
+    return [name for name in names if known.get(name) == onnx.TensorProto.FLOAT]
+
+
+def run_with_inner(
+    model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str], device: Device = "cpu"
+) -> dict[str, Array]:
+    """Returns the intermediate tensors by name, for one batch."""
+    session = open_session(with_tensors(model, tensors), device=device)
+    return dict(zip(tensors, session.run(list(tensors), dict(feed)), strict=True))

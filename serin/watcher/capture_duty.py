@@ -1,0 +1,200 @@
+"""The watcher's duty that records requests: spool to records, small files merged, old ones deleted, alerts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from serin.errors import NotFound, SerinError
+from serin.formats.captures import read_document, versions_captured
+from serin.host.wiring import request_log
+from serin.monitoring.alerts.alert import Alert, Alerts
+from serin.monitoring.capture.counters import Counters, models_captured
+from serin.monitoring.capture.merge import merge_parts, tidy
+from serin.monitoring.capture.recorder import Recorder, Settings
+from serin.monitoring.capture.retention import expire
+from serin.spec.monitoring import CaptureSpec
+from serin.spec.yaml_file import read_mapping
+from serin.store.artifacts import Release
+from serin.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_CARE_S = 60.0  # between two looks at what can be merged or deleted ...
+_ALL_S = 900.0  # ... among all hours
+_RECENT_S = 3 * 3600.0
+_JUMP_S = 3600.0
+_DISTRUST_S = 86_400.0
+_QUIET_S = 600.0  # an alert about dropped requests ends after this long without another
+
+
+class CaptureDuty:
+    """Implements `Duty`."""
+
+    name = "capture"
+    every_s = 3.0
+
+    def __init__(
+        self,
+        home: Path,
+        alerts: Alerts,
+        *,
+        settings: Settings | None = None,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._home, self._alerts, self._clock = home, alerts, clock
+        self._settings = settings or capture_settings(Store.open())
+        self._recorder = recorder or Recorder(home, request_log(home), self._settings)
+        self._cared: float | None = None
+        self._all_cared, self._all_due = float("-inf"), False
+        self._trust = ClockTrust(clock)
+        self._care_failed: dict[str, Exception] = {}
+        self._failing: dict[str, float] = {}
+        self._dropped: dict[str, tuple[int, float]] = {}
+
+    def tick(self, now: float) -> None:
+        if self._cared is None:
+            self._each_model(lambda model: tidy(self._home, model))
+        outcome = self._recorder.record(now)
+        trusted = self._trust.at(now)
+        cared = self._cared is None or self._clock() - self._cared >= _CARE_S
+        if cared:
+            self._cared = self._clock()
+            self._all_due = self._cared - self._all_cared >= _ALL_S
+            if self._all_due:
+                self._all_cared = self._cared
+            self._each_model(lambda model: self._care(model, now, trusted=trusted))
+        # Last, because the alerts' disk may be full as well.
+        self._report_failures({**self._care_failed, **outcome.failed}, now)
+        for model in models_captured(self._home) if cared else ():
+            self._report_dropped(model, now)
+
+    def close(self) -> None:
+        """Nothing is kept open: what is in the spool is recorded by the next watcher."""
+
+    def _each_model(self, action: Callable[[str], object]) -> None:
+        self._care_failed = {}
+        for model in models_captured(self._home):
+            try:
+                action(model)
+            except (OSError, SerinError, pa.ArrowException) as error:
+                self._care_failed[model] = error
+
+    def _care(self, model: str, now: float, *, trusted: bool) -> None:
+        if self._all_due:  # first: it may free the disk
+            limits = capture_limits(self._settings, model, versions_captured(self._home, model))
+            expire(self._home, model, limits, now if trusted else None)
+        merge_parts(self._home, model, now, since=None if self._all_due else now - _RECENT_S)
+
+    def _report_failures(self, failed: Mapping[str, Exception], now: float) -> None:
+        for model in self._failing.keys() - failed.keys():
+            del self._failing[model]
+            log.info("the requests of %s are recorded again", model)
+            self._alerts.resolve(f"{model}/capture/written", now)
+        for model, error in failed.items():
+            if model not in self._failing:
+                self._failing[model] = now
+                log.warning("the requests of %s cannot be recorded: %s", model, error)
+            self._report_failure(model, error, now)
+
+    def _report_failure(self, model: str, error: Exception, now: float) -> None:
+        self._alerts.fire(
+            Alert(
+                key=f"{model}/capture/written",
+                kind="capture",
+                model=model,
+                release="",
+                severity="ticket",
+                title=f"Requests of {model} cannot be recorded",
+                text=f"{error}. They wait in the spool and are dropped once it is full; requests are answered as "
+                f"before. Free space in {self._home / 'captures'} or make it writable.",
+                since=self._failing[model],
+                facts={"error": f"{type(error).__name__}: {error}"},
+            ),
+            now,
+        )
+
+    def _report_dropped(self, model: str, now: float) -> None:
+        dropped = Counters.of(read_document(self._home, model)).dropped
+        before, since = self._dropped.get(model, (dropped, now - _QUIET_S))
+        key = f"{model}/capture/dropped"
+        if dropped > before:
+            self._dropped[model] = dropped, now
+            self._alerts.fire(
+                Alert(
+                    key=key,
+                    kind="capture",
+                    model=model,
+                    release="",
+                    severity="info",
+                    title=f"Requests of {model} were not recorded",
+                    text=f"{dropped - before} requests that were drawn were dropped: recording cannot keep up, or "
+                    "files were damaged. Lower monitoring.capture.share.",
+                    since=now,
+                    facts={"dropped": dropped},
+                ),
+                now,
+            )
+        else:
+            self._dropped[model] = dropped, since
+            if now - since > _QUIET_S:
+                self._alerts.resolve(key, now)
+
+
+class ClockTrust:
+    """Notices when the clock jumps forwards. For a day afterwards no record counts as too old: a clock that is wrong by
+    a month must not delete a month of records."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._offset: float | None = None
+        self._jumped: float | None = None
+
+    def at(self, now: float) -> bool:
+        offset = now - self._clock()
+        if self._offset is not None and offset - self._offset > _JUMP_S:
+            self._jumped = self._clock()
+            log.warning(
+                "the clock jumped forwards by %.1f hours; records are not deleted by age for a day",
+                (offset - self._offset) / 3600,
+            )
+        self._offset = offset
+        return self._jumped is None or self._clock() - self._jumped > _DISTRUST_S
+
+
+def capture_settings(store: Store) -> Settings:
+    """Reads `monitoring.capture` of a release from the spec that is stored with its version."""
+    known: dict[str, CaptureSpec] = {}
+
+    def settings(release: Release) -> CaptureSpec | None:
+        if release.name not in known:
+            try:
+                bundle = store.bundle(release.model, release.version)
+            except NotFound:
+                return None
+            known[release.name] = read_capture_spec(Path(bundle.path))
+        return known[release.name]
+
+    return settings
+
+
+def capture_limits(settings: Settings, model: str, versions: Iterable[int]) -> CaptureSpec:
+    """Returns the settings of the newest version that is in the store, else the default."""
+    newest_first = (
+        settings(Release(model=model, version=version)) for version in sorted(versions, reverse=True)
+    )
+    return next((found for found in newest_first if found is not None), CaptureSpec())
+
+
+def read_capture_spec(bundle: Path) -> CaptureSpec:
+    """What the spec in a bundle says about records. Other sections may be of an older Serin and are not looked at."""
+    path = bundle / "spec.yaml"
+    if not path.exists():
+        return CaptureSpec()
+    monitoring = read_mapping(path).get("monitoring") or {}
+    return CaptureSpec.model_validate(monitoring.get("capture") or {})

@@ -1,0 +1,132 @@
+"""The duty that watches live traffic for drift: counts recorded rows, and reports columns that have left their range.
+Where an agent serves, it counts the rows of all hosts.
+
+Only the live version's alarms are reported. A version that is being rolled out is counted beside it, so that nothing
+starts from zero when it is promoted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from serin.errors import NotFound, SerinError, StoreUnreachable
+from serin.formats.captures import captures_folder
+from serin.formats.drift import read_drift
+from serin.formats.importance import read_importance
+from serin.formats.schema import read_schema
+from serin.formats.shared_captures import records_home
+from serin.monitoring.alerts.alert import Alert, Alerts
+from serin.monitoring.drift.alerts import alert_key, drift_alert
+from serin.monitoring.drift.model_watch import ModelWatch, Watched
+from serin.spec.load import load_spec
+from serin.store.artifacts import Release
+from serin.store.store import Store
+from serin.watcher.served import Served, has_agent, served_models
+
+
+class DriftDuty:
+    """Watches every model that is served here and whose spec has `monitoring.drift`."""
+
+    name, every_s = "drift", 5.0
+
+    def __init__(self, home: Path, alerts: Alerts) -> None:
+        self._home, self._alerts = home, alerts
+        self._watches: dict[str, ModelWatch] = {}
+        self._versions: dict[tuple[str, int], Watched | None] = {}
+
+    def tick(self, now: float) -> None:
+        """Looks at each model. One that fails does not keep the others from being watched; its error is raised then."""
+        failed: Exception | None = None
+        for model in served_models(self._home):
+            try:
+                self._look(model, now)
+            except (SerinError, OSError, ValueError, sqlite3.Error) as error:
+                self._watches.pop(model.name, None)  # what it has in memory was not saved
+                failed = error
+                if isinstance(error, StoreUnreachable):
+                    break  # the others would wait for it as well
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        pass
+
+    def _look(self, model: Served, now: float) -> None:
+        wanted = {
+            version: found for version in model.versions if (found := self._version(model.name, version))
+        }
+        watch = self._watches.get(model.name)
+        records = records_home(self._home, model.name)
+        if records == self._home and has_agent(self._home):
+            return  # the records of all hosts are not here yet
+        if watch is None:
+            if not wanted and not captures_folder(records, model.name).is_dir():
+                return
+            watch = ModelWatch.load(self._home, model.name, lambda number, _: wanted.get(number))
+            self._watches[model.name] = watch
+        watch.use(records)
+        if not wanted and not watch.releases and not watch.told:
+            return
+        changed = watch.watch(wanted, model.live)
+        counted = watch.follow()
+        told = watch.told
+        self._report(watch, now)
+        if changed or counted or told != watch.told:
+            watch.save()
+
+    def _report(self, watch: ModelWatch, now: float) -> None:
+        """Fires the alerts of the live version and resolves all others, before the state is saved: a crash between the
+        two only repeats it."""
+        alerts = [] if watch.live is None else list(self._open(watch, watch.live))
+        for alert in alerts:
+            self._alerts.fire(alert, now)
+        keys = {alert.key for alert in alerts}
+        for key in set(watch.told) - keys:
+            self._alerts.resolve(key, now, closed=_unresolved(watch, key))
+        watch.told = tuple(sorted(keys))
+
+    def _open(self, watch: ModelWatch, version: int) -> list[Alert]:
+        release = watch.releases.get(version)
+        if release is None:
+            return []
+        name = Release(model=watch.model, version=version).name
+        importance = read_importance(watch.bundles[version]) if release.alarms else None
+        return [
+            drift_alert(watch.model, name, alarm, release.statistics, importance)
+            for alarm in release.alarms.values()
+        ]
+
+    def _version(self, model: str, version: int) -> Watched | None:
+        """A served version with its statistics; looked up once. None: its drift is not watched."""
+        key = model, version
+        if key not in self._versions:
+            try:
+                bundle = Path(Store.open().bundle(model, version).path)
+            except NotFound:
+                return None  # deleted, or not there yet
+            self._versions[key] = _watched(bundle, version)
+        return self._versions[key]
+
+
+def _unresolved(watch: ModelWatch, key: str) -> str:
+    """Why an alert ends although its column is not known to be back; empty: it is back."""
+    if watch.live is None:
+        return "no version is live"
+    release = watch.releases.get(watch.live)
+    if release is None:
+        return f"version {watch.live} is not watched"
+    if key in {alert_key(watch.model, each.alarm.column) for each in release.past}:
+        return ""
+    return f"version {watch.live} is compared with its own training rows"
+
+
+def _watched(bundle: Path, version: int) -> Watched | None:
+    if not (bundle / "spec.yaml").is_file():
+        return None  # a team's own repository
+    spec = load_spec(bundle / "spec.yaml").monitoring
+    statistics = None if spec.drift is None else read_drift(bundle)
+    if statistics is None:
+        return None
+    inputs = tuple(column.name for column in read_schema(bundle).inputs)
+    return Watched(version=version, bundle=bundle, statistics=statistics, inputs=inputs)

@@ -1,0 +1,281 @@
+"""The duty that joins labels with recorded rows, measures live quality and holds it to the quality objective.
+
+It does a bounded amount of work in a tick. Only the live version's alarms are reported; a version in a rollout is
+judged by the controller, which reads the blocks that are written here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from serin.errors import SerinError, StoreUnreachable
+from serin.formats.captures import captures_folder
+from serin.formats.quality import QualityReference, read_quality_reference
+from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
+from serin.formats.shared_captures import combined_home, records_home
+from serin.monitoring.alerts.alert import Alerts
+from serin.monitoring.quality.follow import Follower, Hooks
+from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release, scored
+from serin.monitoring.quality.objective import (
+    ObjectiveState,
+    Watch,
+    alert_key,
+    blocks_of,
+    judge_blocks,
+    objective_of,
+    quality_alert,
+    take_labels,
+)
+from serin.monitoring.quality.scan import Watched
+from serin.monitoring.quality.state import QualityState, write_state
+from serin.monitoring.quality.store import quality_folder
+from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
+from serin.pipeline.labels import watched_versions
+from serin.rollout.run.status import ModelStatus, model_status
+from serin.spec.load import load_spec
+from serin.spec.monitoring import MonitoringSpec, QualitySpec
+from serin.store.artifacts import Release
+from serin.store.store import Store
+from serin.watcher.auto_rollback import AutoRollback
+
+_WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
+_SHARE: Final = 0.05  # of the time that measuring may take
+_DELETE_EVERY_S: Final = 3600.0
+
+
+@dataclass(slots=True)
+class _Model:
+    """A model that is followed. `seen`: what the last view was made of. `due`: when the next one may be made."""
+
+    name: str
+    follower: Follower
+    versions: QualityVersions
+    seen: tuple[object, ...] | None = None
+    due: float = 0.0
+    deleted: float = 0.0
+    blocks: dict[str, QualityBlocks] = field(default_factory=dict)
+
+
+class QualityDuty:
+    """Follows every model that has recorded rows or labels."""
+
+    name, every_s = "quality", 5.0
+
+    def __init__(self, home: Path, alerts: Alerts, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._alerts, self._clock = home, alerts, clock
+        self._models: dict[str, _Model] = {}
+        self._rollback = AutoRollback(home)
+
+    def tick(self, now: float) -> None:
+        """Takes in what is new for a moment. A model that fails does not keep the others from being followed; its error
+        is raised then."""
+        failed: Exception | None = None
+        end = self._clock() + _WORK_S
+        for name in self._names():
+            try:
+                self._look(name, now, end)
+            except (SerinError, OSError, ValueError, pa.ArrowException, sqlite3.Error) as error:
+                self._models.pop(name, None)  # what it has in memory was not saved
+                failed = error
+                if isinstance(error, StoreUnreachable):
+                    break  # the others would wait for it as well
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        pass
+
+    def _names(self) -> list[str]:
+        places = [
+            captures_folder(combined_home(self._home)),
+            *(self._home / each for each in ("captures", "labels")),
+        ]
+        folders = [folder for folder in places if folder.is_dir()]
+        return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()})
+
+    def _look(self, name: str, now: float, end: float) -> None:
+        model = self._models.get(name)
+        if model is None or model.follower.records != records_home(self._home, name):
+            model = self._models[name] = self._open(name)
+        model.versions.look_again()
+        more = model.follower.advance()
+        while more and self._clock() < end:
+            more = model.follower.advance()
+        if now - model.deleted >= _DELETE_EVERY_S:
+            model.deleted = now
+            model.follower.delete_before(now - model.versions.kept_s())
+        self._judge(model, now)
+        state = model.follower.state
+        evidence = tuple(each.get("count") for each in state.evidence.values())
+        seen = state.part, state.labels, state.forgotten, more, evidence
+        if seen != model.seen and self._clock() >= model.due:
+            began = self._clock()
+            write_quality(self._home, self._view(model, now, behind=more))
+            model.seen, model.due = seen, self._clock() + (self._clock() - began) / _SHARE
+
+    def _open(self, name: str) -> _Model:
+        versions = QualityVersions(Store.open(), name)
+
+        def labelled(watched: Watched, rows: pa.Table, state: QualityState) -> None:
+            known = versions.known(watched.version)
+            if known is not None and known.watch is not None:
+                _take(state, watched.version, known.watch, rows, watched)
+
+        hooks = Hooks(recorded=count_recorded, labelled=labelled)
+        records = records_home(self._home, name)
+        return _Model(name, Follower(self._home, name, versions.watched, hooks, records), versions)
+
+    def _judge(self, model: _Model, now: float) -> None:
+        """Judges blocks that are complete, tells the controller, and reports on the live version. Alerts are fired
+        before the state is saved: a crash between the two only repeats them."""
+        state, changed = model.follower.state, False
+        blocks: dict[str, QualityBlocks] = {}
+        for version in model.versions.served:
+            known, name = model.versions.known(version), Release(model=model.name, version=version).name
+            if known is None or known.watch is None:
+                continue
+            entry = state.evidence.get(str(version), {})
+            if name in model.blocks and not entry.get("open"):
+                blocks[name] = model.blocks[name]
+                continue
+            before = ObjectiveState.from_json(entry)
+            after = judge_blocks(before, known.watch, now)
+            if after is not before:
+                state.evidence[str(version)] = after.to_json()
+                changed = True
+            blocks[name] = blocks_of(after, known.watch)
+        self._report(model, now)
+        if changed or blocks != model.blocks:
+            write_state(quality_folder(self._home, model.name), state)
+        if blocks != model.blocks:
+            write_quality_blocks(quality_folder(self._home, model.name), blocks)
+            model.blocks = blocks
+
+    def _report(self, model: _Model, now: float) -> None:
+        live, state = model.versions.aliases.get("live"), model.follower.state
+        known = None if live is None else model.versions.known(live)
+        entry = state.evidence.get(str(live), {})
+        if live is None or known is None or known.watch is None or not entry.get("alarm"):
+            self._alerts.resolve(alert_key(model.name), now)
+            return
+        own = ObjectiveState.from_json(entry)
+        release = Release(model=model.name, version=live).name
+        found, told = self._to_roll_back(model, known.watch.spec, now)
+        objective = objective_of(own, known.watch)
+        alert = quality_alert(model.name, release, objective, own.evidence.mean, rollback=told)
+        self._alerts.fire(alert, now)
+        if found is not None:
+            self._rollback.begin(found, why=alert.text, by=self.name, now=now)
+
+    def _to_roll_back(self, model: _Model, spec: QualitySpec, now: float) -> tuple[ModelStatus | None, str]:
+        """Returns the model if its live version, which has an alarm, is to be rolled back now, and what is done in
+        words."""
+        found = model_status(self._home, model.name) if spec.rollback else None
+        if found is None or found.live != model.versions.aliases.get("live"):
+            return None, ""
+        if reason := self._rollback.refusal(found, now):
+            return None, f"it is not rolled back: {reason}"
+        if model.follower.state.evidence.get(str(found.previous), {}).get("alarm"):
+            return None, f"it is not rolled back: version {found.previous} was worse than allowed, too"
+        return found, f"a rollback to version {found.previous} is requested"
+
+    def _view(self, model: _Model, now: float, *, behind: bool) -> QualityView:
+        follower, state = model.follower, model.follower.state
+        numbers = {int(version) for version in state.recorded} | set(follower.joined.versions())
+        known = {version: found for version in sorted(numbers) if (found := model.versions.known(version))}
+        return QualityView(
+            model=model.name,
+            updated=now,
+            received=state.received,
+            unknown=follower.waiting(),
+            ambiguous=state.ambiguous,
+            unclear=state.unclear,
+            beyond=state.beyond,
+            behind=behind,
+            releases=tuple(self._release(model, version, found) for version, found in known.items()),
+        )
+
+    def _release(self, model: _Model, version: int, known: Known) -> ReleaseQuality:
+        state = model.follower.state
+        rows = model.follower.joined.read(version, most=MOST_ROWS)
+        objective = None
+        if known.watch is not None:
+            own = ObjectiveState.from_json(state.evidence.get(str(version), {}))
+            objective = objective_of(own, known.watch)
+        return measure_release(model.name, known.watched, known.reference, rows, state, objective)
+
+
+def _take(state: QualityState, version: int, watch: Watch, rows: pa.Table, watched: Watched) -> None:
+    before = ObjectiveState.from_json(state.evidence.get(str(version), {}))
+    after = take_labels(before, scored(rows, watched, watch.reference), watch)
+    state.evidence[str(version)] = after.to_json()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One version. `reference`: None when it was exported without `quality.json`. `watch`: None without a quality
+    objective."""
+
+    watched: Watched
+    reference: QualityReference | None
+    monitoring: MonitoringSpec
+    watch: Watch | None
+
+
+class QualityVersions:
+    """A version never changes, so each is read once; aliases are read at every look."""
+
+    def __init__(self, store: Store, model: str) -> None:
+        self._store, self._model = store, model
+        self._read = watched_versions(store, model)
+        self._known: dict[int, Known] = {}
+        self.aliases: dict[str, int] = {}
+
+    def watched(self, version: int) -> Watched | None:
+        return self._read(version)
+
+    def known(self, version: int) -> Known | None:
+        """None for a version that is not in the store, or without a spec."""
+        if version not in self._known:
+            found = self._find(version)
+            if found is None:
+                return None
+            self._known[version] = found
+        return self._known[version]
+
+    def look_again(self) -> None:
+        """Reads the aliases."""
+        self.aliases = dict(self._store.aliases(self._model))
+
+    @property
+    def served(self) -> list[int]:
+        """The versions that answer requests, or did before the last rollout."""
+        return sorted(set(self.aliases.values()))
+
+    def kept_s(self) -> float:
+        """How long the live version keeps its records, else the newest."""
+        versions = self._store.versions(self._model)
+        version = self.aliases.get("live") or (versions[-1] if versions else None)
+        known = None if version is None else self.known(version)
+        return (known.monitoring if known else MonitoringSpec()).capture.keep
+
+    def _find(self, version: int) -> Known | None:
+        watched = self._read(version)
+        if watched is None:
+            return None
+        try:
+            bundle = Path(self._store.bundle(self._model, version).path)
+            reference = read_quality_reference(bundle)
+            monitoring = load_spec(bundle / "spec.yaml").monitoring
+        except (SerinError, OSError):
+            return None
+        quality = monitoring.quality
+        watch = None if reference is None or quality is None else Watch(reference=reference, spec=quality)
+        return Known(watched=watched, reference=reference, monitoring=monitoring, watch=watch)

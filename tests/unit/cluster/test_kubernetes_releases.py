@@ -1,0 +1,170 @@
+"""Releases as Kubernetes Deployments, and fleets of which two versions share clients."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serin.cluster.combined_fleet import CombinedFleet
+from serin.cluster.kubernetes.fleet import deployment_state, pods_of
+from serin.cluster.kubernetes.release_objects import (
+    RELEASE_LABEL,
+    ReleaseTemplate,
+    build_deployment,
+    build_service,
+    object_name,
+    release_of,
+    service_endpoint,
+)
+from serin.errors import RequestsDiffer, TemplateUnfit
+from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.serving.external import External
+from serin.spec.serving import ServingSpec
+from serin.store.artifacts import Release
+from tests.fakes.rollout import FakeFleet
+
+FOLDER = Path(__file__).resolve().parents[3] / "deployments" / "kubernetes"
+V3 = Release(model="flights", version=3)
+
+
+@pytest.fixture
+def template() -> ReleaseTemplate:
+    return ReleaseTemplate.read(FOLDER / "overlays" / "gpu" / "release.yaml")
+
+
+def test_a_long_name_is_cut_and_stays_different_from_others() -> None:
+    names = {
+        object_name(Release(model="m" * 63, version=version, baseline=each))
+        for version in (1, 2)
+        for each in (True, False)
+    }
+    assert len(names) == 4
+    assert all(len(name) <= 52 for name in names)
+    assert object_name(V3) == "flights-v3"
+
+
+def test_objects_lead_back_to_their_release(template: ReleaseTemplate) -> None:
+    release = Release(model="m" * 63, version=12, baseline=True)
+    deployment = build_deployment(template, release, "models", ServingSpec())
+    service = build_service(template, release, "models")
+    assert release_of(deployment) == release_of(service) == release
+    assert release_of({"metadata": {"name": "flights-v3"}}) is None
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    for selector in (deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]):
+        assert selector.items() <= labels.items()
+    assert service_endpoint(release, "models").http == f"{service['metadata']['name']}.models.svc:8000"
+
+
+def test_a_model_on_the_cpu_asks_for_no_gpu_and_another_for_as_many_as_its_spec(
+    template: ReleaseTemplate,
+) -> None:
+    def asked(serving: ServingSpec) -> list[int | None]:
+        pod = build_deployment(template, V3, "models", serving)["spec"]["template"]["spec"]
+        containers = (*pod["initContainers"], *pod["containers"])
+        return [each["resources"]["limits"].get("nvidia.com/gpu") for each in containers]
+
+    assert asked(ServingSpec(device="cpu")) == [None, None]
+    assert asked(ServingSpec(gpus=2)) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kind: Deployment\n", "it has Deployment, not one Deployment and one Service"),
+        ("[", "while parsing"),
+        (
+            "kind: Service\n---\nkind: Deployment\nspec: {template: {spec: {containers: []}}}\n",
+            "no containers",
+        ),
+        ("kind: Service\n---\nkind: Deployment\nspec: 3\n", "a key is missing"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "release.yaml").write_text(text)
+    with pytest.raises(TemplateUnfit, match=reason):
+        ReleaseTemplate.read(tmp_path / "release.yaml")
+
+
+def _deployment(ready: int, progress: str, status: str = "True", observed: int = 1) -> dict[str, Any]:
+    conditions = [{"type": "Progressing", "status": status, "reason": progress, "message": "too slow"}]
+    return {
+        "metadata": {"generation": 1},
+        "status": {"observedGeneration": observed, "readyReplicas": ready, "conditions": conditions},
+    }
+
+
+def _pod(container: str) -> dict[str, Any]:
+    statuses = [{"name": "triton", **yaml.safe_load(container)}]
+    return {"metadata": {"labels": {RELEASE_LABEL: "flights-v3"}}, "status": {"containerStatuses": statuses}}
+
+
+DONE, ON_THE_WAY = "NewReplicaSetAvailable", "ReplicaSetUpdated"
+CRASHED = _pod("{state: {waiting: {reason: CrashLoopBackOff}}, lastState: {terminated: {exitCode: 1}}}")
+STATES = {
+    "it is not looked at yet": (_deployment(0, ON_THE_WAY, observed=0), [], "starting", ""),
+    "one of two replicas is ready for the first time": (_deployment(1, ON_THE_WAY), [], "starting", ""),
+    "all were ready once": (_deployment(2, DONE), [], "ready", ""),
+    "one is ready after all were": (_deployment(1, DONE), [], "ready", ""),
+    "none is ready any more": (_deployment(0, DONE), [], "dead", "no replica is ready any more"),
+    "it took too long": (_deployment(1, "ProgressDeadlineExceeded", "False"), [], "dead", "too slow"),
+    "its process ends at once": (_deployment(0, ON_THE_WAY), [CRASHED], "dead", "triton: CrashLoopBackOff"),
+    "its image cannot be pulled": (
+        _deployment(0, ON_THE_WAY), [_pod("{state: {waiting: {reason: ErrImagePull, message: no such image}}}")],
+        "dead", "triton: ErrImagePull: no such image",
+    ),
+    "its process is started again": (
+        _deployment(0, ON_THE_WAY), [_pod("{state: {running: {}}, lastState: {terminated: {exitCode: 137}}}")],
+        "dead", "triton exited with code 137",
+    ),
+    "it starts": (_deployment(0, ON_THE_WAY), [_pod("{state: {waiting: {reason: PodInitializing}}}")], "starting", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_state_of_a_release_follows_from_its_deployment_and_pods(case: str) -> None:
+    deployment, pods, state, reason = STATES[case]
+    assert deployment_state(deployment, pods) == (state, reason)
+
+
+def test_pods_that_are_being_deleted_do_not_count() -> None:
+    leaving = {**CRASHED, "metadata": {**CRASHED["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert pods_of([leaving, CRASHED], V3) == [CRASHED]
+
+
+LIVE, NEW = Release(model="m", version=1), Release(model="m", version=2)
+A = InputColumn(name="a", dtype="FP32", kind="float", null="NaN")
+B = InputColumn(name="b", dtype="BYTES", kind="string", null='""')
+SCORE = OutputTensor(name="score", dtype="FP32", dims=(1,))
+SCHEMA = Schema(task="binary", inputs=(A,), outputs=(SCORE,))
+LABEL = OutputTensor(name="label", dtype="INT64", dims=(1,))
+
+
+def check(tmp_path: Path, new: Schema, *, share: bool = True) -> None:
+    schemas = {LIVE: SCHEMA, NEW: new}
+    CombinedFleet(FakeFleet(), External(tmp_path), schemas.__getitem__).check_fits(NEW, LIVE, share=share)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (replace(SCHEMA, inputs=(A, B)), "it also asks for b"),
+        (replace(SCHEMA, inputs=(B,)), "it also asks for b, it does not take a"),
+        (replace(SCHEMA, inputs=(replace(B, name="a"),)), "it takes another type for a"),
+        (replace(SCHEMA, outputs=(LABEL,)), "it answers differently in score"),
+    ],
+)
+def test_a_version_whose_requests_or_answers_differ_does_not_share_clients(
+    tmp_path: Path, new: Schema, reason: str
+) -> None:
+    with pytest.raises(RequestsDiffer, match=rf"m-v2 cannot share clients with m-v1: {reason}\."):
+        check(tmp_path, new)
+    check(tmp_path, new, share=False)  # all clients change at once
+
+
+@pytest.mark.parametrize("new", [SCHEMA, replace(SCHEMA, outputs=(SCORE, LABEL))])
+def test_a_version_that_takes_the_same_requests_shares_clients(tmp_path: Path, new: Schema) -> None:
+    check(tmp_path, new)

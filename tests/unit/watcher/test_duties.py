@@ -1,0 +1,161 @@
+"""The watcher's duties at their own intervals, and the one that reports rollouts that are held."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serin.errors import StoreUnreachable
+from serin.formats.cluster.decisions import MODELS, Writer, dump_decision, prefix_of
+from serin.host.state import Stack, write_stack
+from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.records import AlertRecord
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.record import JournalFolder, rollout2decision
+from serin.store.artifacts import Release
+from serin.store.numbered import numbered_key
+from serin.store.open import open_objects
+from serin.watcher.rollouts_duty import RolloutsDuty
+from serin.watcher.watcher import Rounds
+
+
+class Counting:
+    def __init__(self, name: str, every_s: float, *, fails: bool = False) -> None:
+        self.name, self.every_s, self._fails = name, every_s, fails
+        self.ticks = 0
+
+    def tick(self, now: float) -> None:
+        self.ticks += 1
+        if self._fails:
+            raise ValueError("a broken file")
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    t = 100.0
+
+    def __call__(self) -> float:
+        return self.t
+
+
+def test_each_duty_runs_at_its_own_interval() -> None:
+    clock, fast, slow = Clock(), Counting("fast", 1.0), Counting("slow", 10.0)
+    rounds = Rounds([fast, slow], clock)
+    for _ in range(20):
+        assert rounds.run(0.0) == pytest.approx(1.0)
+        clock.t += 1.0
+    assert (fast.ticks, slow.ticks) == (20, 2)
+
+
+def test_a_failing_duty_is_logged_once_a_minute_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    clock, good = Clock(), Counting("good", 1.0)
+    rounds = Rounds([Counting("bad", 1.0, fails=True), good], clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(90):
+            rounds.run(0.0)
+            clock.t += 1.0
+    assert good.ticks == 90
+    assert sum("a broken file" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_a_duty_that_waits_for_a_store_in_vain_leaves_the_recorder_time() -> None:
+    clock, recorder = Clock(), Counting("recorder", 3.0)
+
+    class Waiting(Counting):
+        def tick(self, now: float) -> None:
+            self.ticks += 1
+            clock.t += 40.0  # until it gives up
+            raise StoreUnreachable(url="s3://somewhere", reason="no answer")
+
+    waiting = Waiting("quality", 5.0)
+    rounds = Rounds([recorder, waiting], clock)
+    end = clock.t + 1000.0
+    while clock.t < end:
+        clock.t += max(rounds.run(0.0), 0.1)
+    assert waiting.ticks == 10
+    assert recorder.ticks >= 200
+
+
+NOW = 1_800_000_000.0
+ROLLOUT = Rollout(
+    id="r1", candidate=Release(model="flights", version=2), stable=Release(model="flights", version=1), previous=None,
+    plan=Plan(), phase=Phase.SHIFTING, step=0, began=NOW, since=NOW, evidence_from=NOW, reason="gateway b is silent",
+)  # fmt: skip
+
+
+class Scene:
+    """`shared`: decisions are in the store, and an agent runs in the home."""
+
+    def __init__(self, home: Path, *, shared: bool) -> None:
+        self.home, self._shared, self._seq = home, shared, 0
+        self._store = open_objects(os.environ["SERIN_STORE"])
+        if shared:
+            home.mkdir(exist_ok=True)
+            stack = Stack(
+                home=home, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url="",
+                prefect_port=None, since=0.0, agent=True,
+            )  # fmt: skip
+            write_stack(stack)
+        self._duty = RolloutsDuty(home, AlertBook(home))
+
+    def decide(self, hold: Hold | None, phase: Phase = Phase.SHIFTING) -> None:
+        decision = rollout2decision(replace(ROLLOUT, hold=hold, phase=phase), NOW)
+        if not self._shared:
+            with JournalFolder(self.home).open("flights") as journal:
+                journal.append(decision)
+            return
+        self._seq += 1
+        content = dump_decision(replace(decision, seq=self._seq), Writer(holder="c", term=1))
+        self._store.put(f"{MODELS}flights.json", b"{}")
+        self._store.create(numbered_key(prefix_of("flights"), self._seq), content)
+
+    def look(self, after_s: float) -> tuple[AlertRecord, ...]:
+        self._duty.tick(NOW + after_s)
+        return read_alerts(self.home, now=NOW + after_s).open
+
+
+@pytest.fixture(params=["one machine", "several hosts"])
+def scene(
+    request: pytest.FixtureRequest, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "shared"))
+    return Scene(home, shared=request.param == "several hosts")
+
+
+def test_a_held_rollout_is_an_alert_until_it_continues(scene: Scene) -> None:
+    scene.decide(None)
+    assert scene.look(0) == ()
+    scene.decide(Hold.INCONCLUSIVE)
+    (found,) = scene.look(10)
+    assert (found.alert.key, found.alert.kind, found.alert.release) == (
+        "flights/rollout/held", "rollout", "flights-v2",
+    )  # fmt: skip
+    assert "is held at" in found.alert.title
+    assert found.alert.text.startswith("gateway b is silent. `serin rollout resume flights`")
+    scene.decide(None)
+    assert scene.look(20) == ()
+
+
+@pytest.mark.parametrize("hold", [hold for hold in Hold if hold.ends_by_itself])
+def test_a_hold_that_ends_by_itself_is_reported_when_it_lasts(scene: Scene, hold: Hold) -> None:
+    scene.decide(hold)
+    assert scene.look(0) == scene.look(50) == ()
+    (found,) = scene.look(60)
+    assert found.alert.since == NOW
+    assert found.alert.facts["hold"] == hold.value
+    scene.decide(Hold.PAUSED)
+    assert scene.look(70) == (), "somebody is there"
+
+
+def test_the_end_of_a_rollout_ends_its_alert_also_for_another_watcher(scene: Scene) -> None:
+    scene.decide(Hold.APPROVAL)
+    (found,) = scene.look(0)
+    assert "`serin rollout approve flights` lets it continue" in found.alert.text
+    scene.decide(None, Phase.ROLLED_BACK)
+    RolloutsDuty(scene.home, AlertBook(scene.home)).tick(NOW + 10)
+    assert read_alerts(scene.home, now=NOW + 10).open == ()
