@@ -8,11 +8,10 @@ from typing import Any
 
 from serin.features.aggregates.aggregate import Fit, together
 from serin.features.aggregates.distribution import measure_distribution
-from serin.features.codes import CategoricalFeature
-from serin.features.filling import Missing
 from serin.features.fitted import Encoding
-from serin.features.numbers import Numbers
+from serin.features.numbers import CategoricalFeature, Numbers
 from serin.features.operator import Operator, Source
+from serin.features.ops.fill import Missing
 from serin.features.own import fit_own
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec

@@ -1,4 +1,5 @@
-"""Numbers for features: from a column of numbers or an encoding, through the steps applied to them."""
+"""Where features come from: numbers, from a column or an encoding, through the steps applied to them; and codes, from a
+categorical step on a column, or on numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serin.columns.column import array_module
-from serin.features.fitted import Encoding, Floats, NumericStep
+from serin.columns.column import Column, array_module
+from serin.features.fitted import CategoricalStep, Codes, Encoding, Floats, NumericStep
 from serin.features.sample import Sample
+from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:
@@ -129,3 +131,39 @@ def through(steps: Sequence[NumericStep], values: Floats) -> Floats:
     for step in steps:
         values = step.transform(values)
     return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoricalFeature:
+    """`numbers`: what the step reads instead of the column itself."""
+
+    column: str
+    kind: Kind
+    step: CategoricalStep
+    numbers: Numbers | None = None
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return {self.column: self.kind} if self.numbers is None else self.numbers.columns
+
+    @property
+    def name(self) -> str:
+        return self.column if self.numbers is None else self.numbers.name
+
+    @property
+    def outputs(self) -> tuple[CategoricalColumn, ...]:
+        return self.step.outputs(self.name)
+
+    def transform(self, sample: Sample) -> tuple[Codes, ...]:
+        if self.numbers is None:
+            return self.step.transform(sample.columns[self.column])
+        return self.step.transform(Column(kind="float", values=self.numbers.of(sample)))
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        if self.numbers is None:
+            return self.step.to_onnx(graph, inputs[self.column], self.kind)
+        return self.step.to_onnx(graph, self.numbers.to_onnx(graph, inputs), "float")
+
+    def describe(self) -> str:
+        before = "" if self.numbers is None else self.numbers.describe()
+        return f"{before}; {self.step.describe()}" if before else self.step.describe()

@@ -1,4 +1,5 @@
-"""Defines operators: steps of the spec that can be fitted. A file in ops/ defines one operator completely.
+"""Defines operators: steps of the spec that can be fitted. A file in ops/ defines an operator completely,
+or several that share their fitted form.
 
 Such a file has the operator (its arguments and `fit`), its fitted form (fitted.py has the interface), and a last line
 that registers both.
@@ -12,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator
 
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.distribution import Distribution
-from serin.features.codes import CategoricalFeature
+from serin.features.numbers import CategoricalFeature
 from serin.formats.schema import Kind
 from serin.spec.steps.operators import add_operator, operators
 from serin.spec.steps.own import import_class
@@ -118,6 +120,11 @@ def _finite(value: float) -> float:
 
 Finite = Annotated[float, AfterValidator(_finite)]
 """A number that float32 can hold."""
+
+
+def float32_of(value: float) -> float:
+    """The nearest float32; never -0."""
+    return float(np.float32(value)) + 0.0
 
 
 def rising(q: tuple[float, float], example: str) -> None:

@@ -6,23 +6,23 @@ A number that is still null after its steps becomes 0 at the end: a network neve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from serin.columns.coded import CodedColumn
 from serin.columns.column import Column, any_true, array_module
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Answer, run_fits
-from serin.features.block_transform import BlockTransform
-from serin.features.codes import CategoricalFeature
-from serin.features.filling import Fill, Missing
 from serin.features.fit import Feature, NumericFeature, fit_feature
-from serin.features.fitted import Encoding
-from serin.features.numbers import Made, Numbers
+from serin.features.fitted import Codes, Encoding, Floats
+from serin.features.numbers import CategoricalFeature, Made, Numbers, through
 from serin.features.operator import fitted_class, fitted_name
+from serin.features.ops.fill import Fill, Missing
+from serin.features.own import OwnCodes
 from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
 
 FORMAT, VERSION = "serin.features", 2
+BLOCK_ROWS = 2**14
+_Rows = Callable[[slice], npt.NDArray[Any]]  # a feature of some of the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,3 +312,82 @@ class PlanReader:
             kind = fitted_class("encoding", document["encoding"])
             self._made[place] = kind.from_json(document, inner)
         return self._made[place]
+
+
+class BlockTransform:
+    """Computes features a block of rows at a time, on the host; what depends on one value is computed once per distinct
+    value. A block stays in the processor's cache from the first column to the last, and on its way to disk.
+
+    `fold_ids`: of the rows that train; they come first.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[NumericFeature],
+        categories: Sequence[CategoricalFeature],
+        columns: Mapping[str, Column],
+        fold_ids: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        training = 0 if fold_ids is None else len(fold_ids)
+        self._sample = Sample(columns=columns, fold_ids=fold_ids, training=training)
+        self._made: Made = {}
+        self._numbers = [self._number(feature.numbers) for feature in numbers]
+        self._codes = [source for feature in categories for source in self._codes_of(feature)]
+
+    def fill(self, start: int, num: Floats, cat: Codes) -> None:
+        """Fills the two arrays with the features of the rows from `start` on."""
+        for begin in range(0, len(num), BLOCK_ROWS):
+            end = min(begin + BLOCK_ROWS, len(num))
+            rows = slice(start + begin, start + end)
+            for made, sources in ((num, self._numbers), (cat, self._codes)):
+                for index, source in enumerate(sources):
+                    made[begin:end, index] = source(rows)
+
+    def _number(self, numbers: Numbers) -> _Rows:
+        if numbers.encoding is not None:
+            blocks = list(numbers.blocks(self._sample, max(len(self._sample), 1), self._made))
+            return _cut(_without_null(blocks[0]) if blocks else np.empty(0, np.float32))
+        column = self._sample.columns[numbers.column]
+        if isinstance(column, CodedColumn):
+            table = through(numbers.steps, column.of_entries().floats())
+            return _looked_up(_without_null(table), column.places.rows)
+        return lambda rows: _without_null(through(numbers.steps, column[rows].floats()))
+
+    def _codes_of(self, feature: CategoricalFeature) -> Iterator[_Rows]:
+        column = self._sample.columns[feature.column]
+        encoded = feature.numbers is not None and feature.numbers.encoding is not None
+        own = isinstance(feature.step, OwnCodes)  # it may read more than the value
+        entries = None if own or encoded else _entries(column)
+        if entries is None:
+            yield from map(_cut, feature.transform(self._sample))
+            return
+        table, places = entries
+        few = Sample(columns={feature.column: table})
+        for codes in feature.transform(few):
+            yield _looked_up(codes, places)
+
+
+def _cut(values: npt.NDArray[Any]) -> _Rows:
+    """A feature that was made of all rows at once."""
+    return lambda rows: values[rows]
+
+
+def _looked_up(table: npt.NDArray[Any], places: npt.NDArray[Any]) -> _Rows:
+    """A feature that is looked up in a table: `places` has each row's entry; -1 is the last."""
+    return lambda rows: np.take(table, places[rows], mode="wrap")
+
+
+def _entries(column: Column) -> tuple[Column, npt.NDArray[Any]] | None:
+    """The column's table and the rows' places in it, when it has one."""
+    if isinstance(column, CodedColumn):
+        return column.of_entries(), column.places.rows
+    if column.dictionary is None:
+        return None
+    codes = np.append(np.arange(len(column.dictionary), dtype=np.int32), np.int32(-1))
+    return Column(kind=column.kind, values=codes, dictionary=column.dictionary), column.values
+
+
+def _without_null(values: Floats) -> Floats:
+    """A number that is still null after its steps becomes 0: a network never sees NaN."""
+    null = np.isnan(values)
+    return np.where(null, np.float32(0), values) if null.any() else values

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ import pyarrow.compute as pc
 from serin.columns.column import Column, array_module
 from serin.columns.lookup import label_encoder
 from serin.features.aggregates.value_counts import group_rows
-from serin.features.fitted import StoredFields
+from serin.features.fitted import Floats, StoredFields
+from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:
@@ -82,3 +84,24 @@ class StoredTable(StoredFields):
     @staticmethod
     def value_of(plain: Any) -> Any:
         return NumbersByValue.from_json(plain) if isinstance(plain, dict) else StoredFields.value_of(plain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TableEncoding(StoredTable):
+    """The common part of encodings that have numbers for each value of a column."""
+
+    exact: ClassVar[bool] = True
+    inner: ClassVar[None] = None
+    column: str
+    kind: Kind
+    table: NumbersByValue
+
+    @property
+    def columns(self) -> Mapping[str, Kind]:
+        return {self.column: self.kind}
+
+    def transform(self, sample: Sample) -> tuple[Floats, ...]:
+        return self.table.transform(sample.columns[self.column])
+
+    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
+        return self.table.to_onnx(graph, inputs[self.column], self.kind)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,44 +18,9 @@ from serin.features.aggregates.value_counts import group_rows
 from serin.features.fitted import Floats
 from serin.features.numbers import Numbers
 from serin.features.sample import Sample
-from serin.formats.schema import Kind
-
-if TYPE_CHECKING:
-    from serin.columns.onnx_graph import GraphBuilder
 
 Counts = npt.NDArray[np.int64]
 _BLOCK = 2**20  # this many digits of 32 bits can be summed in float64 without rounding
-
-
-class Target:
-    """The target as numbers, for aggregates. It exists in training only, so nothing can be served from it."""
-
-    name: ClassVar[str] = "target"
-    exact: ClassVar[bool] = True
-    inner: ClassVar[None] = None
-
-    @property
-    def columns(self) -> Mapping[str, Kind]:
-        return {}
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("target",)
-
-    def transform(self, sample: Sample) -> tuple[Floats, ...]:
-        assert sample.target is not None
-        return (sample.target,)
-
-    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
-        raise AssertionError("a request has no target")
-
-    def describe(self) -> str:
-        return "the target"
-
-    def to_json(self) -> dict[str, Any]:
-        raise AssertionError("the target is not a feature")
-
-
-TARGET = Numbers(column="target", kind="float", encoding=Target())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +36,7 @@ class GroupTable:
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """Exact sums of finite values, or rows per class of the target.
+    """Exact sums of finite values, or rows per class of the target. `numbers`: None for the target.
 
     Integers to which no step was applied are summed as they are, not as float32. Squares and extremes are computed only
     where requested.
@@ -79,7 +44,7 @@ class GroupSums:
 
     on_gpu: ClassVar[bool] = True
     key: str
-    numbers: Numbers
+    numbers: Numbers | None
     folds: int = 1
     classes: int = 0
     squares: bool = False
@@ -87,11 +52,11 @@ class GroupSums:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.key, *self.numbers.columns)
+        return (self.key, *(() if self.numbers is None else self.numbers.columns))
 
     def measure(self, sample: Sample) -> GroupTable:
         groups, keys = group_rows(sample.columns[self.key])
-        values = self.numbers.of(sample)
+        values = sample.target if self.numbers is None else self.numbers.of(sample)
         xp = array_module(groups, values)  # one of them may be on a GPU and the other not
         groups, values = xp.asarray(groups), xp.asarray(values)
         finite = xp.isfinite(values)
@@ -118,8 +83,9 @@ class GroupSums:
 
     def _added(self, sample: Sample, values: Any) -> Any:
         """Returns the values to sum: int64 as they are, where no step came between."""
-        if self.numbers.encoding is None and self.numbers.kind == "int" and not self.numbers.steps:
-            return sample.columns[self.numbers.column].values
+        numbers = self.numbers
+        if numbers is not None and numbers.encoding is None and numbers.kind == "int" and not numbers.steps:
+            return sample.columns[numbers.column].values
         return values
 
     def _folds(self, sample: Sample) -> Any:

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 
 from serin.columns.column import Column, array_module
 from serin.features.aggregates.aggregate import Fit
-from serin.features.filling import float32_of
 from serin.features.fitted import Codes, StoredFields
-from serin.features.operator import Finite, Operator, Source, register
+from serin.features.operator import Finite, Operator, Source, float32_of, register
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.steps.step import NUMBERS

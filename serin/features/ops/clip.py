@@ -11,9 +11,8 @@ from pydantic import model_validator
 
 from serin.columns.column import array_module
 from serin.features.aggregates.aggregate import Fit
-from serin.features.filling import float32_of
 from serin.features.fitted import FittedNumbers, Floats
-from serin.features.operator import Finite, NumberOperator, Source, register, rising
+from serin.features.operator import Finite, NumberOperator, Source, float32_of, register, rising
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
-from serin.features.fitted import Floats
 from serin.features.operator import Operator, Source, register
-from serin.features.sample import Sample
-from serin.features.value_table import NumbersByValue, StoredTable
-from serin.formats.schema import Kind
+from serin.features.value_table import NumbersByValue, TableEncoding
 from serin.spec.steps.step import VALUES
-
-if TYPE_CHECKING:
-    from serin.columns.onnx_graph import GraphBuilder
 
 
 class CountEncode(Operator):
@@ -40,25 +32,9 @@ class CountEncode(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedCountEncode(StoredTable):
-    exact: ClassVar[bool] = True
-    inner: ClassVar[None] = None
-    column: str
-    kind: Kind
-    table: NumbersByValue
-
-    @property
-    def columns(self) -> Mapping[str, Kind]:
-        return {self.column: self.kind}
-
+class FittedCountEncode(TableEncoding):
     def outputs(self) -> tuple[str, ...]:
         return (f"{self.column}_count",)
-
-    def transform(self, sample: Sample) -> tuple[Floats, ...]:
-        return self.table.transform(sample.columns[self.column])
-
-    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
-        return self.table.to_onnx(graph, inputs[self.column], self.kind)
 
     def describe(self) -> str:
         return f"how many training rows have the value, for {len(self.table.keys)} values"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +13,10 @@ from pydantic import Field, field_validator
 
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
-from serin.features.fitted import Floats
 from serin.features.operator import Operator, Source, register
-from serin.features.sample import Sample
-from serin.features.value_table import NumbersByValue
+from serin.features.value_table import NumbersByValue, TableEncoding
 from serin.formats.schema import Kind
 from serin.spec.steps.step import VALUES
-
-if TYPE_CHECKING:
-    from serin.columns.onnx_graph import GraphBuilder
 
 
 class Ordinal(Operator):
@@ -54,47 +49,32 @@ class Ordinal(Operator):
         else:
             table: ValueTable = yield ValueCounts(source.column)
             values = table.values.take(pc.sort_indices(table.values))  # strings by their bytes
-        return FittedOrdinal(column=source.column, kind=source.kind, order=values)
+        return FittedOrdinal.of(source.column, source.kind, values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedOrdinal:
-    exact: ClassVar[bool] = True
-    inner: ClassVar[None] = None
-    column: str
-    kind: Kind
-    order: pa.Array
-
-    @property
-    def columns(self) -> Mapping[str, Kind]:
-        return {self.column: self.kind}
+class FittedOrdinal(TableEncoding):
+    @classmethod
+    def of(cls, column: str, kind: Kind, order: pa.Array) -> FittedOrdinal:
+        places = np.append(np.arange(len(order), dtype=np.float32), np.full(2, np.nan, np.float32))
+        return cls(column=column, kind=kind, table=NumbersByValue(order, places[:, None]))
 
     def outputs(self) -> tuple[str, ...]:
         return (self.column,)
 
-    def transform(self, sample: Sample) -> tuple[Floats, ...]:
-        return self._table().transform(sample.columns[self.column])
-
-    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
-        return self._table().to_onnx(graph, inputs[self.column], self.kind)
-
-    def _table(self) -> NumbersByValue:
-        places = np.append(np.arange(len(self.order), dtype=np.float32), np.full(2, np.nan, np.float32))
-        return NumbersByValue(self.order, places[:, None].astype(np.float32))
-
     def describe(self) -> str:
-        shown = ", ".join(map(str, self.order[:6].to_pylist())) + (", ..." if len(self.order) > 6 else "")
-        return f"place among {len(self.order)} values ({shown}); others are null"
+        order = self.table.keys
+        shown = ", ".join(map(str, order[:6].to_pylist())) + (", ..." if len(order) > 6 else "")
+        return f"place among {len(order)} values ({shown}); others are null"
 
     def to_json(self) -> dict[str, Any]:
-        of = "string" if pa.types.is_string(self.order.type) else "int"
-        return {"column": self.column, "kind": self.kind, "of": of, "order": self.order.to_pylist()}
+        of = "string" if pa.types.is_string(self.table.keys.type) else "int"
+        return {"column": self.column, "kind": self.kind, "of": of, "order": self.table.keys.to_pylist()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedOrdinal:  # noqa: ARG003
+    def from_json(cls, document: Mapping[str, Any], inner: None = None) -> FittedOrdinal:  # noqa: ARG003
         type_ = pa.string() if document["of"] == "string" else pa.int64()
-        order = pa.array(document["order"], type_)
-        return cls(column=document["column"], kind=document["kind"], order=order)
+        return cls.of(document["column"], document["kind"], pa.array(document["order"], type_))
 
 
 register(Ordinal, FittedOrdinal)

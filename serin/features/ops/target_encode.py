@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,12 @@ from serin.columns.column import array_module, beside
 from serin.columns.rounding import nearest_ratio
 from serin.columns.superaccumulator import Superaccumulator
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.group_sums import TARGET, GroupSums, GroupTable, folds_of
+from serin.features.aggregates.group_sums import GroupSums, GroupTable, folds_of
 from serin.features.fitted import Floats
 from serin.features.operator import Operator, Source, register
 from serin.features.sample import Sample
-from serin.features.value_table import NumbersByValue
-from serin.formats.schema import Kind
+from serin.features.value_table import NumbersByValue, TableEncoding
 from serin.spec.steps.step import VALUES
-
-if TYPE_CHECKING:
-    from serin.columns.onnx_graph import GraphBuilder
 
 Float64 = npt.NDArray[np.float64]
 
@@ -51,7 +47,7 @@ class TargetEncode(Operator):
         return (f"{name}_target",)
 
     def fit(self, source: Source) -> Fit[FittedTargetEncode]:
-        sums: GroupTable = yield GroupSums(source.column, TARGET, self.folds, source.classes)
+        sums: GroupTable = yield GroupSums(source.column, None, self.folds, source.classes)
         order = np.append(pc.sort_indices(sums.keys).to_numpy(), len(sums.keys)).astype(np.int64)
         counts, totals = sums.counts[order], sums.sums[order]
         all_counts, all_totals = counts.sum(axis=1), totals.sum(axis=1)
@@ -67,19 +63,10 @@ class TargetEncode(Operator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedTargetEncode:
+class FittedTargetEncode(TableEncoding):
     """`out_of_fold`: per fold, the values of its own rows; known only while the dataset is built, and never written."""
 
-    exact: ClassVar[bool] = True
-    inner: ClassVar[None] = None
-    column: str
-    kind: Kind
-    table: NumbersByValue
     out_of_fold: npt.NDArray[np.float32] | None = None  # [folds, keys + 2, outputs]
-
-    @property
-    def columns(self) -> Mapping[str, Kind]:
-        return {self.column: self.kind}
 
     def outputs(self) -> tuple[str, ...]:
         count = self.table.numbers.shape[1]
@@ -100,9 +87,6 @@ class FittedTargetEncode:
             numbers[train] = xp.asarray(self.out_of_fold)[folds, places[train]]
         return tuple(xp.ascontiguousarray(numbers[:, place]) for place in range(numbers.shape[1]))
 
-    def to_onnx(self, graph: GraphBuilder, inputs: Mapping[str, str]) -> tuple[str, ...]:
-        return self.table.to_onnx(graph, inputs[self.column], self.kind)
-
     def describe(self) -> str:
         return f"mean target of {len(self.table.keys)} values; in training from the other folds' rows"
 
@@ -110,7 +94,7 @@ class FittedTargetEncode:
         return {"column": self.column, "kind": self.kind, "table": self.table.to_json()}
 
     @classmethod
-    def from_json(cls, document: dict[str, Any], inner: None = None) -> FittedTargetEncode:  # noqa: ARG003
+    def from_json(cls, document: Mapping[str, Any], inner: None = None) -> FittedTargetEncode:  # noqa: ARG003
         table = NumbersByValue.from_json(document["table"])
         return cls(column=document["column"], kind=document["kind"], table=table)
 

@@ -25,8 +25,8 @@ from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.aggregates.number_counts import HighBits, LowBits, NumberCounts
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.numbers import Numbers
-from serin.features.ops.fill_median import FittedFillMedian
-from serin.features.ops.normalize import FittedNormalize
+from serin.features.ops.fill import FittedFillMedian
+from serin.features.ops.scale import FittedNormalize
 from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serin.features.aggregates.group_sums import folds_of
 from serin.features.ops.group_stats import FittedGroupStats
-from serin.features.ops.normalize import FittedNormalize
+from serin.features.ops.scale import FittedNormalize
 from serin.features.ops.target_encode import FittedTargetEncode
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample

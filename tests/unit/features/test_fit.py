@@ -14,8 +14,8 @@ from serin.columns.rounding import alike
 from serin.errors import DataError, SpecError
 from serin.etl.binding.kind_checks import check_kinds
 from serin.features.ops.clip import FittedClip
-from serin.features.ops.fill_median import FittedFillMedian
-from serin.features.ops.normalize import FittedNormalize
+from serin.features.ops.fill import FittedFillMedian
+from serin.features.ops.scale import FittedNormalize
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind

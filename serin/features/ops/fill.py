@@ -1,5 +1,5 @@
-"""The common part of all fills: nulls become one value. Fills differ only in where the value comes from.
-A fill may add an indicator: 1 where a value is null, else 0."""
+"""Nulls become one value: given, or the training split's median or commonest value. The fills differ only in where the
+value comes from. A fill may add an indicator: 1 where a value is null, else 0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from serin.columns.column import any_true, array_module
+from serin.features.aggregates.aggregate import Fit, ready
+from serin.features.aggregates.number_counts import NumberCounts
+from serin.features.aggregates.value_counts import ValueTable
 from serin.features.fitted import FittedNumbers, Floats
-from serin.features.operator import NumberOperator, register_fitted
+from serin.features.operator import (
+    Finite,
+    NumberOperator,
+    Source,
+    float32_of,
+    register,
+    register_fitted,
+)
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
@@ -66,11 +76,6 @@ class Fill(FittedNumbers):
         return f"null becomes {self.value:g} ({self.why})"
 
 
-def float32_of(value: float) -> float:
-    """The nearest float32; never -0."""
-    return float(np.float32(value)) + 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Missing(FittedNumbers):
     def transform(self, values: Floats) -> Floats:
@@ -91,4 +96,58 @@ class Missing(FittedNumbers):
         return "1 where it is null, else 0"
 
 
+class FillMedian(FillOperator):
+    """Nulls become the training split's median: the lower one of two, so that it is a value that occurs."""
+
+    name = "fill_median"
+
+    def fit(self, source: Source) -> Fit[FittedFillMedian]:
+        (median,) = yield from source.distribution.quantiles([0.5])
+        return FittedFillMedian(median)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedFillMedian(Fill):
+    why: ClassVar[str] = "median"
+
+
+class FillMissing(FillOperator):
+    """Nulls become a given value."""
+
+    name = "fill_missing"
+    positional = "value"
+    value: Finite = 0.0
+    """The value that replaces nulls."""
+
+    def fit(self, source: Source) -> Fit[FittedFillMissing]:
+        del source
+        return ready(FittedFillMissing(float32_of(float(self.value))))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedFillMissing(Fill):
+    why: ClassVar[str] = "given"
+
+
+class FillMode(FillOperator):
+    """Nulls become the most common value of the training split; of several, the smallest."""
+
+    name = "fill_mode"
+
+    def fit(self, source: Source) -> Fit[FittedFillMode]:
+        table: ValueTable = yield NumberCounts(source.distribution.numbers)
+        if len(table.values) == 0:  # all results of the steps are infinite
+            return FittedFillMode(0.0)
+        commonest = int(table.commonest_first()[0])
+        return FittedFillMode(float(table.values[commonest].as_py()) + 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedFillMode(Fill):
+    why: ClassVar[str] = "commonest"
+
+
 register_fitted("numeric", "missing", Missing)
+register(FillMedian, FittedFillMedian)
+register(FillMissing, FittedFillMissing)
+register(FillMode, FittedFillMode)
