@@ -1,4 +1,5 @@
-"""Runs a build on a suitable engine. When memory runs out, tries again with smaller pieces, then on the host.
+"""Chooses a suitable engine and runs a build on it. When memory runs out, tries again with smaller pieces, then on the
+host.
 
 Results do not depend on engine or pieces, so a second attempt gives what the first would have given.
 """
@@ -7,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from serin.errors import ClusterNotUp, EngineFailed, GpuUnusable
 from serin.etl.binding.layout import Layout
-from serin.etl.engines.device import Gpus, usable_gpus
-from serin.etl.engines.engine import Choice, Engine, choose_engine, open_engine
+from serin.etl.engines.device import Gpus, memory_pool, usable_gpus
+from serin.etl.engines.engine import Engine, ProcessEngine
 from serin.etl.engines.memory_budget import (
     MIN_ROWS,
     available_bytes,
@@ -27,14 +29,83 @@ from serin.etl.engines.memory_budget import (
 )
 from serin.etl.engines.pieces import cut_pieces
 from serin.etl.sources.tables import Piece, Table
+from serin.machine import environment
 from serin.machine.hardware import core_count
-from serin.spec.etl import EtlSpec
+from serin.spec.etl import EtlSpec, gpus_wanted
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ROWS = (2**16, 2**19)  # least and most rows of a piece on the host
 _GPU_HALVINGS = 2  # then the host
+_GPU_THREADS = 16  # that read for one GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """`kind`: process, dask, cuda, dask-cuda, or a scheduler's address. `keep`: pieces stay in memory."""
+
+    kind: str
+    workers: int
+    keep: bool
+    why: str
+    needed_bytes: int = 0  # to keep all pieces
+
+
+def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
+    """What the spec asks for; `auto`: a GPU for much data, one process for what fits, else a cluster of processes."""
+    wanted = gpus_wanted(etl.engine, data_bytes=data_bytes, usable=gpus.count)
+    cores = core_count() if etl.workers == "auto" else etl.workers
+    roomy = needed_bytes < free_bytes // 2
+    size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
+    kind, why = etl.engine, "as requested"
+    if kind == "auto":
+        if wanted:
+            kind, why = "cuda", f"{wanted} GPU(s), {data_bytes / 1e6:,.0f} MB of tables"
+        elif roomy:
+            kind, why = "process", size
+        else:
+            kind, why = "dask", f"{size}: processes with limited memory, pieces on disk"
+    if kind == "dask" and (scheduler := environment.dask_scheduler()) is not None:
+        kind, why = scheduler, f"{why}; SERIN_DASK"
+    if kind in ("cuda", "dask-cuda"):
+        if not wanted:
+            raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")
+        keep = roomy and needed_bytes < gpus.memory_bytes // 3
+        if wanted > 1 or kind == "dask-cuda":
+            workers = wanted if etl.workers == "auto" else etl.workers
+            return Choice(kind="dask-cuda", workers=workers, keep=keep, why=why, needed_bytes=needed_bytes)
+        workers = min(_GPU_THREADS, cores) if etl.workers == "auto" else etl.workers
+        return Choice(kind="cuda", workers=workers, keep=keep, why=why)
+    return Choice(kind=kind, workers=cores, keep=roomy, why=why, needed_bytes=needed_bytes)
+
+
+@contextmanager
+def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
+    """The chosen engine; `scratch` is a folder that all workers see."""
+    spill = None if choice.keep else scratch
+    if choice.kind == "process":
+        with ProcessEngine(choice.workers, scratch=spill) as engine:
+            yield engine
+        return
+    if choice.kind == "cuda":
+        with memory_pool(), ProcessEngine(choice.workers, scratch=spill, gpu=True) as engine:
+            yield engine
+        return
+    from serin.etl.engines import dask_engine  # half a second that small tables save
+
+    if choice.kind == "dask-cuda":
+        opened = dask_engine.cuda_cluster(choice.workers, scratch)
+    elif choice.kind == "dask":
+        opened = dask_engine.local_cluster(choice.workers)
+    else:
+        opened = dask_engine.connect(choice.kind, scratch)
+    with opened as client:
+        gpu = choice.kind == "dask-cuda" or (
+            choice.kind != "dask" and dask_engine.every_worker_has_a_gpu(client)
+        )
+        keep = choice.keep and choice.needed_bytes < dask_engine.memory_bytes(client) // 4
+        yield dask_engine.DaskEngine(client, scratch=scratch, keep=keep, gpu=gpu)
 
 
 def run_within_memory(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from distributed.scheduler import KilledWorker
 
 from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
-from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues, usable_gpus
+from serin.etl.engines.device import free_gpu_bytes, take_rescues, usable_gpus
+from serin.etl.engines.engine import Arguments, Engine, Held, call
 from serin.etl.engines.progress import ignore_progress
-from serin.etl.engines.spill import Spilled, loaded, spill
+from serin.etl.engines.spill import loaded, spill
 from serin.machine.hardware import core_count
 
 _LocalCluster: Any = distributed.LocalCluster
@@ -145,7 +146,7 @@ def memory_bytes(client: Any) -> int:
     return sum(worker["memory_limit"] or 2**62 for worker in workers)
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """`keep`: what is held stays in the workers' memory; else it goes to files in `scratch`."""
 
     def __init__(self, client: Any, *, scratch: Path, keep: bool = True, gpu: bool = False) -> None:
@@ -155,7 +156,7 @@ class DaskEngine:
         )  # reported here, not in a file on a worker's machine
         self.tell: Callable[[int, int], None] = ignore_progress
         self._scratch = str(scratch)
-        self._keep = keep
+        self._in_memory = keep
         self.gpu = gpu
         self.gpus = len(client.nthreads()) if gpu else 0
         self.workers = max(1, sum(client.nthreads().values()), core_count() if gpu else 0)
@@ -163,34 +164,10 @@ class DaskEngine:
         if gpu:
             self.budget_bytes = min(self.budget_bytes, min(client.run(free_gpu_bytes).values()) // 4)
 
-    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
-        return self._held(function, [(item,) for item in items], shared)
-
-    def then(self, function: Callable[..., Any], held: Sequence[Any], *shared: Any) -> list[Any]:
-        values = self._held(self._safe(function), [(value,) for value in held], shared)
-        for value in held:
-            if isinstance(value, Spilled):
-                value.remove()
-        return values
-
-    def collect(
-        self,
-        function: Callable[..., Any],
-        held: Sequence[Any],
-        *shared: Any,
-        each: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        pairs = [(value,) for value in held] if each is None else list(zip(held, each, strict=True))
-        return self._gather(self._submit(_apply, self._safe(function), pairs, shared))
-
     def reduce(
-        self,
-        function: Callable[..., Any],
-        merge: Callable[[Any, Any], Any],
-        held: Sequence[Any],
-        *shared: Any,
+        self, function: Callable[..., Any], merge: Callable[[Any, Any], Any], held: Held, *shared: Any
     ) -> Any:
-        futures = self._submit(_apply, self._safe(function), [(value,) for value in held], shared)
+        futures = self._submit(self._safe(function), [(value,) for value in held], shared)
         while len(futures) > 1:
             groups = [futures[start : start + _FAN_IN] for start in range(0, len(futures), _FAN_IN)]
             futures = [self._client.submit(_merge_all, merge, *group, pure=False) for group in groups]
@@ -199,27 +176,25 @@ class DaskEngine:
     def rescues(self) -> int:
         return sum(self._client.run(take_rescues).values()) if self.gpu else 0
 
-    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return OnGpu(function) if self.gpu else function
+    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held:
+        if self._in_memory:
+            return self._submit(function, arguments, shared)
+        return self._gather(self._submit(function, arguments, shared, self._scratch))
 
-    def _held(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], shared: tuple[Any, ...]
+    def _bring(
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
     ) -> list[Any]:
-        if self._keep:
-            return self._submit(_apply, function, arguments, shared)
-        return self._gather(self._submit(_apply_and_spill, function, arguments, shared))
+        return self._gather(self._submit(function, arguments, shared))
 
     def _submit(
         self,
-        apply: Callable[..., Any],
         function: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...]],
+        arguments: Arguments,
         shared: tuple[Any, ...],
+        scratch: str | None = None,
     ) -> list[Any]:
         placed = self._client.submit(loaded, spill(shared, self._scratch), pure=False)
-        return [
-            self._client.submit(apply, function, self._scratch, placed, *own, pure=False) for own in arguments
-        ]
+        return [self._client.submit(call, function, scratch, placed, *own, pure=False) for own in arguments]
 
     def _gather(self, futures: list[Any]) -> list[Any]:
         try:
@@ -230,16 +205,6 @@ class DaskEngine:
             raise WorkersLost(str(error)) from error
         except (CommClosedError, FutureCancelledError) as error:
             raise EngineFailed(engine="dask", reason=f"the scheduler is gone ({error})") from error
-
-
-def _apply(function: Callable[..., Any], _: str, shared: tuple[Any, ...], *own: Any) -> Any:
-    return function(*(loaded(value) for value in own), *shared)
-
-
-def _apply_and_spill(
-    function: Callable[..., Any], scratch: str, shared: tuple[Any, ...], *own: Any
-) -> Spilled:
-    return spill(_apply(function, scratch, shared, *own), scratch)
 
 
 def _merge_all(merge: Callable[[Any, Any], Any], *parts: Any) -> Any:

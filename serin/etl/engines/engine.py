@@ -1,28 +1,28 @@
-"""The engine interface: an engine maps and merges over the pieces of a table and never knows what is computed.
+"""The engine interface, and the engine of one process. An engine maps and merges over the pieces of a table and never
+knows what is computed.
 
 Values that `hold` computed stay where they were computed, and only small results are sent. The order of pieces is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
-from serin.errors import EngineFailed
-from serin.etl.engines.device import Gpus, memory_pool
-from serin.etl.engines.process_engine import ProcessEngine
-from serin.machine import environment
-from serin.machine.hardware import core_count
-from serin.spec.etl import EtlSpec, gpus_wanted
+from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues
+from serin.etl.engines.memory_budget import available_bytes
+from serin.etl.engines.progress import ignore_progress
+from serin.etl.engines.spill import Spilled, loaded, spill
 
 Held = Sequence[Any]  # one handle per piece, opaque to callers
-_GPU_THREADS = 16  # that read for one GPU
+Arguments = Sequence[tuple[Any, ...]]  # what each piece's call gets before that which all share
+_GPU_THREADS = 2  # one prepares what the GPU does next while the other waits for it
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """An engine raises MemoryError when a piece is too large for it: retry with smaller pieces."""
 
     workers: int
@@ -33,91 +33,125 @@ class Engine(Protocol):
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Held:
         """function(item, *shared) for each item, kept."""
-        ...
+        return self._keep(function, [(item,) for item in items], shared)
 
     def then(self, function: Callable[..., Any], held: Held, *shared: Any) -> Held:
         """function(value, *shared) for each value held, kept instead of it."""
-        ...
+        values = self._keep(self._safe(function), [(value,) for value in held], shared)
+        for value in held:
+            if isinstance(value, Spilled):
+                value.remove()
+        return values
 
     def collect(
         self, function: Callable[..., Any], held: Held, *shared: Any, each: Sequence[Any] | None = None
     ) -> list[Any]:
         """function(value, [its own item of `each`,] *shared) for each value held, brought here."""
-        ...
+        arguments = [(value,) for value in held] if each is None else list(zip(held, each, strict=True))
+        return self._bring(self._safe(function), arguments, shared)
 
+    @abstractmethod
     def reduce(
         self, function: Callable[..., Any], merge: Callable[[Any, Any], Any], held: Held, *shared: Any
     ) -> Any:
         """What `collect` gives, merged to one. `merge` must not depend on how pieces are grouped."""
         ...
 
+    @abstractmethod
     def rescues(self) -> int:
         """How often the host had to do a GPU's work, since the GPU was full."""
         ...
 
+    @abstractmethod
+    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held: ...
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """`kind`: process, dask, cuda, dask-cuda, or a scheduler's address. `keep`: pieces stay in memory."""
+    @abstractmethod
+    def _bring(
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
+    ) -> list[Any]: ...
 
-    kind: str
-    workers: int
-    keep: bool
-    why: str
-    needed_bytes: int = 0  # to keep all pieces
-
-
-def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_bytes: int, gpus: Gpus) -> Choice:
-    """What the spec asks for; `auto`: a GPU for much data, one process for what fits, else a cluster of processes."""
-    wanted = gpus_wanted(etl.engine, data_bytes=data_bytes, usable=gpus.count)
-    cores = core_count() if etl.workers == "auto" else etl.workers
-    roomy = needed_bytes < free_bytes // 2
-    size = f"{needed_bytes / 1e6:,.0f} MB for the pieces, {free_bytes / 1e6:,.0f} MB free"
-    kind, why = etl.engine, "as requested"
-    if kind == "auto":
-        if wanted:
-            kind, why = "cuda", f"{wanted} GPU(s), {data_bytes / 1e6:,.0f} MB of tables"
-        elif roomy:
-            kind, why = "process", size
-        else:
-            kind, why = "dask", f"{size}: processes with limited memory, pieces on disk"
-    if kind == "dask" and (scheduler := environment.dask_scheduler()) is not None:
-        kind, why = scheduler, f"{why}; SERIN_DASK"
-    if kind in ("cuda", "dask-cuda"):
-        if not wanted:
-            raise EngineFailed(engine=kind, reason="no GPU that cupy could use is here; use engine: auto")
-        keep = roomy and needed_bytes < gpus.memory_bytes // 3
-        if wanted > 1 or kind == "dask-cuda":
-            workers = wanted if etl.workers == "auto" else etl.workers
-            return Choice(kind="dask-cuda", workers=workers, keep=keep, why=why, needed_bytes=needed_bytes)
-        workers = min(_GPU_THREADS, cores) if etl.workers == "auto" else etl.workers
-        return Choice(kind="cuda", workers=workers, keep=keep, why=why)
-    return Choice(kind=kind, workers=cores, keep=roomy, why=why, needed_bytes=needed_bytes)
+    def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return OnGpu(function) if self.gpu else function
 
 
-@contextmanager
-def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
-    """The chosen engine; `scratch` is a folder that all workers see."""
-    spill = None if choice.keep else scratch
-    if choice.kind == "process":
-        with ProcessEngine(choice.workers, scratch=spill) as engine:
-            yield engine
-        return
-    if choice.kind == "cuda":
-        with memory_pool(), ProcessEngine(choice.workers, scratch=spill, gpu=True) as engine:
-            yield engine
-        return
-    from serin.etl.engines import dask_engine  # half a second that small tables save
+def call(function: Callable[..., Any], scratch: str | None, shared: tuple[Any, ...], *own: Any) -> Any:
+    """function(*own, *shared); in a file in the folder `scratch`, when there is one."""
+    result = function(*(loaded(value) for value in own), *shared)
+    return result if scratch is None else spill(result, scratch)
 
-    if choice.kind == "dask-cuda":
-        opened = dask_engine.cuda_cluster(choice.workers, scratch)
-    elif choice.kind == "dask":
-        opened = dask_engine.local_cluster(choice.workers)
-    else:
-        opened = dask_engine.connect(choice.kind, scratch)
-    with opened as client:
-        gpu = choice.kind == "dask-cuda" or (
-            choice.kind != "dask" and dask_engine.every_worker_has_a_gpu(client)
-        )
-        keep = choice.keep and choice.needed_bytes < dask_engine.memory_bytes(client) // 4
-        yield dask_engine.DaskEngine(client, scratch=scratch, keep=keep, gpu=gpu)
+
+class ProcessEngine(Engine):
+    """Threads over pieces: numpy, Arrow and CUDA release the lock where the time goes. `scratch`: a folder where held
+    values are kept instead of in memory. `gpu`: values may be on a GPU."""
+
+    def __init__(self, workers: int, *, scratch: Path | None = None, gpu: bool = False) -> None:
+        self.workers = workers
+        self.gpu = gpu
+        self.gpus = int(gpu)
+        free = available_bytes() // 2
+        threads = min(workers, _GPU_THREADS) if gpu else workers
+        self.budget_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
+        self.tell: Callable[[int, int], None] = ignore_progress
+        self._scratch = None if scratch is None else str(scratch)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="etl")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def reduce(
+        self, function: Callable[..., Any], merge: Callable[[Any, Any], Any], held: Held, *shared: Any
+    ) -> Any:
+        safe = self._safe(function)
+        waiting = {self._threads.submit(call, safe, None, shared, value) for value in held}
+        merged: list[Any] = []
+        total = len(waiting)
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                self.tell(total - len(waiting), total)
+                for future in done:
+                    merged = [merge(merged[0], future.result())] if merged else [future.result()]
+        except BaseException:
+            _cancel(waiting)
+            raise
+        return merged[0]
+
+    def rescues(self) -> int:
+        return take_rescues()
+
+    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held:
+        return self._run(function, arguments, shared, self._scratch)
+
+    def _bring(
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
+    ) -> list[Any]:
+        return self._run(function, arguments, shared)
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        shared: tuple[Any, ...],
+        scratch: str | None = None,
+    ) -> list[Any]:
+        futures = [self._threads.submit(call, function, scratch, shared, *own) for own in arguments]
+        try:
+            results = []
+            for future in futures:
+                results.append(future.result())
+                self.tell(len(results), len(futures))
+            return results
+        except BaseException:
+            _cancel(futures)
+            raise
+
+
+def _cancel(futures: Any) -> None:
+    """Stops work whose result is lost."""
+    pending: list[Future[Any]] = list(futures)
+    for future in pending:
+        future.cancel()
+    wait(pending)

@@ -21,7 +21,7 @@ from serin.etl.build import find_dataset
 from serin.etl.dataset.compare import distance
 from serin.etl.dataset.split import LEFT_OUT, SplitRule, TimeSplit, hash_split, stratified_split, time_split
 from serin.etl.engines.dask_engine import DaskEngine, local_cluster
-from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.engines.engine import ProcessEngine
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import FRESHNESS
 from serin.etl.relational.groups import group_hashes

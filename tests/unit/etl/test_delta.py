@@ -162,7 +162,7 @@ def test_a_gpu_reads_what_the_host_reads(tmp_path: Path, monkeypatch: pytest.Mon
     spec = spec_over(tmp_path)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: Gpus(count=1, memory_bytes=2**34))
-    monkeypatch.setattr("serin.etl.engines.engine.memory_pool", nullcontext)
+    monkeypatch.setattr("serin.etl.engines.attempts.memory_pool", nullcontext)
     cupy.install(monkeypatch)
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 200) == expected
 

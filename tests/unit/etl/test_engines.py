@@ -10,8 +10,9 @@ import pytest
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.errors import ClusterNotUp, EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
 from serin.etl.engines import dask_engine
+from serin.etl.engines.attempts import Choice, choose_engine, open_engine
 from serin.etl.engines.cuda_cluster import gpu_cluster
-from serin.etl.engines.dask_engine import DaskEngine, cuda_cluster, local_cluster
+from serin.etl.engines.dask_engine import cuda_cluster, local_cluster
 from serin.etl.engines.device import (
     Gpus,
     HostColumns,
@@ -23,8 +24,7 @@ from serin.etl.engines.device import (
     to_gpu,
     to_host,
 )
-from serin.etl.engines.engine import Choice, choose_engine, open_engine
-from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.engines.engine import ProcessEngine
 from serin.etl.relational.gpu import gpu_batches
 from serin.etl.relational.relation import Related
 from serin.etl.sources.tables import Piece
@@ -125,18 +125,13 @@ def test_process_engine_ends_its_work_when_a_piece_fails() -> None:
         engine.hold(fail, [1, 2, 3])
 
 
-def test_dask_engine_is_an_engine_of_the_same_shape() -> None:
-    public = {name for name in vars(ProcessEngine) if not name.startswith("_")}
-    assert public <= {name for name in vars(DaskEngine) if not name.startswith("_")}
-
-
 ONE_GPU = Gpus(count=1, memory_bytes=2**34)
 
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: ONE_GPU)
-    monkeypatch.setattr("serin.etl.engines.engine.memory_pool", nullcontext)
+    monkeypatch.setattr("serin.etl.engines.attempts.memory_pool", nullcontext)
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -21,11 +21,11 @@ from serin.errors import EngineFailed
 from serin.etl import build as building
 from serin.etl.build import build_dataset
 from serin.etl.engines import attempts
+from serin.etl.engines.attempts import Choice
 from serin.etl.engines.dask_engine import DaskEngine, WorkersLost, local_cluster
-from serin.etl.engines.engine import Choice
+from serin.etl.engines.engine import ProcessEngine
 from serin.etl.engines.memory_budget import MIN_ROWS, plan_rows
 from serin.etl.engines.pieces import cut_pieces
-from serin.etl.engines.process_engine import ProcessEngine
 from serin.etl.engines.spill import Spilled, spill
 from serin.etl.sources import find
 from serin.etl.sources.files import find_files
@@ -73,7 +73,7 @@ def test_values_held_on_disk_change_nothing_and_are_removed(
         return held[-1]
 
     monkeypatch.setattr("serin.etl.engines.attempts.choose_engine", without_room)
-    monkeypatch.setattr("serin.etl.engines.process_engine.spill", note)
+    monkeypatch.setattr("serin.etl.engines.engine.spill", note)
     assert digest(spec_of(few_flights), EtlSpec(), tmp_path, 4000) == expected
     assert len(held) > 4
     assert not any(Path(value.path).exists() for value in held)

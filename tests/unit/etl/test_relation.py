@@ -10,7 +10,7 @@ import pytest
 from serin.errors import ColumnMissing, JoinNotManyToOne, SpecError, TableEmpty
 from serin.etl.binding.layout import lay_out
 from serin.etl.engines.dask_engine import local_cluster
-from serin.etl.engines.process_engine import ProcessEngine
+from serin.etl.engines.engine import ProcessEngine
 from serin.etl.relational.groups import AsOfIndex
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.files import find_files
