@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from serin.etl.binding.layout import Layout, lay_out
 from serin.etl.dataset.assemble import Assembly
+from serin.etl.dataset.compare import family_key, find_previous
 from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine
 from serin.etl.engines.progress import Progress
+from serin.etl.identity import files_of
 from serin.etl.relational.piece_cache import PieceCache
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache
 from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import Piece, Table, open_table
-from serin.formats.dataset import SourceFile
 from serin.machine.durable import Syncs
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
-from serin.store.artifacts import Dataset
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Build:
     """The arguments of `build_dataset`, and the folder with what builds keep."""
 
     data: DataSpec
@@ -46,39 +46,33 @@ class Wanted:
     piece_rows: int | None
     fresh: bool
 
+    @property
+    def family(self) -> str:
+        return family_key(self.name, self.data)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
-    """What earlier builds of this pipeline left: whether there was one (`known`), its last dataset, and the cache
-    folder.
-
-    The dataset is None when no check compares with it; a `fresh` build replaces the cache.
-    """
-
-    family: str
-    known: bool
-    previous: Dataset | None
-    kept: Path
-    fresh: bool = False
+    @property
+    def is_known(self) -> bool:
+        """Whether there was an earlier build of this pipeline."""
+        return self.store.knows_dataset(self.family)
 
 
 def compute(
-    wanted: Wanted,
+    build: Build,
     sources: Sources,
     hashed: Callable[[], Sources],
-    earlier: Earlier,
     syncs: Syncs,
     scratch: Path,
     result: Path,
 ) -> str:
     """Fills the folder `result`, which is on the disk when `syncs` has nothing left to do. Returns the digest."""
-    data, features = wanted.data, wanted.features
-    tables = _open_tables(sources, earlier, scratch)
+    data, features = build.data, build.features
+    tables = _open_tables(build, sources, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
     partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
     logger.info(f"{main.rows:,} rows in {main.name}{partners}")
-    cache = _piece_cache(data, layout, sources, earlier)
+    cache = _piece_cache(build, layout, sources)
+    previous = find_previous(build.store, build.name, data)
     work = Preparation(
         data=data, features=features, layout=layout, tables=tables, scratch=scratch, cache=cache
     )
@@ -95,45 +89,41 @@ def compute(
             features=features,
             layout=layout,
             joins=joins,
-            files=lambda: [file for found in hashed().values() for file in found],
-            previous=earlier.previous,
+            files=lambda: files_of(hashed()),
+            previous=previous,
             engine=engine,
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
 
-    size = sum(file.size for found in sources.values() for file in found)
     return run_within_memory(
         fill,
         table=main,
         layout=layout,
-        etl=wanted.etl,
-        data_bytes=size,
+        etl=build.etl,
+        data_bytes=sum(file.size for file in files_of(sources)),
         scratch=scratch,
-        piece_rows=wanted.piece_rows,
+        piece_rows=build.piece_rows,
     )
 
 
-def _open_tables(
-    sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier, scratch: Path
-) -> dict[str, Table]:
-    converted = FileCache.converted(earlier.kept, again=earlier.fresh)
-    tables = {name: open_table(name, found, scratch, converted) for name, found in sources.items()}
+def _open_tables(build: Build, sources: Sources, scratch: Path) -> dict[str, Table]:
+    converted = FileCache.converted(build.kept, again=build.fresh)
+    tables = {name: open_table(name, files, scratch, converted) for name, files in sources.items()}
     if converted.found:
-        asked = converted.found + converted.made
-        logger.info(f"{converted.found} of {asked} files to convert were found in the cache")
+        requested = converted.found + converted.made
+        logger.info(f"{converted.found} of {requested} files to convert were found in the cache")
     return tables
 
 
-def _piece_cache(
-    data: DataSpec, layout: Layout, sources: Mapping[str, tuple[SourceFile, ...]], earlier: Earlier
-) -> PieceCache | None:
+def _piece_cache(build: Build, layout: Layout, sources: Sources) -> PieceCache | None:
     """Pieces kept for the next build. Only from the second build on, and for tables of several files: they grow."""
-    known = all(file.content for found in sources.values() for file in found)
-    if not known or not earlier.known or len(sources[data.main]) < 2:
+    data = build.data
+    reliable = all(file.content for file in files_of(sources))
+    if not reliable or len(sources[data.main]) < 2 or not build.is_known:
         return None
-    others = [file for name, found in sources.items() if name != data.main for file in found]
-    return PieceCache.of(earlier.kept, earlier.family, data, layout, others, again=earlier.fresh)
+    partners = [file for name, files in sources.items() if name != data.main for file in files]
+    return PieceCache.of(build.kept, build.family, data, layout, partners, again=build.fresh)
 
 
 def _empty(folder: Path) -> None:

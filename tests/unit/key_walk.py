@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 import serin
-from serin.etl.build import dataset_key
+from serin.etl.identity import dataset_key
 from serin.formats.dataset import SourceFile
 from serin.formats.trained import RECORD
 from serin.pipeline.export import export_parts

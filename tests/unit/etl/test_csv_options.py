@@ -16,7 +16,7 @@ import pytest
 from serin.draft.guess import guess_spec
 from serin.draft.sniff_csv import sniff_table
 from serin.errors import SourceUnreadable, SpecError
-from serin.etl.build import current_key
+from serin.etl.identity import current_key
 from serin.etl.sources import csv2parquet
 from serin.etl.sources.convert import convert
 from serin.etl.sources.file_cache import conversion_of

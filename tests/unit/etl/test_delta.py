@@ -16,8 +16,8 @@ import pytest
 
 from serin.draft.guess import guess_spec
 from serin.errors import SourceMissing, SourceUnreadable, SpecError
-from serin.etl.build import current_key
 from serin.etl.engines.device import Gpus
+from serin.etl.identity import current_key
 from serin.etl.raw_rows import read_test_rows
 from serin.etl.sources import sql
 from serin.etl.sources.files import find_files

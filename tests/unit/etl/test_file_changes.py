@@ -10,7 +10,8 @@ import pytest
 
 from serin.errors import SourceUnreadable
 from serin.etl import compute
-from serin.etl.build import build_dataset, current_key, find_dataset
+from serin.etl.build import build_dataset, find_dataset
+from serin.etl.identity import current_key
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import SerinError, SourceUnreadable, SpecError, TimeUnparsable
-from serin.etl.build import build_dataset, current_key
+from serin.etl.build import build_dataset
+from serin.etl.identity import current_key
 from serin.etl.sources.convert import convert
 from serin.etl.sources.files import find_files
 from serin.etl.sources.partitions import Read
