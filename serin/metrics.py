@@ -60,12 +60,7 @@ def average_precision(target: ArrayLike, score: ArrayLike) -> float:
 
 def log_loss(target: ArrayLike, probability: ArrayLike) -> float:
     """Mean negative log likelihood, in nats, of the positive class [n] or of all classes [n, k]."""
-    truth, chance = _pair(target, probability)
-    if chance.ndim == 1:
-        given = np.where(_binary(truth), chance, 1.0 - chance)
-    else:
-        given = chance[np.arange(truth.size), _labels(truth, chance.shape[1])]
-    return float(-np.log(np.clip(given.astype(np.float64), _SMALLEST, 1.0)).mean())
+    return float(_row_losses("logloss", *_pair(target, probability)).mean())
 
 
 def accuracy(target: ArrayLike, label: ArrayLike) -> float:
@@ -76,9 +71,7 @@ def accuracy(target: ArrayLike, label: ArrayLike) -> float:
 
 def rmse(target: ArrayLike, prediction: ArrayLike) -> float:
     """Root mean squared error, in the target's unit."""
-    truth, guess = _pair(target, prediction)
-    difference = guess.astype(np.float64) - truth
-    return float(np.sqrt(np.mean(difference * difference)))
+    return float(np.sqrt(_row_losses("rmse", *_pair(target, prediction)).mean()))
 
 
 def paired_bootstrap(

@@ -13,8 +13,13 @@ import numpy.typing as npt
 from serin.columns.column import Column
 from serin.draft.guess_target import GuessedTarget
 from serin.draft.table_sample import TableSample
-from serin.etl.dataset.leak_scores import LEAK_SCORE, NULL_LEAK_SCORE, score_by_nulls, score_by_values
-from serin.etl.dataset.leaks import missing_together
+from serin.etl.dataset.leaks import (
+    LEAK_SCORE,
+    NULL_LEAK_SCORE,
+    missing_together,
+    score_by_nulls,
+    score_by_values,
+)
 from serin.etl.relational.relation import Unknown
 
 _FEW = 12  # different integers that are taken for categories

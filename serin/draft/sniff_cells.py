@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.etl.sources.csv2parquet import open_csv
+from serin.etl.sources.convert import open_csv
 from serin.formats.csv_values import NULL_WORDS
 from serin.formats.dataset import SourceFile
 

@@ -6,7 +6,7 @@ A dataset stores features, not requests, and a model of another spec can only sc
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from serin.errors import TableEmpty
 from serin.etl.binding.layout import Layout, lay_out
+from serin.etl.dataset.golden import ARROW
 from serin.etl.engines.attempts import run_within_memory
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.prepare import Preparation, prepare_pieces
@@ -23,7 +24,7 @@ from serin.etl.relational.relation import Prepared
 from serin.etl.sources.find import find_again
 from serin.etl.sources.tables import Piece, open_table
 from serin.formats.dataset import read_dataset
-from serin.formats.schema import InputColumn, Kind
+from serin.formats.schema import InputColumn
 from serin.formats.shards import read_split
 from serin.formats.wire import RawRows, TrainingRows
 from serin.spec.data import DataSpec
@@ -33,9 +34,6 @@ from serin.store.artifacts import Dataset
 
 T = TypeVar("T")
 Ids = npt.NDArray[np.int64]
-_ARROW: Mapping[Kind, pa.DataType] = {
-    "string": pa.string(), "float": pa.float32(), "int": pa.int64(), "timestamp": pa.int64(), "bool": pa.int8(),
-}  # fmt: skip
 
 
 def read_test_rows(
@@ -118,7 +116,7 @@ def requests_of(prepared: Prepared, ids: Ids, inputs: Sequence[InputColumn]) -> 
     inside = np.flatnonzero(np.isin(prepared.rows, ids))
     columns = {
         column.name: pa.array(
-            prepared.columns[column.name][inside].on_host().to_wire(), _ARROW[column.kind], from_pandas=False
+            prepared.columns[column.name][inside].on_host().to_wire(), ARROW[column.kind], from_pandas=False
         )
         for column in inputs
     }

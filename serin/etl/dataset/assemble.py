@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 
 from serin.errors import TableEmpty
 from serin.etl.binding.layout import DerivedLayout, Layout
-from serin.etl.dataset.candidates import Candidates
 from serin.etl.dataset.compare import judge_against
-from serin.etl.dataset.golden import Made, choose_golden
+from serin.etl.dataset.golden import Candidates, Made, choose_golden
 from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
 from serin.etl.dataset.seal import PartSeals, seal_dataset, write_lookup

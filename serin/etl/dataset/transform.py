@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
-from serin.etl.dataset.candidates import Candidates, pick_candidates
+from serin.etl.dataset.golden import Candidates, pick_candidates
 from serin.etl.dataset.split import LEFT_OUT, SplitRule
 from serin.etl.engines.device import gpu_aware, store_rows
 from serin.etl.relational.relation import Prepared

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import ColumnUnusable, SourceUnreadable, TableEmpty, TimeUnparsable
-from serin.etl.sources.convert import convert
-from serin.etl.sources.csv2parquet import decided, is_undecided, types_of
+from serin.etl.sources.convert import convert, decided, is_undecided, types_of
 from serin.etl.sources.file_cache import FileCache, conversion_of
 from serin.etl.sources.files import (
     file_format,

@@ -17,7 +17,6 @@ from serin.draft.guess import guess_spec
 from serin.draft.sniff_csv import sniff_table
 from serin.errors import SourceUnreadable, SpecError
 from serin.etl.identity import current_key
-from serin.etl.sources import csv2parquet
 from serin.etl.sources.convert import convert
 from serin.etl.sources.file_cache import conversion_of
 from serin.etl.sources.find import find_table
@@ -104,7 +103,9 @@ def test_options_give_the_dataset_of_plain_csv(
     assert build(spec, Store(str(tmp_path / "store")), piece_rows=200).digest == plain
     (file,) = find_table("trips", spec.data.tables["trips"])
     convert(file, tmp_path / "whole")
-    monkeypatch.setattr(csv2parquet, "_BLOCK_BYTES", 4000)  # the first of which says little about the columns
+    monkeypatch.setattr(
+        "serin.etl.sources.convert._BLOCK_BYTES", 4000
+    )  # the first of which says little about the columns
     convert(file, tmp_path / "blocks")
     kinds = [
         pa.timestamp("us") if pa.types.is_temporal(each.type) else each.type

@@ -14,7 +14,7 @@ from serin.draft.guess import Draft, draft_table
 from serin.draft.guess_target import guess_target
 from serin.errors import LeakFound, TargetUnusable
 from serin.etl.build import build_dataset
-from serin.etl.dataset.leak_scores import LEAK_SCORE, NULL_LEAK_SCORE
+from serin.etl.dataset.leaks import LEAK_SCORE, NULL_LEAK_SCORE
 from serin.pipeline.check import check_spec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec

@@ -94,7 +94,7 @@ def test_a_table_is_the_same_in_every_form(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serin.etl.sources.convert._BLOCK_BYTES", 1000)
-    monkeypatch.setattr("serin.etl.sources.csv2parquet._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("serin.etl.sources.convert._BLOCK_BYTES", 1000)
     expected = [TABLE.column(column).to_pylist() for column in ("city", "size", "price")]
     assert values(opened(write(tmp_path, name), tmp_path), "city", "size", "price") == expected
 
@@ -396,7 +396,7 @@ def test_a_column_whose_later_values_are_wider_is_read_as_what_holds_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "serin.etl.sources.csv2parquet._BLOCK_BYTES", 1000
+        "serin.etl.sources.convert._BLOCK_BYTES", 1000
     )  # types are guessed from the first block
     lines = ["a,b,c,d"] + ["1,2,x,2024-01-01 00:00:00"] * 200 + ["1.5,word,y,2024-01-02 00:00:00"]
     (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

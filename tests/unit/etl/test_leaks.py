@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
 from serin.errors import ColumnMissing, LeakFound, SpecError
-from serin.etl.dataset.leak_scores import FEWEST, score_by_nulls, score_by_values
+from serin.etl.dataset.leaks import FEWEST, score_by_nulls, score_by_values
 from serin.etl.relational.groups import sampled
 from serin.formats.dataset import read_dataset
 from serin.metrics import auc

@@ -91,8 +91,7 @@ def test_a_table_gives_the_same_dataset_and_the_same_answers_in_every_form(
     random = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         folder = Path(scratch)
-        for module in ("csv2parquet", "convert"):
-            patch.setattr(f"serin.etl.sources.{module}._BLOCK_BYTES", int(random.choice([700, 16 * 2**20])))
+        patch.setattr("serin.etl.sources.convert._BLOCK_BYTES", int(random.choice([700, 16 * 2**20])))
         for name, values in zip(("main", "places"), random_rows(ROWS, vocabulary, random), strict=True):
             write_forms(folder, name, values, random)
         datasets = {}
@@ -164,7 +163,7 @@ def test_a_file_of_null_words_alone_takes_its_type_from_the_tables_other_files(
 def test_the_type_of_a_column_holds_all_rows_wherever_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, last: str, kind: Kind, first: Any
 ) -> None:
-    monkeypatch.setattr("serin.etl.sources.csv2parquet._BLOCK_BYTES", 100)
+    monkeypatch.setattr("serin.etl.sources.convert._BLOCK_BYTES", 100)
     lines = [f"{head},1"] * 60 + [f"{last},1"]
     (tmp_path / "t.csv").write_text("a,b\n" + "\n".join(lines) + "\n")
     found = columns_of(tmp_path, a=kind)["a"]

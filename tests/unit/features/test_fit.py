@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serin.columns.rounding import alike
 from serin.errors import DataError, SpecError
-from serin.etl.binding.kind_checks import check_kinds
+from serin.etl.binding.layout import check_kinds
 from serin.features.ops.clip import FittedClip
 from serin.features.ops.fill import FittedFillMedian
 from serin.features.ops.scale import FittedNormalize
