@@ -13,7 +13,7 @@ null.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import or_
@@ -197,10 +197,7 @@ class _Parser:
         node = self._sum()
         if self._take("in"):
             self._expect("(")
-            options = [self._sum()]
-            while self._take(","):
-                options.append(self._sum())
-            self._expect(")")
+            options = self._listed(self._sum)
             if any(option.kind != "literal" for option in options):
                 raise self._error("`in` takes numbers and strings only")
             return Node("in", children=(node, *options))
@@ -208,16 +205,24 @@ class _Parser:
         return Node(sign, children=(node, self._sum())) if sign else node
 
     def _sum(self) -> Node:
-        node = self._product()
-        while sign := self._take("+", "-"):
-            node = Node(sign, children=(node, self._product()))
-        return node
+        return self._chain(self._product, "+", "-")
 
     def _product(self) -> Node:
-        node = self._unary()
-        while sign := self._take("*", "/", "%"):
-            node = Node(sign, children=(node, self._unary()))
+        return self._chain(self._unary, "*", "/", "%")
+
+    def _chain(self, term: Callable[[], Node], *signs: str) -> Node:
+        node = term()
+        while sign := self._take(*signs):
+            node = Node(sign, children=(node, term()))
         return node
+
+    def _listed(self, item: Callable[[], Node]) -> list[Node]:
+        """Items up to the closing parenthesis."""
+        items = [item()]
+        while self._take(","):
+            items.append(item())
+        self._expect(")")
+        return items
 
     def _unary(self) -> Node:
         negative = False
@@ -251,10 +256,7 @@ class _Parser:
     def _call(self, name: str) -> Node:
         if name not in _FUNCTIONS:
             raise self._error(f"unknown function {name!r}{nearest(name, _FUNCTIONS)}")
-        arguments = [self._any_of()]
-        while self._take(","):
-            arguments.append(self._any_of())
-        self._expect(")")
+        arguments = self._listed(self._any_of)
         if len(arguments) != _FUNCTIONS[name]:
             raise self._error(f"{name} takes {_FUNCTIONS[name]} argument(s)")
         return Node(name, children=tuple(arguments))

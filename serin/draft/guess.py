@@ -25,17 +25,6 @@ class Draft:
     notices: tuple[str, ...]
 
 
-def guess_spec(
-    table: Path | str,
-    target: str | Sequence[str] | None = None,
-    *,
-    path_in_spec: str | None = None,
-    name: str | None = None,
-) -> str:
-    """The text of `draft_table`."""
-    return draft_table(table, target, path_in_spec=path_in_spec, name=name).text
-
-
 def draft_table(
     table: Path | str,
     target: str | Sequence[str] | None = None,

@@ -81,7 +81,7 @@ _DATE = re.compile("|".join(f"(?:{shape.pattern})" for shape, _ in _SHAPES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SniffedCells:
+class Sniffed:
     """`options`: keys of `data.tables.NAME`. `seen`: sentences that say why."""
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _has_meaning(cell: str) -> bool:
     return _is_marked_number(cell) or is_date(cell)
 
 
-def sniff_cells(files: Sequence[SourceFile]) -> SniffedCells:
+def sniff_cells(files: Sequence[SourceFile]) -> Sniffed:
     """How cells are written in the files of a table, whose encoding, delimiter, quotes and header are known."""
     columns: dict[str, _Seen] = {}
     try:
@@ -170,7 +170,7 @@ def sniff_cells(files: Sequence[SourceFile]) -> SniffedCells:
     dates = {column.name: formats for column in seen if (formats := _date_formats(column)) is not None}
     european = bool(files[0].csv and files[0].csv.delimiter == ";")
     parts = (_marks(seen, dates, european=european), _nulls(seen, dates), _dates(dates))
-    return SniffedCells(
+    return Sniffed(
         options={key: value for part in parts for key, value in part.options.items()},
         seen=tuple(sentence for part in parts for sentence in part.seen),
     )
@@ -194,11 +194,11 @@ def _batches(files: Sequence[SourceFile]) -> Iterator[pa.RecordBatch]:
                     return
 
 
-def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bool) -> SniffedCells:
+def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bool) -> Sniffed:
     """The decimal mark and the mark between thousands."""
     numbers = [column for column in seen if column.is_numbers and column.odd and column.name not in dates]
     if not numbers:
-        return SniffedCells()
+        return Sniffed()
     cells = [cell for column in numbers for cell in column.odd]
     certain = [cell for cell in cells if _COMMA.fullmatch(cell) and not _COMMAS.fullmatch(cell)]
     grouped = [cell for cell in cells if cell.count(",") > 1 or re.search(r",\d{3}\.", cell)]
@@ -206,7 +206,7 @@ def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bo
     comma = bool(certain) or (not grouped and (european or any(_POINTS.fullmatch(cell) for cell in cells)))
     if not comma:
         example = (grouped or cells)[0]
-        return SniffedCells(
+        return Sniffed(
             options={"thousands": ","}, seen=(f"commas separate thousands in {names}, such as {example}",)
         )
     example = (certain or cells)[0]
@@ -222,10 +222,10 @@ def _marks(seen: Sequence[_Seen], dates: dict[str, DateFormats], *, european: bo
     if unclear:
         options["decimal"] = {column.name: "," for column in numbers}
         said.append(f"numbers have a decimal point in {_listed(unclear)}")
-    return SniffedCells(options=options, seen=tuple(said))
+    return Sniffed(options=options, seen=tuple(said))
 
 
-def _nulls(seen: Sequence[_Seen], dates: dict[str, DateFormats]) -> SniffedCells:
+def _nulls(seen: Sequence[_Seen], dates: dict[str, DateFormats]) -> Sniffed:
     """The texts that seem to mean null: in text the usual ones, beside numbers and dates others too."""
     found: dict[str, list[str]] = {}
     kept = []
@@ -241,16 +241,16 @@ def _nulls(seen: Sequence[_Seen], dates: dict[str, DateFormats]) -> SniffedCells
             found[column.name] = words
     said = [f"NA in {_listed(kept)} is kept: the column holds codes of two letters"] if kept else []
     if not found:
-        return SniffedCells(seen=tuple(said))
+        return Sniffed(seen=tuple(said))
     counts = sum((Counter({word: column.words[word] for word in found.get(column.name, ())}) for column in seen),
                  Counter[str]())  # fmt: skip
     shown = ", ".join(f"{word.strip()!r} ({count:,} cells)" for word, count in counts.most_common(6))
     said.insert(0, f"read as null, also by the served model: {shown} in {_listed(list(found))}")
     options: dict[str, Any] = {"null_values": found if kept else sorted(counts)}
-    return SniffedCells(options=options, seen=tuple(said))
+    return Sniffed(options=options, seen=tuple(said))
 
 
-def _dates(dates: dict[str, DateFormats]) -> SniffedCells:
+def _dates(dates: dict[str, DateFormats]) -> Sniffed:
     named = {name: found for name, found in dates.items() if found.formats}
     said = []
     for name, found in named.items():
@@ -258,7 +258,7 @@ def _dates(dates: dict[str, DateFormats]) -> SniffedCells:
         many = f"{len(found.examples)} formats of dates" if len(found.examples) > 1 else "dates"
         said.append(f"{name} holds {many}, such as {shown}{found.doubt}")
     options = {"date_formats": {name: list(found.formats) for name, found in named.items()}} if named else {}
-    return SniffedCells(options=options, seen=tuple(said))
+    return Sniffed(options=options, seen=tuple(said))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from serin.draft.sniff_cells import sniff_cells
+from serin.draft.sniff_cells import Sniffed, sniff_cells
 from serin.etl.sources.delta import is_delta
 from serin.etl.sources.files import find_files, format_of
 from serin.etl.sources.malformed import unpacked
@@ -34,12 +34,9 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+([.,]\d+)*|[.,]\d+)([eE][+-]?\d+)?\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SniffedTable:
-    """`options`: keys of `data.tables.NAME` besides the path. `seen`: sentences that say why. `key`: the one that takes
-    the path; None when the path is the whole entry."""
+class SniffedTable(Sniffed):
+    """`key`: the key that takes the path; None when the path is the whole entry."""
 
-    options: dict[str, Any] = field(default_factory=dict)
-    seen: tuple[str, ...] = ()
     key: str | None = None
 
     def source(self, path: str) -> TableSource:
@@ -89,15 +86,15 @@ def sniff_table(path: str) -> SniffedTable:
         return SniffedTable()
     found = _dialect(lines[: -1 if len(head) == _HEAD_BYTES else None], files[0])
     options: dict[str, Any] = {"encoding": encoding} if encoding != "utf-8" else {}
-    seen = [said] if said else []
     options |= found.options
-    seen += found.seen
     form = csv_format(FileTable(path=path, **options))
     if form is None and format_of(files[0].path) is None:
         options["delimiter"] = ","
         form = csv_format(FileTable(path=path, **options))
     cells = sniff_cells([replace(file, csv=form) for file in files])
-    return SniffedTable(options=options | cells.options, seen=(*seen, *cells.seen))
+    return SniffedTable(
+        options=options | cells.options, seen=(*([said] if said else []), *found.seen, *cells.seen)
+    )
 
 
 def _encoding(head: bytes, file: SourceFile) -> tuple[str, str]:
@@ -128,13 +125,7 @@ def _single_byte(block: bytes) -> str:
     return "cp1252" if any(0x80 <= byte <= 0x9F for byte in block) else "latin-1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dialect:
-    options: dict[str, Any]
-    seen: list[str]
-
-
-def _dialect(lines: Sequence[str], file: SourceFile) -> _Dialect:
+def _dialect(lines: Sequence[str], file: SourceFile) -> Sniffed:
     usual = "\t" if ".tsv" in file.path.lower() else ","
     ranked = []
     for quote in ('"', "'", ""):
@@ -162,7 +153,7 @@ def _dialect(lines: Sequence[str], file: SourceFile) -> _Dialect:
         seen.append(
             f"there is no header (the first line holds values, such as {numbers[0]}): name the columns"
         )
-    return _Dialect(options=options, seen=seen)
+    return Sniffed(options=options, seen=tuple(seen))
 
 
 def _rows(lines: Sequence[str], delimiter: str, quote: str) -> list[list[str]]:

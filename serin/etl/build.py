@@ -70,10 +70,13 @@ def _build_if_new(build: Build) -> Dataset | None:
     """Builds where no earlier dataset can be the one, and computes the digests of the tables' files beside that. None
     where they have to be known first."""
     settled = None if build.is_known else find_settled(build.data.tables)
-    if settled is None or (not build.fresh and build.store.knows_dataset(_likeness(build, settled.sources))):
+    if settled is None:
+        return None
+    sources, unchanged = settled
+    if not build.fresh and build.store.knows_dataset(_likeness(build, sources)):
         return None
     with computed_beside(lambda: find_sources(build.data, build.store, rows=build.kept / SQL)) as hashed:
-        return _compute_and_publish(build, settled.sources, hashed, unchanged=settled.unchanged)
+        return _compute_and_publish(build, sources, hashed, unchanged=unchanged)
 
 
 def _find_or_build(build: Build) -> Dataset:

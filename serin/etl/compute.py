@@ -108,7 +108,7 @@ def compute(
 
 
 def _open_tables(build: Build, sources: Sources, scratch: Path) -> dict[str, Table]:
-    converted = FileCache.converted(build.kept, again=build.fresh)
+    converted = FileCache(build.kept, again=build.fresh)
     tables = {name: open_table(name, files, scratch, converted) for name, files in sources.items()}
     if converted.found:
         requested = converted.found + converted.made

@@ -19,14 +19,14 @@ def draft_spec(
     `target`: a column or an expression over columns, or several; None: guessed. `name`: of the pipeline; None: the
     file's, or for a frame the target's.
     """
-    from serin.draft.guess import guess_spec
+    from serin.draft.guess import draft_table
     from serin.pipeline.frames import keep_frame
 
     if isinstance(table, str | Path):
         path = str(table) if "://" in str(table) else str(Path(table).expanduser().absolute())
-        return guess_spec(path, target, name=name)
+        return draft_table(path, target, name=name).text
     path = str(keep_frame(table))
-    return guess_spec(path, target, name=name or _name_of(target))
+    return draft_table(path, target, name=name or _name_of(target)).text
 
 
 def _name_of(target: str | Sequence[str] | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.etl.raw_rows import read_test_rows
 from serin.machine.durable import Syncs, write_secret, write_whole
 from serin.machine.in_memory import socket_folder
@@ -172,7 +172,7 @@ def build_in(variable: str) -> Callable[[Path], None]:
 def look_at_a_table(folder: Path) -> None:
     check_spec(load_spec(small_spec(folder, rows=300)))
     (folder / "t.csv").write_text("a,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(60)))
-    assert "target" in guess_spec(folder / "t.csv", "y")
+    assert "target" in draft_table(folder / "t.csv", "y").text
 
 
 def make_what_a_stack_needs(_: Path) -> None:

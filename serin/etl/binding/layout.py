@@ -90,7 +90,10 @@ def try_lay_out(
     for name in uses:
         with problems.catching(uses[name]):
             kinds[name] = known[name]
-    check_all_kinds(data, features, kinds, tables.get(data.main), problems)
+    with problems.catching():
+        _check_kinds(_with_known_columns(features, kinds), kinds, tables.get(data.main))
+    _check_keys(data, kinds, problems)
+    _check_rows(data, features, kinds, problems)
     for text in data.target.each.values():
         with problems.catching():
             known.check_target(text)
@@ -273,20 +276,6 @@ def _renamed(table: Table, names: Mapping[str, str]) -> Table:
         return table
     types = {names.get(name, name): arrow for name, arrow in table.types.items()}
     return replace(table, types=types, stored={new: old for old, new in names.items()})
-
-
-def check_all_kinds(
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    kinds: Mapping[str, Kind],
-    main: Table | None,
-    problems: Problems,
-) -> None:
-    """Collects what does not fit. A column without a kind is passed over."""
-    with problems.catching():
-        _check_kinds(_with_known_columns(features, kinds), kinds, main)
-    _check_keys(data, kinds, problems)
-    _check_rows(data, features, kinds, problems)
 
 
 def _with_known_columns(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> list[FeatureSpec]:

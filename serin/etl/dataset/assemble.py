@@ -23,8 +23,15 @@ from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
 from serin.etl.dataset.relate_target import Extent, find_extents, relate_to_target
 from serin.etl.dataset.seal import PartSeals, seal_dataset, write_lookup
 from serin.etl.dataset.split import split_rule
-from serin.etl.dataset.train_sample import TrainSample, take_train_sample
-from serin.etl.dataset.transform import Divided, count_rows, divide, target_ends, write_piece
+from serin.etl.dataset.transform import (
+    Divided,
+    TrainSample,
+    count_rows,
+    divide,
+    take_train_sample,
+    target_ends,
+    write_piece,
+)
 from serin.etl.engines.device import gpu_aware, to_host
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
@@ -40,6 +47,7 @@ from serin.features.aggregates.counted import (
     measure_sample,
     merge_answers,
 )
+from serin.features.aggregates.distribution import order_of_values
 from serin.features.aggregates.number_counts import Counts, HighBits
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable
 from serin.features.numbers import Numbers
@@ -326,18 +334,14 @@ def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnSta
 
 
 def _numbers(upper: Counts, kind: Kind) -> NumberStatistics:
-    halves = np.flatnonzero(upper)
-    magnitude = halves & 0x7FFF
-    finite = halves[magnitude < 0x7F80]
-    keys = np.where(finite & 0x8000, 0xFFFF - finite, finite | 0x8000)  # in the order of values
-    order = np.argsort(keys)
-    used, ends = keys[order], np.cumsum(upper[finite[order]])
+    halves = np.arange(len(upper))
+    used, ends = order_of_values(upper)
     wanted = np.arange(1, _BINS + 1) * (int(ends[-1]) / _BINS)
     last = np.unique(np.minimum(np.searchsorted(ends, wanted), len(used) - 1))
     return NumberStatistics(
         kind=kind,
-        rows=int(upper[halves].sum()),
-        nulls=int(upper[halves[magnitude > 0x7F80]].sum()),
+        rows=int(upper.sum()),
+        nulls=int(upper[halves & 0x7FFF > 0x7F80].sum()),
         edges=tuple(_lower_edges(np.concatenate([used[:1], used[last] + 1]))),
         counts=tuple(np.diff(ends[last], prepend=0).tolist()),
     )

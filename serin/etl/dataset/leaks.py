@@ -20,8 +20,7 @@ import numpy.typing as npt
 from serin.columns.coded import CodedColumn, compact
 from serin.columns.column import Column
 from serin.errors import LeakFound
-from serin.etl.dataset.train_sample import TrainSample
-from serin.etl.dataset.transform import ID, Divided
+from serin.etl.dataset.transform import ID, Divided, TrainSample
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.groups import group_codes, joined
 from serin.etl.relational.relation import Unknown

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from serin.columns.coded import CodedColumn, compact
 from serin.columns.column import Column
-from serin.etl.dataset.train_sample import TrainSample
+from serin.etl.dataset.transform import TrainSample
 from serin.etl.engines.device import gpu_aware
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.target import first_target

@@ -1,4 +1,4 @@
-"""The dataset half of the work on one piece: rows put into their splits, features computed and written."""
+"""The dataset half of the work on one piece: rows put into their splits and sampled, features computed and written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from serin.columns.column import Column, any_true, array_module, beside, count_t
 from serin.etl.dataset.golden import Candidates, pick_candidates
 from serin.etl.dataset.split import LEFT_OUT, SplitRule
 from serin.etl.engines.device import gpu_aware, store_rows
+from serin.etl.engines.engine import Engine, Held
+from serin.etl.relational.groups import joined, sampled
 from serin.etl.relational.relation import Prepared
 from serin.etl.relational.target import Class, first_target
 from serin.features.plan import FeaturePlan
@@ -22,6 +24,7 @@ from serin.formats.schema import InputColumn
 from serin.formats.shards import Rows, RowWriter
 
 _TEST = SPLITS.index("test")
+SAMPLE_ROWS = 20_000
 _FEW_CLASSES = 4
 _BLOCK_ROWS = 2**15  # that are written at once
 ID = "\0id"  # data.id among a piece's columns; no column of a table is called so
@@ -150,3 +153,36 @@ def _write_from_gpu(
     )
     test = divided.span(_TEST)
     return num[test], cat[test]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainSample:
+    """A sample of the training rows, collected once, for the leak check and the charts of the report. Row ids alone
+    decide which rows are in it. `share`: the approximate share of the training rows; 1 when all of them are here."""
+
+    columns: Mapping[str, Column]
+    target: npt.NDArray[np.float32]
+    share: float
+
+
+def take_train_sample(engine: Engine, held: Held, names: Sequence[str], *, rows: int) -> TrainSample:
+    """The sample of divided pieces that have `rows` rows in all."""
+    share = min(1.0, SAMPLE_ROWS / rows)
+    parts = engine.collect(sample_piece, held, tuple(names), share)
+    return TrainSample(
+        columns={name: joined([columns[name] for _, columns in parts]) for name in names},
+        target=np.concatenate([target for target, _ in parts]),
+        share=share,
+    )
+
+
+@gpu_aware
+def sample_piece(
+    divided: Divided, names: Sequence[str], share: float
+) -> tuple[npt.NDArray[np.float32], dict[str, Column]]:
+    """The target and the columns of the piece's part of the sample."""
+    train = divided.span(0)
+    chosen = sampled(divided.rows[train], share)
+    columns = take({name: divided.columns[name][train] for name in names}, chosen)
+    own = {name: column.on_host() for name, column in columns.items()}
+    return on_host(divided.target[train][chosen]), own

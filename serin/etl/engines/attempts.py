@@ -123,9 +123,15 @@ def run_within_memory(
     It gets the engine, the pieces, and how many rows may be processed at once. `data_bytes`: the size of all tables'
     files, by which a GPU is chosen.
     """
-    choose = partial(_choose, etl, layout, table, data_bytes)
+    choose = partial(
+        choose_engine,
+        etl,
+        data_bytes=data_bytes,
+        needed_bytes=needed_bytes(layout, table),
+        free_bytes=available_bytes(),
+    )
     none = Gpus(count=0, memory_bytes=0)
-    choice = choose(usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
+    choice = choose(gpus=usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
     halvings = 0
     while True:
         logger.info(f"engine {choice.kind} ({choice.why})")
@@ -145,7 +151,7 @@ def run_within_memory(
             if etl.engine != "auto":
                 raise
             logger.info(f"{error}; continuing without it")
-            choice = choose(none)
+            choice = choose(gpus=none)
         except ClusterNotUp as error:
             logger.info(f"{error}; continuing with one GPU")
             why = "no cluster started"
@@ -155,16 +161,6 @@ def run_within_memory(
             choice, halvings = _smaller(choice, rows, halvings, error)
         finally:
             shutil.rmtree(held)
-
-
-def _choose(etl: EtlSpec, layout: Layout, table: Table, data_bytes: int, gpus: Gpus) -> Choice:
-    return choose_engine(
-        etl,
-        data_bytes=data_bytes,
-        needed_bytes=needed_bytes(layout, table),
-        free_bytes=available_bytes(),
-        gpus=gpus,
-    )
 
 
 def _planned(layout: Layout, table: Table, engine: Engine) -> int:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
@@ -22,19 +22,14 @@ from serin.store.stage_keys import made_by
 
 
 class FileCache:
-    """The entries in a folder; `found` and `made` count the requested ones. `digests` remembers what was
-    hashed. With `again` no entry is believed: each is made once more."""
+    """The files that were converted, in a store's folder of what is kept; `found` and `made` count the requested ones.
+    `digests` remembers what was hashed. With `again` no entry is believed: each is made once more."""
 
-    def __init__(self, folder: Path, digests: Path, *, again: bool = False) -> None:
-        self._folder, self.digests, self._again = folder, digests, again
+    def __init__(self, kept: Path, *, again: bool = False) -> None:
+        self._folder, self.digests, self._again = kept / "converted", digests_in(kept), again
         self._lock = threading.Lock()
         self.found = 0
         self.made = 0
-
-    @classmethod
-    def converted(cls, folder: Path, *, again: bool = False) -> Self:
-        """The files that were converted, in a store's folder of what is kept."""
-        return cls(folder / "converted", digests_in(folder), again=again)
 
     def usable(self) -> bool:
         """Whether anything can be kept here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import SourceUnreadable
@@ -94,31 +94,21 @@ def at_version(table: DeltaTable, file: SourceFile) -> DeltaTable:
     return table.model_copy(update={"version": int(file.snapshot.version), "as_of": None})
 
 
-# Only for local Parquet files that had not changed for a while: their stat shows every change from then on.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettledFiles:
-    """The files of all tables, without digests, and what the stat of each was before anything was read."""
+def find_settled(tables: Mapping[str, TableSource]) -> tuple[Sources, Callable[[], bool]] | None:
+    """The files of the tables, without digests, and a function that says whether they are unchanged since; None when
+    digests have to be computed before the files are read.
 
-    sources: Sources
-    marks: Mapping[str, str]
-
-    def unchanged(self) -> bool:
-        return all(settled_mark(Path(path)) == mark for path, mark in self.marks.items())
-
-
-def find_settled(tables: Mapping[str, TableSource]) -> SettledFiles | None:
-    """The files of the tables; None when digests have to be computed before the files are read."""
-    if not all(isinstance(table, str | FileTable) for table in tables.values()):
-        return None
-    if any(
-        "://" in (table.path if isinstance(table, FileTable) else str(table)) for table in tables.values()
-    ):
+    Only for local Parquet files that had not changed for a while: their stat shows every change from then on.
+    """
+    places = [table.path if isinstance(table, FileTable) else table for table in tables.values()]
+    if not all(isinstance(place, str) and "://" not in place for place in places):
         return None
     sources = {name: find_table(name, table) for name, table in tables.items()}
-    paths = [file.path for found in sources.values() for file in found]
-    marks = {path: settled_mark(Path(path)) for path in paths if format_of(path) == "parquet"}
-    known = {path: mark for path, mark in marks.items() if mark is not None}
-    return SettledFiles(sources=sources, marks=known) if len(known) == len(set(paths)) else None
+    paths = {file.path for files in sources.values() for file in files}
+    marks = {path: settled_mark(Path(path)) if format_of(path) == "parquet" else None for path in paths}
+    if None in marks.values():
+        return None
+    return sources, lambda: all(settled_mark(Path(path)) == mark for path, mark in marks.items())
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     assert not numbers.steps
     upper: Counts = yield HighBits(numbers)
     nulls = int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
-    highs, ends = _by_key(upper)
+    highs, ends = order_of_values(upper)
     if not len(highs):
         raise ColumnUnusable(
             column=numbers.column,
@@ -145,7 +145,7 @@ def _bits_of_high(high: int) -> int:
     return high ^ _SIGN if high & _SIGN else 0xFFFF - high
 
 
-def _by_key(counts: Counts) -> tuple[Counts, Counts]:
+def order_of_values(counts: Counts) -> tuple[Counts, Counts]:
     """The finite upper halves that occur, as upper halves of sort keys in the order of values; and the rows up to and
     with each."""
     halves = np.flatnonzero(counts)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.draft.sniff_csv import sniff_table
 from serin.errors import SourceUnreadable, SpecError
 from serin.etl.identity import current_key
@@ -338,7 +338,7 @@ def test_what_a_file_is_like_is_found_and_reads_it(
 def test_a_written_spec_reads_the_file_and_says_what_was_seen(tmp_path: Path) -> None:
     rows = [f"{row};{row % 7},5;{DAYS[row % 3]};{['NA', 'Köln 🐤'][row % 2]};{row % 2}" for row in range(300)]
     (tmp_path / "t.txt").write_text("\n".join(["id;preis;tag;stadt;ziel", *rows]), encoding="utf-8-sig")
-    text = guess_spec(tmp_path / "t.txt", "ziel", path_in_spec="t.txt")
+    text = draft_table(tmp_path / "t.txt", "ziel", path_in_spec="t.txt").text
     (tmp_path / "spec.yaml").write_text(text, encoding="utf-8")
     for sentence in (
         "# the file starts with a byte order mark: UTF-8",
@@ -367,7 +367,7 @@ def ugly(tmp_path_factory: pytest.TempPathFactory) -> tuple[PipelineSpec, pd.Dat
     """The drafted spec, the clean rows, and the spec's text."""
     folder = tmp_path_factory.mktemp("ugly")
     clean = write_ugly_csv(folder / "ugly.csv", ROWS)
-    text = guess_spec(folder / "ugly.csv", TARGET, path_in_spec="ugly.csv")
+    text = draft_table(folder / "ugly.csv", TARGET, path_in_spec="ugly.csv").text
     (folder / "pipeline.yaml").write_text(text, encoding="utf-8")
     return load_spec(folder / "pipeline.yaml"), clean, text
 

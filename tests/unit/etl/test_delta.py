@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.errors import SourceMissing, SourceUnreadable, SpecError
 from serin.etl.engines.device import Gpus
 from serin.etl.identity import current_key
@@ -248,7 +248,7 @@ def test_a_missing_table_or_version_is_named(tmp_path: Path) -> None:
 
 def test_a_drafted_spec_names_the_table(tmp_path: Path) -> None:
     path = write(tmp_path, rows(0, 500))
-    text = guess_spec(path, "tip > 2", path_in_spec="delta")
+    text = draft_table(path, "tip > 2", path_in_spec="delta").text
     assert "    main:\n      delta: 'delta'\n" in text
 
 

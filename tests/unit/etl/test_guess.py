@@ -6,7 +6,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.errors import SourceMissing, TargetUnusable
 from serin.etl.build import build_dataset
 from serin.spec.load import load_spec
@@ -32,7 +32,7 @@ CUSTOMERS = pa.table(
 def guessed(folder: Path, table: pa.Table, target: str | None) -> tuple[str, PipelineSpec]:
     """The text, and the spec that is read back from it."""
     pq.write_table(table, folder / "Customers 2024.parquet")
-    text = guess_spec(folder / "Customers 2024.parquet", target, path_in_spec="Customers 2024.parquet")
+    text = draft_table(folder / "Customers 2024.parquet", target, path_in_spec="Customers 2024.parquet").text
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
     return text, load_spec(folder / "spec.yaml")
 
@@ -119,11 +119,11 @@ def test_names_that_yaml_or_expressions_would_misread_are_quoted(tmp_path: Path,
 
 def test_a_csv_file_is_guessed_from_as_well(tmp_path: Path) -> None:
     pa_csv.write_csv(CUSTOMERS, tmp_path / "c.csv")
-    assert "task: binary" in guess_spec(tmp_path / "c.csv")
+    assert "task: binary" in draft_table(tmp_path / "c.csv").text
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceMissing):
-        guess_spec(tmp_path / "gone.parquet")
+        draft_table(tmp_path / "gone.parquet")
     with pytest.raises(TargetUnusable, match="did you mean 'churn'"):
         guessed(tmp_path, CUSTOMERS, "chrun")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import serin
 from serin.columns.column import Column
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.errors import ColumnMissing, DataError, JoinNotManyToOne, SpecError, TableTooLarge
 from serin.etl.raw_rows import read_test_rows
 from serin.etl.relational.across_pieces.global_pass import look_back
@@ -327,7 +327,7 @@ def test_a_draft_renames_reserved_columns_but_not_those_of_the_target(tmp_path: 
     ):
         frame[name] = frame["tip"].sample(frac=1.0, random_state=number).to_numpy()
     frame.to_parquet(tmp_path / "main.parquet")
-    (tmp_path / "spec.yaml").write_text(guess_spec(tmp_path / "main.parquet", target), encoding="utf-8")
+    (tmp_path / "spec.yaml").write_text(draft_table(tmp_path / "main.parquet", target).text, encoding="utf-8")
     spec = load_spec(tmp_path / "spec.yaml")
     reserved = [name for name in (*RESERVED, *PREFIXED) if name not in target]
     free = {name: f"input_{'input_' if name == 'row' else ''}{name}" for name in reserved}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from serin.columns.bins import bin_codes, count_rows
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.etl.build import build_dataset
 from serin.etl.raw_rows import read_training_rows
 from serin.export.drift.build import make_statistics
@@ -82,7 +82,7 @@ def write_null_tables(folder: Path, rows: int = 900) -> dict[str, PipelineSpec]:
 def awkward_specs(folder: Path) -> MappingProxyType[str, PipelineSpec]:
     write_ugly_csv(folder / "ugly.csv", 1500)
     (folder / "ugly.yaml").write_text(
-        guess_spec(folder / "ugly.csv", TARGET, path_in_spec="ugly.csv"), encoding="utf-8"
+        draft_table(folder / "ugly.csv", TARGET, path_in_spec="ugly.csv").text, encoding="utf-8"
     )
     specs = {
         "plain": write_awkward_tables(folder / "plain", 900),

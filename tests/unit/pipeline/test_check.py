@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from serin.draft.guess import guess_spec
+from serin.draft.guess import draft_table
 from serin.errors import SpecError
 from serin.etl import trial
 from serin.etl.sources import tables as opened_tables
@@ -142,7 +142,7 @@ def test_a_column_without_a_name_is_refused_and_a_draft_gives_it_one(tmp_path: P
     features = [{"columns": ["", "x"], "steps": ["normalize"]}]
     with pytest.raises(SpecError, match=r"no request column may be called ''.*rename"):
         check_spec({"name": "unnamed", "data": section, "features": features})
-    (tmp_path / "spec.yaml").write_text(guess_spec(tmp_path / "t.parquet", "y"))
+    (tmp_path / "spec.yaml").write_text(draft_table(tmp_path / "t.parquet", "y").text)
     asked = [column.name for column in check_spec(tmp_path / "spec.yaml").inputs]
     assert sorted(asked) == ["input_without_name", "x"]
 

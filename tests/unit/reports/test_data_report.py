@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
 from serin.etl.dataset.relate_target import relate_to_target
-from serin.etl.dataset.train_sample import TrainSample
+from serin.etl.dataset.transform import TrainSample
 from serin.formats.statistics import ColumnStatistics, NumberStatistics
 from serin.reports.charts import Bar, bars, curves, histogram, moment, number, percent
 from serin.reports.data_report import FILE, Bins, _identity, _numbers
@@ -78,7 +78,7 @@ def test_a_report_shows_every_column_and_needs_nothing_else(tmp_path: Path, task
 
 def test_a_report_does_not_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(spec_of(tmp_path), Store(str(tmp_path / "one")))
-    monkeypatch.setattr("serin.etl.dataset.train_sample.SAMPLE_ROWS", 100)
+    monkeypatch.setattr("serin.etl.dataset.transform.SAMPLE_ROWS", 100)
     assert build(spec_of(tmp_path), Store(str(tmp_path / "two"))).digest == first.digest
 
 
