@@ -124,9 +124,8 @@ def test_a_dataset_is_compared_with_the_one_before(tmp_path: Path) -> None:
     ]
     assert any("no earlier dataset" in line for line in built(tmp_path, *checks))
     assert not any("warning" in line for line in built(tmp_path, *checks, frame=trips().iloc[:-50]))
-    with pytest.raises(CheckFailed, match=r"max_row_change: 0.2: 400 rows now, 850 in the dataset before"):
-        built(tmp_path, *checks, frame=trips().iloc[:400])
-    with pytest.raises(CheckFailed, match=r"\(-52\.9%\)"):
+    says = r"max_row_change: 0.2: 400 rows now, 850 in the dataset before \(-52\.9%\)"
+    with pytest.raises(CheckFailed, match=says):
         built(tmp_path, *checks, frame=trips().iloc[:400])
     with pytest.raises(
         CheckFailed, match=r"'fare' breaks max_shift: 0.1: \d+\.\d% of the rows are distributed differently"

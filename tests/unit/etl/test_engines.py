@@ -67,14 +67,18 @@ def test_dask_workers_do_not_show(
             digest(wrong, etl, tmp_path / "wrong", piece_rows)
 
 
-def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
-    def chosen(needed_bytes: int) -> Choice:
-        none = Gpus(count=0, memory_bytes=0)
-        return choose_engine(
-            EtlSpec(), data_bytes=10**9, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none
-        )
+NO_GPU, ONE_GPU = Gpus(count=0, memory_bytes=0), Gpus(count=1, memory_bytes=2**34)
 
-    small, large = chosen(10**8), chosen(10**10)
+
+def chosen(
+    engine: str = "auto", *, data_bytes: int = 10**9, needed_bytes: int = 1, gpus: Gpus = NO_GPU
+) -> Choice:
+    etl = EtlSpec(engine=engine)
+    return choose_engine(etl, data_bytes=data_bytes, needed_bytes=needed_bytes, free_bytes=10**9, gpus=gpus)
+
+
+def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
+    small, large = chosen(needed_bytes=10**8), chosen(needed_bytes=10**10)
     assert (small.kind, small.keep) == ("process", True)
     assert (large.kind, large.keep) == ("dask", False)
     assert "10,000 MB for the pieces, 1,000 MB free" in large.why
@@ -82,17 +86,11 @@ def test_small_data_needs_no_cluster_and_large_data_gets_one() -> None:
 
 def test_a_named_scheduler_replaces_a_cluster_of_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERIN_DASK", "tls://nodes:8786")
-    none = Gpus(count=0, memory_bytes=0)
-
-    def kind(engine: str, needed_bytes: int) -> str:
-        etl = EtlSpec(engine=engine)
-        return choose_engine(etl, data_bytes=1, needed_bytes=needed_bytes, free_bytes=10**9, gpus=none).kind
-
-    assert kind("auto", 10**8) == kind("process", 10**10) == "process"
-    assert kind("auto", 10**10) == kind("dask", 1) == "tls://nodes:8786"
+    assert chosen(needed_bytes=10**8).kind == chosen("process", needed_bytes=10**10).kind == "process"
+    assert chosen(needed_bytes=10**10).kind == chosen("dask").kind == "tls://nodes:8786"
     monkeypatch.setenv("SERIN_DASK", "nodes")
     with pytest.raises(SpecError, match="'nodes' is not an address"):
-        kind("dask", 1)
+        chosen("dask")
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,9 +121,6 @@ def test_process_engine_ends_its_work_when_a_piece_fails() -> None:
 
     with ProcessEngine(2) as engine, pytest.raises(JoinNotManyToOne):
         engine.hold(fail, [1, 2, 3])
-
-
-ONE_GPU = Gpus(count=1, memory_bytes=2**34)
 
 
 @pytest.fixture
@@ -208,25 +203,15 @@ def test_the_columns_of_steps_that_only_the_host_knows_are_named() -> None:
 
 
 def test_a_gpu_is_chosen_for_much_data_and_several_get_a_cluster() -> None:
-    def kind(data_bytes: int, gpus: Gpus) -> str:
-        plenty = {"needed_bytes": 10**6, "free_bytes": 10**10}
-        return choose_engine(EtlSpec(), data_bytes=data_bytes, gpus=gpus, **plenty).kind
-
-    assert kind(10**6, ONE_GPU) == "process"
-    assert kind(10**9, ONE_GPU) == "cuda"
-    assert kind(10**9, Gpus(count=2, memory_bytes=2**35)) == "dask-cuda"
-    assert kind(10**9, Gpus(count=0, memory_bytes=0)) == "process"
+    assert chosen(data_bytes=10**6, gpus=ONE_GPU).kind == "process"
+    assert chosen(gpus=ONE_GPU).kind == "cuda"
+    assert chosen(gpus=Gpus(count=2, memory_bytes=2**35)).kind == "dask-cuda"
+    assert chosen().kind == "process"
 
 
 def test_a_gpu_that_is_asked_for_and_not_here_is_refused() -> None:
     with pytest.raises(EngineFailed, match="no GPU"):
-        choose_engine(
-            EtlSpec(engine="cuda"),
-            data_bytes=1,
-            needed_bytes=1,
-            free_bytes=2,
-            gpus=Gpus(count=0, memory_bytes=0),
-        )
+        chosen("cuda")
 
 
 @pytest.mark.usefixtures("one_gpu")

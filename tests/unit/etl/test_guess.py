@@ -2,7 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -115,11 +114,6 @@ def test_names_that_yaml_or_expressions_would_misread_are_quoted(tmp_path: Path,
     assert spec.data.target.expression == "`not`"
     assert {column for feature in spec.features for column in feature.columns} == {"on", "amount: €"}
     build_dataset(spec.data, spec.features, spec.etl, store=store)
-
-
-def test_a_csv_file_is_guessed_from_as_well(tmp_path: Path) -> None:
-    pa_csv.write_csv(CUSTOMERS, tmp_path / "c.csv")
-    assert "task: binary" in draft_table(tmp_path / "c.csv").text
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:

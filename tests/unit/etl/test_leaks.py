@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column, column_from_arrow
-from serin.errors import ColumnMissing, LeakFound, SpecError
+from serin.errors import LeakFound, SpecError
 from serin.etl.dataset.leaks import FEWEST, score_by_nulls, score_by_values
 from serin.etl.relational.groups import sampled
 from serin.formats.dataset import read_dataset
@@ -91,13 +91,6 @@ def test_one_thing_in_two_splits_is_named_with_its_rows(tmp_path: Path) -> None:
         built(tmp_path, trips(), "fare", id="trip")
     built(tmp_path, trips(), "fare", id="trip", split={"kind": "group", "group": "trip"})
     built(tmp_path, trips(), "fare", id="trip", allow_leaks=["trip"])
-
-
-def test_a_name_that_no_column_has_cannot_be_let_pass(tmp_path: Path) -> None:
-    with pytest.raises(
-        ColumnMissing, match=r"data\.allow_leaks: column 'fair' is not in 'trips'; did you mean 'fare'"
-    ):
-        built(tmp_path, trips(), "fare", allow_leaks=["fair"])
 
 
 ROWS = 1200
@@ -282,13 +275,7 @@ def test_words_that_name_the_target_are_found_for_every_task(task: str) -> None:
     assert score_by_values(shuffled, target, task) < 0.7
 
 
-def test_a_column_with_a_different_word_in_every_row_predicts_nothing() -> None:
-    own = column_from_arrow(pa.array([f"id {row}" for row in range(400)]), "string")
-    assert score_by_values(own, TARGET, "binary") == 0
-
-
 def test_nulls_tell_and_few_rows_do_not() -> None:
-    assert score_by_nulls(TARGET == 1, TARGET, "binary") == 1
     assert score_by_nulls(RANDOM.random(400) < 0.5, TARGET, "binary") < 0.7
     few = FEWEST - 1
     values = Column(kind="float", values=TARGET[:few].astype(np.float32))

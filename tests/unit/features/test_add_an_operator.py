@@ -62,6 +62,17 @@ def step(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         sys.modules.pop(name, None)
 
 
+def check_graph(folder: Path) -> FeaturePlan:
+    """The dataset's plan, whose graph passes the gate."""
+    dataset = read_dataset(folder)
+    plan = FeaturePlan.from_json(json.loads((folder / "features.json").read_text()))
+    graph = features2onnx(plan, dataset, folder)
+    schema = Schema(task=dataset.task, inputs=dataset.inputs, outputs=outputs_of(dataset.task))
+    golden = read_golden_rows(folder, schema, dataset.numeric, [each.name for each in dataset.categorical])
+    check_features(graph.model, (graph.num, graph.cat), golden, plan.approximate)
+    return plan
+
+
 def test_the_page_s_operator_goes_from_the_spec_to_the_graph(step: str, tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     columns = {
@@ -90,14 +101,8 @@ def test_the_page_s_operator_goes_from_the_spec_to_the_graph(step: str, tmp_path
     train = read_split(made.path, "train").whole()
     assert np.abs(train.num).max(axis=0) == pytest.approx([2, 2], rel=1e-6)
     assert set(train.cat[:, 0].tolist()) == {1, 2, 3, 4}
-    folder = Path(made.path)
-    dataset = read_dataset(folder)
-    plan = FeaturePlan.from_json(json.loads((folder / "features.json").read_text()))
+    plan = check_graph(Path(made.path))
     assert any("; divided by" in line for line in plan.describe())
-    graph = features2onnx(plan, dataset, folder)
-    schema = Schema(task=dataset.task, inputs=dataset.inputs, outputs=outputs_of(dataset.task))
-    golden = read_golden_rows(folder, schema, dataset.numeric, [each.name for each in dataset.categorical])
-    check_features(graph.model, (graph.num, graph.cat), golden, plan.approximate)
 
 
 def test_the_page_s_operator_has_errors_and_a_schema_as_every_other(step: str) -> None:
@@ -226,14 +231,7 @@ def test_the_digest_covers_what_is_equal_everywhere(table: Path, tmp_path: Path)
 
 
 def test_the_graph_passes_the_gate_with_every_operator(table: Path, tmp_path: Path) -> None:
-    made = build(table, tmp_path, 1000)
-    folder = Path(made.path)
-    dataset = read_dataset(folder)
-    plan = FeaturePlan.from_json(json.loads((folder / "features.json").read_text()))
-    graph = features2onnx(plan, dataset, folder)
-    schema = Schema(task=dataset.task, inputs=dataset.inputs, outputs=outputs_of(dataset.task))
-    golden = read_golden_rows(folder, schema, dataset.numeric, [each.name for each in dataset.categorical])
-    check_features(graph.model, (graph.num, graph.cat), golden, plan.approximate)
+    check_graph(Path(build(table, tmp_path, 1000).path))
 
 
 def on_gpu(columns: Columns, cupy: FakeCupy, host: set[str]) -> Columns:

@@ -18,7 +18,7 @@ from serin.features.ops.fill import FittedFillMedian
 from serin.features.ops.scale import FittedNormalize
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample
-from serin.formats.schema import INT64_NULL, Kind
+from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import Columns, answer_over, columns_of, fit, run_graph, same_bits
 from tests.unit.features.random_tables import KINDS, examples, features, tables, wire, with_values
@@ -29,23 +29,6 @@ FEATURES = [
     FeatureSpec(columns=["f", "i"], steps=CHAIN),
     FeatureSpec(columns=["s", "i"], steps=[{"categorify": {"min_count": 2}}]),
 ]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 300), st.integers(1, 9))
-def test_fitted_numbers_do_not_depend_on_how_rows_are_cut(seed: int, count: int, pieces: int) -> None:
-    rng = np.random.default_rng(seed)
-    table = {
-        "f": (rng.standard_cauchy(count) * 10.0 ** rng.integers(-6, 6, count)).astype(np.float32),
-        "s": rng.choice(np.asarray(["", "a", "bb", "c", "ä"], object), count),
-        "i": np.where(rng.random(count) < 0.2, INT64_NULL, rng.integers(-30, 30, count)),
-    }
-    table["f"][rng.random(count) < 0.2] = np.nan
-    table["f"][0], table["i"][0] = 1, 1
-    whole = fit(FEATURES, FIT_KINDS, columns_of(table, FIT_KINDS))
-    cuts = np.array_split(rng.permutation(count), pieces)
-    parts = [columns_of({name: values[cut] for name, values in table.items()}, FIT_KINDS) for cut in cuts]
-    assert fit(FEATURES, FIT_KINDS, *parts).to_json() == whole.to_json()
 
 
 @pytest.mark.parametrize("nulls", [0.0, 0.3])
@@ -116,23 +99,6 @@ WIRE = {
 NUMBER = FeatureSpec(columns=["f"], steps=["normalize"])
 TEXT = FeatureSpec(columns=["s"], steps=["categorify"])
 TIME = FeatureSpec(columns=["t"], steps=[{"date_parts": ["hour"]}])
-
-
-def test_a_plan_survives_json() -> None:
-    plan = fit([NUMBER, TEXT, TIME], PLAN_KINDS, columns_of(WIRE, PLAN_KINDS))
-    again = FeaturePlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
-    assert again.to_json() == plan.to_json()
-    for ours, theirs in zip(
-        plan.transform(columns_of(WIRE, PLAN_KINDS)),
-        again.transform(columns_of(WIRE, PLAN_KINDS)),
-        strict=True,
-    ):
-        assert same_bits(ours, theirs)
-
-
-def test_a_null_that_no_step_filled_becomes_0() -> None:
-    num, _ = fit([NUMBER], PLAN_KINDS, columns_of(WIRE, PLAN_KINDS)).transform(columns_of(WIRE, PLAN_KINDS))
-    assert num[1, 0] == 0
 
 
 @pytest.mark.parametrize("features", [[NUMBER], [TEXT]], ids=["no categories", "no numbers"])
