@@ -1,18 +1,24 @@
-"""Finds rows by key: the matching part of a many-to-one join, on columns."""
+"""Finds rows by key: the matching part of a many-to-one join, on columns; and a lookup by one key, in arrays and in the
+ONNX graph, where a key that is null or unknown finds nulls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, any_true, array_module, beside
+from serin.columns.column import Column, any_true, array_module, beside, column_from_arrow, kind_of_type
 
+if TYPE_CHECKING:
+    from serin.columns.onnx_graph import GraphBuilder
+
+
+_INT64 = 7  # onnx.TensorProto.INT64
 Positions = npt.NDArray[np.int64]
 _BLOCK = 2**14
 _SMALL, _SPARSE = 2**16, 8  # a grid may have this many steps, or this many for each number on it
@@ -184,3 +190,56 @@ def _places(values: Any, distinct: pa.Array) -> Positions:
 
 def _positions(found: pa.Array) -> Positions:
     return np.asarray(found.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int64)
+
+
+def lookup(table: pa.Table, key: str, keys: Column, columns: Iterable[str]) -> dict[str, Column]:
+    """For each of `keys` the row of `table` with that key: its `columns`."""
+    found = KeyIndex([_column(table, key)]).find([keys])
+    return {name: _column(table, name).take_or_null(found) for name in columns}
+
+
+def lookup_to_onnx(
+    graph: GraphBuilder, table: pa.Table, key: str, key_input: str, columns: Iterable[str]
+) -> dict[str, str]:
+    """The same in the graph: key_input is the key's rank-1 tensor in wire form, and so are the results."""
+    keys = _column(table, key)
+    rows = np.flatnonzero(~keys.null)
+    known = (
+        keys[rows].to_wire().tolist() or [""]
+        if keys.kind == "string"
+        else keys[rows].to_wire().tolist() or [0]
+    )
+    if keys.kind == "bool":
+        key_input = graph.op("Cast", key_input, to=_INT64)
+    # An encoder needs at least one key; without rows, that key maps to the null row like every other one.
+    place = label_encoder(graph, key_input, keys=known, places=list(range(len(known))), default=len(rows))
+    found = {}
+    for name in columns:
+        column = _column(table, name).take_or_null(np.append(rows, -1))  # the last row is for unknown keys
+        found[name] = graph.op("Gather", graph.constant(column.to_wire(), f"lookup_{name}"), place, axis=0)
+    return found
+
+
+def _column(table: pa.Table, name: str) -> Column:
+    values = table.column(name)
+    kind = kind_of_type(values.type)
+    assert kind is not None, name
+    return column_from_arrow(values, kind)
+
+
+def label_encoder(
+    graph: GraphBuilder,
+    values: str,
+    *,
+    keys: Sequence[str] | Sequence[int],
+    places: Sequence[int],
+    default: int,
+) -> str:
+    """int64: the place of the key that a value equals, else `default`. At least one key; all of one type."""
+    attributes: dict[str, Any] = {
+        "keys_strings" if isinstance(keys[0], str) else "keys_int64s": list(keys),
+        "values_int64s": list(places),
+        "default_int64": default,
+    }
+    places_found: str = graph.op("LabelEncoder", values, domain="ai.onnx.ml", **attributes)
+    return places_found

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serin.columns.limbs import DIGIT_BITS, Limb
-from serin.columns.superaccumulator import Superaccumulator
+from serin.columns.limbs import DIGIT_BITS, Limb, Superaccumulator
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]

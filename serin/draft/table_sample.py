@@ -16,9 +16,8 @@ from serin.errors import ColumnUnusable
 from serin.etl.relational.groups import joined
 from serin.etl.sources.files import open_parquet
 from serin.etl.sources.find import find_table
-from serin.etl.sources.odd_texts import odd_text
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Piece, Table, open_table, read_piece, spread_pieces
+from serin.etl.sources.malformed import odd_text
+from serin.etl.sources.tables import Piece, Read, Table, open_table, read_piece, spread_pieces
 from serin.spec.tables import TableSource
 
 READ_ROWS = 500_000

@@ -13,14 +13,13 @@ from serin.columns.unscaled import unscaled_warning
 from serin.errors import ColumnUnusable, SerinError
 from serin.etl.binding.layout import LaidOut, Layout
 from serin.etl.binding.problems import Problems
-from serin.etl.dataset.time_ranks import future_warning
+from serin.etl.dataset.split import future_warning
 from serin.etl.engines.memory_budget import partner_bytes
 from serin.etl.relational.checks import failures_of
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, load_join, relate_columns
 from serin.etl.relational.target import check_classes, check_varies, evaluate_target, merge_classes
 from serin.etl.relational.totals import added, refuse_empty
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Piece, Table, read_piece, spread_pieces
+from serin.etl.sources.tables import Piece, Read, Table, read_piece, spread_pieces
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column, array_module
-from serin.columns.lookup import label_encoder
+from serin.columns.keys import label_encoder
 from serin.features.aggregates.value_counts import group_rows
 from serin.features.fitted import Floats, StoredFields
 from serin.features.sample import Sample

@@ -165,7 +165,7 @@ def test_messages_renamed_locals_and_moved_modules_change_no_key_of_a_stage(tmp_
 
 
 MINUS_FOR_PLUS = {
-    "serin.columns.superaccumulator": {"etl", "export"},
+    "serin.columns.limbs": {"etl", "export"},
     "serin.etl.dataset.split": {"etl"},
     "serin.export.gate.gate": {"export"},
     "serin.features.ops.log1p": {"etl", "export"},

@@ -9,9 +9,8 @@ from serin.columns.derived import Typed
 from serin.errors import ColumnUnusable, SpecError, nearest
 from serin.etl.binding.problems import Problems, Undetermined
 from serin.etl.binding.uses import Kinds, Made, find_uses, kind_in
-from serin.etl.sources.odd_texts import odd_text
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Table
+from serin.etl.sources.malformed import odd_text
+from serin.etl.sources.tables import Read, Table
 from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec

@@ -39,8 +39,9 @@ from serin.etl.relational.checks import write_freshness
 from serin.etl.relational.relation import LoadedJoin
 from serin.etl.relational.target import Class, check_classes, check_varies, first_target
 from serin.etl.relational.totals import Totals, total_up
-from serin.features.aggregates.aggregate import Aggregate, Answer
-from serin.features.aggregates.counted import (
+from serin.features.aggregates.aggregate import (
+    Aggregate,
+    Answer,
     Counted,
     answer_counted,
     counted_column,
@@ -48,8 +49,7 @@ from serin.features.aggregates.counted import (
     merge_answers,
 )
 from serin.features.aggregates.distribution import order_of_values
-from serin.features.aggregates.number_counts import Counts, HighBits
-from serin.features.aggregates.value_counts import ValueCounts, ValueTable
+from serin.features.aggregates.value_counts import Counts, HighBits, ValueCounts, ValueTable
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample

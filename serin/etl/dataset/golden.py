@@ -31,7 +31,7 @@ from serin.columns.column import (
 )
 from serin.columns.derived import derive, typed
 from serin.columns.hashing import hash_ints
-from serin.columns.lookup import lookup
+from serin.columns.keys import lookup
 from serin.columns.rounding import alike
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from serin.errors import SourceUnreadable
 from serin.etl.engines.memory_budget import MIN_ROWS
 from serin.etl.sources.files import local_copy, open_parquet, origin_of
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Piece, RowGroup, Table, cut
+from serin.etl.sources.tables import Piece, Read, RowGroup, Table, cut
 from serin.formats.dataset import SourceFile
 
 _GIANT = 2  # a row group of more than so many pieces is cut

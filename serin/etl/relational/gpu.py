@@ -24,8 +24,7 @@ from serin.etl.engines.device import host_columns
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
 from serin.etl.sources.files import open_parquet
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Piece, read_piece
+from serin.etl.sources.tables import Piece, Read, read_piece
 from serin.formats.schema import INT64_NULL
 from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec

@@ -17,7 +17,7 @@ import pyarrow as pa
 from serin.columns.column import kind_of_type
 from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.files import describe
-from serin.etl.sources.partitions import NULL, OTHER
+from serin.etl.sources.tables import NULL, OTHER
 from serin.formats.dataset import Snapshot, SourceFile
 from serin.machine import environment
 from serin.spec.tables import DeltaTable

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from serin.columns.derived import typed
 from serin.columns.expression2onnx import expression_to_onnx
-from serin.columns.lookup import label_encoder, lookup_to_onnx
+from serin.columns.keys import label_encoder, lookup_to_onnx
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.number_counts import HighBits, LowBits
+from serin.features.aggregates.value_counts import HighBits, LowBits
 from serin.features.fitted import NumericStep
 from serin.features.numbers import Numbers, through
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from serin.columns.column import array_module, count_true
 from serin.columns.limbs import BLOCK, SMALLEST, Limb, limbs, span_of, square_limbs
-from serin.features.aggregates.counted import Counted
-from serin.features.aggregates.number_counts import NumberAggregate, block_rows
+from serin.features.aggregates.aggregate import Counted
+from serin.features.aggregates.value_counts import NumberAggregate, block_rows
 from serin.features.sample import Sample
 
 Floats = npt.NDArray[np.float64]

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from serin.columns.column import array_module, beside, on_host, tally
 from serin.columns.hashing import hash_ints
-from serin.columns.limbs import Limb, limbs, square_limbs
-from serin.columns.superaccumulator import Superaccumulator
+from serin.columns.limbs import Limb, Superaccumulator, limbs, square_limbs
 from serin.features.aggregates.value_counts import group_rows
 from serin.features.fitted import Floats
 from serin.features.numbers import Numbers

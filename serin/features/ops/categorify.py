@@ -14,7 +14,7 @@ from pydantic import Field
 
 from serin.columns.column import Column, array_module
 from serin.columns.hashing import hash_ints, hash_strings
-from serin.columns.lookup import label_encoder
+from serin.columns.keys import label_encoder
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable, merge_tables, span_of
 from serin.features.fitted import Codes

@@ -11,8 +11,7 @@ import numpy as np
 
 from serin.columns.column import any_true, array_module
 from serin.features.aggregates.aggregate import Fit, ready
-from serin.features.aggregates.number_counts import NumberCounts
-from serin.features.aggregates.value_counts import ValueTable
+from serin.features.aggregates.value_counts import NumberCounts, ValueTable
 from serin.features.fitted import FittedNumbers, Floats
 from serin.features.operator import (
     Finite,

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from serin.columns.column import array_module, beside
+from serin.columns.limbs import Superaccumulator
 from serin.columns.rounding import nearest_ratio
-from serin.columns.superaccumulator import Superaccumulator
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.group_sums import GroupSums, GroupTable, folds_of
 from serin.features.fitted import Floats

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from serin.columns.coded import CodedColumn, Places, compact, look_up
 from serin.columns.column import Column, column_from_arrow, take
 from serin.columns.keys import Grid, KeyIndex
-from serin.features.aggregates.aggregate import Aggregate
-from serin.features.aggregates.counted import (
+from serin.features.aggregates.aggregate import (
     MOST,
+    Aggregate,
     Counted,
     add_counted,
     answer_counted,
@@ -22,8 +22,7 @@ from serin.features.aggregates.counted import (
     merge_answers,
 )
 from serin.features.aggregates.exact_sums import ExactSums
-from serin.features.aggregates.number_counts import HighBits, LowBits, NumberCounts
-from serin.features.aggregates.value_counts import ValueCounts, ValueTable
+from serin.features.aggregates.value_counts import HighBits, LowBits, NumberCounts, ValueCounts, ValueTable
 from serin.features.numbers import Numbers
 from serin.features.ops.fill import FittedFillMedian
 from serin.features.ops.scale import FittedNormalize

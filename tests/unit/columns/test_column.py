@@ -10,8 +10,7 @@ from onnx import helper
 
 from serin.columns.column import Column, column_from_arrow, column_from_wire, kind_of_type
 from serin.columns.hashing import hash_ints, hash_strings
-from serin.columns.keys import KeyIndex
-from serin.columns.lookup import lookup, lookup_to_onnx
+from serin.columns.keys import KeyIndex, lookup, lookup_to_onnx
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, NULL_OF_KIND, InputColumn, Kind
 from serin.formats.wire import wire_column

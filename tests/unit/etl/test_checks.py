@@ -209,7 +209,7 @@ def test_a_split_by_time_is_a_cut_of_the_rows_sorted_by_time_and_id(
     times: list[int], pieces: int, few_rows: int, in_order: bool
 ) -> None:
     time, rows = np.asarray(sorted(times) if in_order else times, np.int64), np.arange(len(times)) * 3
-    with ProcessEngine(1) as engine, patch("serin.etl.dataset.time_ranks.FEW_ROWS", few_rows):
+    with ProcessEngine(1) as engine, patch("serin.etl.dataset.split.FEW_ROWS", few_rows):
         held = engine.hold(
             lambda cut: piece(rows[cut], time[cut]), np.array_split(np.arange(len(times)), pieces)
         )

@@ -19,8 +19,7 @@ from serin.etl.build import build_dataset
 from serin.etl.identity import current_key
 from serin.etl.sources.convert import convert
 from serin.etl.sources.files import find_files
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Table, cut, open_table, read_piece
+from serin.etl.sources.tables import Read, Table, cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.spec.etl import EtlSpec

@@ -257,7 +257,7 @@ def test_a_piece_that_ends_every_worker_is_too_large(two_workers: Any, tmp_path:
 
 
 def read_of(column: str, kind: Any) -> Any:
-    from serin.etl.sources.partitions import Read
+    from serin.etl.sources.tables import Read
 
     return Read(column=column, kind=kind)
 

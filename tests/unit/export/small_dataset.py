@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 
 from serin.columns.column import Column, column_from_arrow
-from serin.columns.lookup import lookup
+from serin.columns.keys import lookup
 from serin.features.plan import FeaturePlan
 from serin.features.sample import Sample
 from serin.formats.dataset import (

@@ -10,9 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column
-from serin.columns.limbs import Limb, limbs, square_limbs
+from serin.columns.limbs import Limb, Superaccumulator, limbs, square_limbs
 from serin.columns.rounding import nearest_ratio, nearest_ratios, nearest_root
-from serin.columns.superaccumulator import Superaccumulator
 from serin.features.aggregates.aggregate import Aggregate, Answer
 from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.numbers import Numbers

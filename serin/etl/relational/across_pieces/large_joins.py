@@ -27,8 +27,7 @@ from serin.etl.relational.groups import joined as join_columns
 from serin.etl.relational.groups import key_hashes
 from serin.etl.relational.relation import LoadedJoin, Related, join_tables, load_join, relate_columns
 from serin.etl.sources.files import find_files
-from serin.etl.sources.partitions import Read
-from serin.etl.sources.tables import Piece, Table, open_table, read_piece
+from serin.etl.sources.tables import Piece, Read, Table, open_table, read_piece
 from serin.formats.nulls import null_of
 from serin.formats.schema import Kind
 
