@@ -10,7 +10,7 @@ its small tables there with `xp.asarray`; dictionaries, and all work per distinc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,10 +250,6 @@ def _floats(values: pa.ChunkedArray) -> Array:
         return np.asarray(numbers.astype(np.float32, copy=False))
 
 
-def _ints(values: pa.ChunkedArray) -> Array:
-    return _filled(values.cast(pa.int64()), INT64_NULL)
-
-
 def _times(values: pa.ChunkedArray) -> Array:
     if kind_of_type(values.type) == "string":
         values = parse_times(values.cast(pa.string()))
@@ -262,10 +258,6 @@ def _times(values: pa.ChunkedArray) -> Array:
         return np.where(nanoseconds == INT64_NULL, INT64_NULL, nanoseconds // 1000)
     zone = values.type.tz if pa.types.is_timestamp(values.type) else None
     return _filled(values.cast(pa.timestamp("us", tz=zone)).cast(pa.int64()), INT64_NULL)
-
-
-def _bools(values: pa.ChunkedArray) -> Array:
-    return _filled(values.cast(pa.bool_()).cast(pa.int8()), -1)
 
 
 def _one_chunk(values: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -286,4 +278,9 @@ def _filled(values: pa.ChunkedArray | pa.Array, null: int) -> Array:
     return np.asarray(filled.to_numpy(zero_copy_only=False))
 
 
-_CONVERT = {"float": _floats, "int": _ints, "timestamp": _times, "bool": _bools}
+_CONVERT: Mapping[str, Callable[[pa.ChunkedArray], Array]] = {
+    "float": _floats,
+    "int": lambda values: _filled(values.cast(pa.int64()), INT64_NULL),
+    "timestamp": _times,
+    "bool": lambda values: _filled(values.cast(pa.bool_()).cast(pa.int8()), -1),
+}

@@ -20,18 +20,8 @@ Task = Literal["binary", "multiclass", "regression"]
 RARE = 0.05
 """A class with a smaller share of the rows is called rare."""
 _NAMES = (
-    "target",
-    "label",
-    "class",
-    "y",
-    "outcome",
-    "churn",
-    "churned",
-    "default",
-    "fraud",
-    "is_fraud",
-    "clicked",
-)
+    "target", "label", "class", "y", "outcome", "churn", "churned", "default", "fraud", "is_fraud", "clicked",
+)  # fmt: skip
 _TRUE = {"yes", "y", "true", "t", "1", "positive", "good", "won", "bad", "churned", "fraud"}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

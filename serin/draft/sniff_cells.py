@@ -21,36 +21,11 @@ _MOST_BYTES = 64 * 2**20  # of cells that are looked at
 _ODD_TEXTS = 200_000  # of a column that are not plain numbers
 _FEW_WORDS, _MANY_NUMBERS = 2, 20  # so few words among so many different numbers mean null
 _OTHER_WORDS = (
-    "#NULL!",
-    "(null)",
-    "-",
-    "--",
-    ".",
-    "<NA>",
-    "?",
-    "N.A.",
-    "None",
-    "Null",
-    "\\N",
-    "n.a.",
-    "none",
-)
+    "#NULL!", "(null)", "-", "--", ".", "<NA>", "?", "N.A.", "None", "Null", "\\N", "n.a.", "none",
+)  # fmt: skip
 _IN_TEXT = {
-    "#N/A",
-    "#NULL!",
-    "(null)",
-    "<NA>",
-    "?",
-    "N/A",
-    "NA",
-    "NULL",
-    "NaN",
-    "None",
-    "\\N",
-    "n/a",
-    "nan",
-    "null",
-}
+    "#N/A", "#NULL!", "(null)", "<NA>", "?", "N/A", "NA", "NULL", "NaN", "None", "\\N", "n/a", "nan", "null",
+}  # fmt: skip
 _WORDS = {*NULL_WORDS, *_OTHER_WORDS}
 _PLAIN = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -115,7 +90,7 @@ class _Seen:
                 self.texts[cell] += count
             elif cell.strip() and len(self.odd) < _ODD_TEXTS:
                 self.odd[cell.strip()] = None
-                if len(self.odd) <= 1000 and not _has_meaning(cell.strip()):
+                if len(self.odd) <= 1000 and not (_is_marked_number(cell.strip()) or is_date(cell.strip())):
                     self.texts[cell] += count
         self.numbers = max(self.numbers, len(cells.filter(plain)) + sum(map(_is_marked_number, self.odd)))
         if self.is_text and len(self.odd) > 1000:  # enough to tell codes from other texts
@@ -151,10 +126,6 @@ def _is_marked_number(cell: str) -> bool:
     return any(form.fullmatch(cell) for form in (_COMMA, _POINTS, _COMMAS))
 
 
-def _has_meaning(cell: str) -> bool:
-    return _is_marked_number(cell) or is_date(cell)
-
-
 def sniff_cells(files: Sequence[SourceFile]) -> Sniffed:
     """How cells are written in the files of a table, whose encoding, delimiter, quotes and header are known."""
     columns: dict[str, _Seen] = {}
@@ -167,17 +138,18 @@ def sniff_cells(files: Sequence[SourceFile]) -> Sniffed:
     seen = list(columns.values())
     for column in seen:
         column.settle()
-    dates = {column.name: formats for column in seen if (formats := _date_formats(column)) is not None}
+    dated = {
+        column.name: find_date_formats(column.odd)
+        for column in seen
+        if not column.is_text and not column.plain
+    }
+    dates = {name: formats for name, formats in dated.items() if formats is not None}
     european = bool(files[0].csv and files[0].csv.delimiter == ";")
     parts = (_marks(seen, dates, european=european), _nulls(seen, dates), _dates(dates))
     return Sniffed(
         options={key: value for part in parts for key, value in part.options.items()},
         seen=tuple(sentence for part in parts for sentence in part.seen),
     )
-
-
-def _date_formats(column: _Seen) -> DateFormats | None:
-    return None if column.is_text or column.plain else find_date_formats(column.odd)
 
 
 def _batches(files: Sequence[SourceFile]) -> Iterator[pa.RecordBatch]:
@@ -285,7 +257,9 @@ def find_date_formats(texts: Iterable[str]) -> DateFormats | None:
     groups: dict[str, list[str]] = {}
     for text in texts:
         iso = _ISO.fullmatch(text)
-        form = ("ISO" if iso[4] is None else "zone") if iso else _form_of(text)
+        form = next((form for shape, form in _SHAPES if shape.fullmatch(text)), None)
+        if iso:
+            form = "ISO" if iso[4] is None else "zone"
         if form is None:
             return None
         groups.setdefault(form, []).append(text)
@@ -307,10 +281,6 @@ def find_date_formats(texts: Iterable[str]) -> DateFormats | None:
         examples=examples,
         doubt=f" (no day is above 12: {doubts[0]})" if doubts else "",
     )
-
-
-def _form_of(text: str) -> str | None:
-    return next((form for shape, form in _SHAPES if shape.fullmatch(text)), None)
 
 
 def _month_first(form: str) -> str:

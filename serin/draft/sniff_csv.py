@@ -114,15 +114,11 @@ def _encoding(head: bytes, file: SourceFile) -> tuple[str, str]:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
                 line += block[: error.start].count(b"\n")
-                name = _single_byte(block)
+                # Windows uses the bytes that Latin-1 leaves to control characters.
+                name = "cp1252" if any(0x80 <= byte <= 0x9F for byte in block) else "latin-1"
                 return name, f"line {line} is not valid UTF-8; read as {name}"
             line += block.count(b"\n")
     return "utf-8", ""
-
-
-def _single_byte(block: bytes) -> str:
-    """Windows uses the bytes that Latin-1 leaves to control characters."""
-    return "cp1252" if any(0x80 <= byte <= 0x9F for byte in block) else "latin-1"
 
 
 def _dialect(lines: Sequence[str], file: SourceFile) -> Sniffed:

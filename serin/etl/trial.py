@@ -71,18 +71,15 @@ def try_rows(
         _judge(data, features, prepared, found)
     problems.include(found)
     training_s = _training_s(data, prepared) if whole else None
+    latest = [int(each.time.max()) for each in prepared if each.time is not None and len(each.time)]
     return Trial(
         rows=rows,
         total=main.rows,
         unread=unread,
         training_s=training_s,
         unscaled=unscaled_warning(_as_they_are(features, prepared)),
-        future=future_warning(max((int(times.max()) for times in _times(prepared)), default=0)),
+        future=future_warning(max(latest, default=0)),
     )
-
-
-def _times(prepared: Sequence[Prepared]) -> list[npt.NDArray[np.int64]]:
-    return [each.time for each in prepared if each.time is not None and len(each.time)]
 
 
 def _as_they_are(features: Sequence[FeatureSpec], prepared: Sequence[Prepared]) -> dict[str, FloatArray]:

@@ -103,7 +103,12 @@ def try_lay_out(
     where = None
     with problems.catching():
         where = None if data.where is None else known.typed("data.where", data.where)
-    reads = _reads(data, kinds, tables[data.main]) if data.main in tables else ()
+    main = tables.get(data.main)
+    reads = tuple(
+        main.read(name, kind, exact=name in data.answers)
+        for name, kind in kinds.items()
+        if main is not None and name in main.types
+    )
     if problems:
         return LaidOut(reads=reads, joins=joins)
     fitted = [column for feature in features for column in feature.inputs]
@@ -130,14 +135,6 @@ def _sent(data: DataSpec, kinds: Mapping[str, Kind]) -> tuple[str, ...]:
     """Floats that clients send although the target reads them as they are stored, and windows over such columns."""
     made = [name for window in data.windows for name in window.make if name not in data.answers]
     return tuple(name for name in (*data.target.known_at_serving, *made) if kinds.get(name) == "float")
-
-
-def _reads(data: DataSpec, kinds: Mapping[str, Kind], main: Table) -> tuple[Read, ...]:
-    return tuple(
-        main.read(name, kind, exact=name in data.answers)
-        for name, kind in kinds.items()
-        if name in main.types
-    )
 
 
 def _lay_joins(

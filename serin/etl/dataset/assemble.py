@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serin.errors import TableEmpty
-from serin.etl.binding.layout import DerivedLayout, Layout
+from serin.etl.binding.layout import Layout
 from serin.etl.dataset.compare import judge_against
 from serin.etl.dataset.golden import Candidates, Made, choose_golden
 from serin.etl.dataset.leaks import Ids, collect_ids, judge_leaks
@@ -207,7 +207,11 @@ class Assembly:
             sources=tuple(replace(file, declared=()) for file in self.files()),
             digest="",
             dropped=totals.dropped | gap,
-            derived=tuple(_describe_derived(each) for each in self.layout.derived if each.served),
+            derived=tuple(
+                DerivedDescription(name=each.name, expression=each.text, kinds=dict(each.expression.kinds))
+                for each in self.layout.derived
+                if each.served
+            ),
             split_kind=self.data.split_kind,
         )
         return described, [table for _, table in lookups]
@@ -237,10 +241,6 @@ class Assembly:
             warnings=warnings,
         )
         return render(report)
-
-
-def _describe_derived(layout: DerivedLayout) -> DerivedDescription:
-    return DerivedDescription(name=layout.name, expression=layout.text, kinds=dict(layout.expression.kinds))
 
 
 def _shown_target(target: TargetSpec, classes: Sequence[Class]) -> str:

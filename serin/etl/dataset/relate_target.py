@@ -129,13 +129,10 @@ def _examples_of_id(column: Column) -> tuple[str | int, ...]:
         and np.abs(known.values.astype(np.float64)).max() > _EXACT_INTEGERS
     ):
         fewest = 2
-    if len(known) < fewest or not all(_differ(values) for values in (known.values[:fewest], known.values)):
+    parts = (known.values[:fewest], known.values)
+    if len(known) < fewest or not all(len(np.unique(values)) == len(values) for values in parts):
         return ()
     return tuple(known[:_EXAMPLES].to_arrow().to_pylist())
-
-
-def _differ(values: npt.NDArray[np.generic]) -> bool:
-    return len(np.unique(values)) == len(values)
 
 
 def _each_whole(column: Column) -> Floats | None:
