@@ -109,12 +109,10 @@ def try_lay_out(
         for name, kind in kinds.items()
         if main is not None and name in main.types
     )
-    if problems:
+    if problems or main is None:
         return LaidOut(reads=reads, joins=joins)
     fitted = [column for feature in features for column in feature.inputs]
-    inputs = _inputs(
-        data, served, kinds, {**{name: (data.main, name) for name in tables[data.main].types}, **made}
-    )
+    inputs = _inputs(data, served, kinds, {name: (data.main, name) for name in main.types} | dict(made))
     layout = Layout(
         reads=reads,
         joins=joins,
