@@ -241,5 +241,4 @@ def label_encoder(
         "values_int64s": list(places),
         "default_int64": default,
     }
-    places_found: str = graph.op("LabelEncoder", values, domain="ai.onnx.ml", **attributes)
-    return places_found
+    return graph.op("LabelEncoder", values, domain="ai.onnx.ml", **attributes)

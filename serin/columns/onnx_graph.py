@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,25 +46,14 @@ class GraphBuilder:
             self._scalars[key] = name
         return name
 
-    @overload
-    def op(
-        self, op_type: str, *inputs: str, outputs: Literal[1] = 1, domain: str = "", **attributes: Any
-    ) -> str: ...
-    @overload
-    def op(
-        self, op_type: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
-    ) -> tuple[str, ...]: ...
-    def op(
-        self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> str | tuple[str, ...]:
-        """Adds a node and names its output, or its outputs when there is more than one."""
-        names = tuple(self.name(op_type.lower()) for _ in range(outputs))
-        self.nodes.append(
-            helper.make_node(
-                op_type, list(inputs), list(names), name=f"node_{names[0]}", domain=domain, **attributes
-            )
+    def op(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Adds a node and names its output."""
+        output = self.name(op_type.lower())
+        node = helper.make_node(
+            op_type, list(inputs), [output], name=f"node_{output}", domain=domain, **attributes
         )
-        return names[0] if outputs == 1 else names
+        self.nodes.append(node)
+        return output
 
     def to_model(
         self,

@@ -261,7 +261,7 @@ class Answers:
         self._counted: dict[str, Counted] = {}
 
     def __call__(self, aggregates: tuple[Aggregate, ...]) -> list[Any]:
-        new = tuple(aggregate for aggregate in aggregates if aggregate not in self._known)
+        new = tuple(aggregate for aggregate in dict.fromkeys(aggregates) if aggregate not in self._known)
         asked = tuple(aggregate for aggregate in new if counted_column(aggregate) not in self._counted)
         if asked:
             merged = self._engine.reduce(measure, Merge(asked), self._held, asked)

@@ -55,18 +55,15 @@ def ready(fitted: T) -> Fit[T]:
 def run_fits(fits: Sequence[Fit[T]], answer: Answer) -> list[T]:
     """Drives all fits together, so that one pass over the rows computes what all of them request at that moment."""
     whole = together(fits)
-    known: dict[Aggregate, Any] = {}
     answers: Any = None
     while True:
         try:
-            asked = whole.send(answers)
+            aggregates = whole.send(answers)
         except StopIteration as end:
             fitted: list[T] = end.value
             return fitted
-        assert isinstance(asked, tuple)
-        new = tuple(aggregate for aggregate in dict.fromkeys(asked) if aggregate not in known)
-        known.update(zip(new, answer(new), strict=True) if new else ())
-        answers = tuple(known[aggregate] for aggregate in asked)
+        assert isinstance(aggregates, tuple)
+        answers = answer(aggregates)
 
 
 def together(fits: Sequence[Fit[T]]) -> Fit[list[T]]:
