@@ -25,7 +25,6 @@ from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.aggregates.value_counts import HighBits, LowBits, NumberCounts, ValueCounts, ValueTable
 from serin.features.numbers import Numbers
 from serin.features.ops.fill import FittedFillMedian
-from serin.features.ops.scale import FittedNormalize
 from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL
 
@@ -132,15 +131,6 @@ def test_columns_of_a_table_share_their_places_through_cuts_and_a_trip() -> None
                 column.values, expected[name].values[rows], equal_nan=column.kind == "float"
             )
             assert np.array_equal(column.null, expected[name].null[rows])
-
-
-def test_a_fit_from_counts_is_the_fit_from_rows() -> None:
-    steps = (FittedFillMedian(2.0), FittedNormalize(1.0, 3.0))
-    column = coded([1.0, float("nan"), 4.0], [0, 1, 2, 2, 1, 0, 0])
-    numbers = Numbers(column="x", kind="float", steps=steps)
-    assert np.array_equal(
-        numbers.of(Sample(columns={"x": column})), numbers.of(Sample(columns={"x": plain(column)}))
-    )
 
 
 @settings(max_examples=60, deadline=None)

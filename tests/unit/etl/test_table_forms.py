@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import kind_of_type
-from serin.errors import SpecError
 from serin.etl.sources.files import find_files
 from serin.etl.sources.tables import Read, cut, open_table, read_piece
 from serin.export.convert.features2onnx import features2onnx
@@ -170,15 +169,3 @@ def test_the_type_of_a_column_holds_all_rows_wherever_they_are(
     if kind != "timestamp":
         assert found[0] == first
     assert (found[-1] is None) == (last == "NA" and kind != "string")
-
-
-def test_the_value_that_makes_text_of_numbers_is_named_and_no_missing_value(tmp_path: Path) -> None:
-    rows = "".join(f"{n},{n % 2}\n" for n in range(50))
-    (tmp_path / "main.csv").write_text(f"a,y\n1,0\nNA,1\n{rows}oops,1\n")
-    data = {
-        "tables": {"main": str(tmp_path / "main.csv")},
-        "target": {"expression": "y", "task": "binary"},
-    }
-    spec = load_spec({"name": "t", "data": data, "features": [{"columns": ["a"], "steps": ["normalize"]}]})
-    with pytest.raises(SpecError, match=r"row 52 of .*main\.csv holds 'oops', which is not a number"):
-        build(spec, Store(str(tmp_path / "store")))

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.errors import TargetUnusable
 from serin.etl.build import build_dataset
 from serin.export.convert.features2onnx import features2onnx
 from serin.features.plan import FeaturePlan
@@ -60,11 +59,6 @@ def test_classes_are_numbered_in_order_of_value(
     values = TABLE.column(column).to_pylist()
     assert [classes[int(code)] for code in target] == [str(values[row]) for row in rows]
     assert description.dropped["null_target"] == (22 if column == "grade" else 0)
-
-
-def test_a_regression_with_one_number_only_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TargetUnusable, match="is 0 in every training row: there is nothing to learn"):
-        built(tmp_path, "stars - stars", "regression")
 
 
 def test_a_regression_keeps_its_numbers(tmp_path: Path) -> None:
