@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.column import Column
-from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 
 if TYPE_CHECKING:
     from serin.columns.onnx_graph import GraphBuilder
+
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int32]
@@ -151,3 +151,20 @@ class Encoding(Protocol):
     def describe(self) -> str: ...
 
     def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """Columns by name. In the ETL also the targets, and fold ids; a request has neither.
+
+    Rows with the same id are in the same fold, so that none of them learns from another's target. The first `training`
+    rows train: they must not be encoded from their own targets.
+    """
+
+    columns: Mapping[str, Column]
+    fold_ids: npt.NDArray[np.int64] | None = None
+    target: npt.NDArray[np.float32] | None = None
+    training: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serin.columns.column import Column, array_module
-from serin.features.fitted import CategoricalStep, Codes, Encoding, Floats, NumericStep
-from serin.features.sample import Sample
+from serin.features.fitted import CategoricalStep, Codes, Encoding, Floats, NumericStep, Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import INT64_NULL, Kind
 

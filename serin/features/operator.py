@@ -1,5 +1,5 @@
 """Defines operators: steps of the spec that can be fitted. A file in ops/ defines an operator completely,
-or several that share their fitted form.
+or several that belong together.
 
 Such a file has the operator (its arguments and `fit`), its fitted form (fitted.py has the interface), and a last line
 that registers both.

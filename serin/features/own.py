@@ -14,10 +14,9 @@ import numpy as np
 from serin.columns.column import Column, array_module
 from serin.errors import OperatorFailed
 from serin.features.aggregates.aggregate import Fit
-from serin.features.fitted import Codes, Floats
+from serin.features.fitted import Codes, Floats, Sample
 from serin.features.numbers import Numbers
 from serin.features.operator import Source, register_fitted
-from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.steps.own import load_class

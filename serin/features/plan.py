@@ -18,12 +18,11 @@ from serin.columns.column import Column, any_true, array_module
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Answer, run_fits
 from serin.features.fit import Feature, NumericFeature, fit_feature
-from serin.features.fitted import Codes, Encoding, Floats
+from serin.features.fitted import Codes, Encoding, Floats, Sample
 from serin.features.numbers import CategoricalFeature, Made, Numbers, through
 from serin.features.operator import fitted_class, fitted_name
 from serin.features.ops.fill import Fill, Missing
 from serin.features.own import OwnCodes
-from serin.features.sample import Sample
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from serin.columns.column import Column, array_module
 from serin.columns.keys import label_encoder
 from serin.features.aggregates.value_counts import group_rows
-from serin.features.fitted import Floats, StoredFields
-from serin.features.sample import Sample
+from serin.features.fitted import Floats, Sample, StoredFields
 from serin.formats.schema import INT64_NULL, Kind
 
 if TYPE_CHECKING:

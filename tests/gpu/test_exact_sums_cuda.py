@@ -9,11 +9,10 @@ from hypothesis import given, settings
 
 from serin.columns.column import Column
 from serin.etl.engines.device import usable_gpus
-from serin.features.aggregates.exact_sums import ExactSums
-from serin.features.aggregates.group_sums import GroupSums
+from serin.features.aggregates.exact_sums import ExactSums, GroupSums
+from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from tests.unit.features.exact_tables import FEATURES, KINDS, check_against_fractions, sample_of, tables
 
 cupy = pytest.importorskip("cupy", reason="cupy is not installed")

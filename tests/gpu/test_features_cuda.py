@@ -12,8 +12,8 @@ from serin.columns.rounding import alike, ulps_apart
 from serin.etl.engines.device import usable_gpus
 from serin.etl.engines.subnormals import keep_subnormals
 from serin.features.aggregates.aggregate import Aggregate
+from serin.features.fitted import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of
 from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values

@@ -50,9 +50,9 @@ from serin.features.aggregates.aggregate import (
 )
 from serin.features.aggregates.distribution import order_of_values
 from serin.features.aggregates.value_counts import Counts, HighBits, ValueCounts, ValueTable
+from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.dataset import (
     GOLDEN,
     SPLITS,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from serin.columns.coded import CodedColumn
 from serin.columns.column import Column
-from serin.features.sample import Sample
+from serin.features.fitted import Sample
 
 Counts = npt.NDArray[np.int64]
 _MANY = 2**18  # entries that are kept side by side before equal ones are combined

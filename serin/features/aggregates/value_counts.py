@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from serin.columns.column import Column, array_module, on_host, tally
 from serin.features.aggregates.aggregate import Counted
+from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
-from serin.features.sample import Sample
 from serin.formats.nulls import null_of
 
 Counts = npt.NDArray[np.int64]

@@ -16,11 +16,10 @@ from pydantic import Field, model_validator
 
 from serin.columns.column import array_module
 from serin.features.aggregates.aggregate import Fit, ready
-from serin.features.fitted import Floats, StoredFields
+from serin.features.fitted import Floats, Sample, StoredFields
 from serin.features.numbers import Numbers
 from serin.features.operator import Operator, Source, register
 from serin.features.ops.date_parts import PART_SIZES, FittedDateParts, Part
-from serin.features.sample import Sample
 from serin.formats.schema import Kind
 from serin.spec.steps.step import NUMBERS, TIMES, Made
 

@@ -17,10 +17,9 @@ from pydantic import Field
 
 from serin.columns.rounding import nearest_ratio, nearest_root
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.group_sums import GroupSums, GroupTable
-from serin.features.fitted import Floats
+from serin.features.aggregates.exact_sums import GroupSums, GroupTable
+from serin.features.fitted import Floats, Sample
 from serin.features.operator import Operator, Source, register
-from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue, StoredTable
 from serin.formats.schema import Kind
 from serin.spec.steps.step import NUMBERS, VALUES

@@ -11,11 +11,10 @@ from pydantic import Field
 
 from serin.errors import ColumnUnusable
 from serin.features.aggregates.aggregate import Fit
-from serin.features.fitted import Floats
+from serin.features.fitted import Floats, Sample
 from serin.features.numbers import CategoricalFeature
 from serin.features.operator import Operator, Source, register
 from serin.features.ops.categorify import FittedCategorify, fit_vocabulary
-from serin.features.sample import Sample
 from serin.formats.schema import Kind
 from serin.spec.steps.step import VALUES
 

@@ -23,9 +23,9 @@ from serin.features.aggregates.aggregate import (
 )
 from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.aggregates.value_counts import HighBits, LowBits, NumberCounts, ValueCounts, ValueTable
+from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
 from serin.features.ops.fill import FittedFillMedian
-from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL
 
 floats = st.lists(

@@ -11,8 +11,8 @@ import torch
 
 from serin.columns.column import Column, column_from_arrow
 from serin.columns.keys import lookup
+from serin.features.fitted import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.dataset import (
     DatasetDescription,
     LookupDescription,

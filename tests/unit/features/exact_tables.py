@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from serin.features.aggregates.group_sums import folds_of
+from serin.features.aggregates.exact_sums import folds_of
+from serin.features.fitted import Sample
+from serin.features.ops.encode import FittedTargetEncode
 from serin.features.ops.group_stats import FittedGroupStats
 from serin.features.ops.scale import FittedNormalize
-from serin.features.ops.target_encode import FittedTargetEncode
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.schema import INT64_NULL, Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import columns_of

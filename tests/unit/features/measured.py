@@ -10,8 +10,8 @@ import pyarrow as pa
 from serin.columns.column import Array, Column, column_from_wire
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.features.aggregates.aggregate import Aggregate, Answer
+from serin.features.fitted import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.spec.features import FeatureSpec
 

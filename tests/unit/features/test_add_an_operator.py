@@ -25,8 +25,8 @@ from serin.export.gate.gate import check_features
 from serin.export.gate.golden import read_golden_rows
 from serin.features import operator, ops
 from serin.features.aggregates.aggregate import Aggregate
+from serin.features.fitted import Sample
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split

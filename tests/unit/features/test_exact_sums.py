@@ -14,9 +14,9 @@ from serin.columns.limbs import Limb, Superaccumulator, limbs, square_limbs
 from serin.columns.rounding import nearest_ratio, nearest_ratios, nearest_root
 from serin.features.aggregates.aggregate import Aggregate, Answer
 from serin.features.aggregates.exact_sums import ExactSums
+from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from tests.fakes.cupy import install
 from tests.unit.features.exact_tables import (
     FEATURES,

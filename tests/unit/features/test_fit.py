@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from serin.columns.rounding import alike
 from serin.errors import DataError, SpecError
 from serin.etl.binding.layout import check_kinds
+from serin.features.fitted import Sample
 from serin.features.ops.clip import FittedClip
 from serin.features.ops.fill import FittedFillMedian
 from serin.features.ops.scale import FittedNormalize
 from serin.features.plan import FeaturePlan
-from serin.features.sample import Sample
 from serin.formats.schema import Kind
 from serin.spec.features import FeatureSpec
 from tests.unit.features.measured import Columns, answer_over, columns_of, fit, run_graph, same_bits

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from serin.etl.build import build_dataset
-from serin.features.aggregates.group_sums import folds_of
+from serin.features.aggregates.exact_sums import folds_of
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
 from serin.formats.shards import read_split

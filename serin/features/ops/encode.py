@@ -1,9 +1,10 @@
-"""A value becomes the mean target of the training rows that have it, shrunk towards the mean of all rows (smoothing).
+"""A value becomes a number that the training rows, or the spec, give for it. Null counts as a value.
 
-A training row is encoded from the other folds' targets, never from its own. The fold is a hash of the row id; in a
-split by group, of the group, since rows of a group are not independent. Rows that are not trained on, and requests,
-are encoded from all training rows and need no target. Null counts as a value. With
-several classes there is one number for each: the share of rows in it.
+target_encode gives the mean target of the training rows that have the value, shrunk towards the mean of all rows
+(smoothing). A training row is encoded from the other folds' targets, never from its own. The fold is a hash of the row
+id; in a split by group, of the group, since rows of a group are not independent. Rows that are not trained on, and
+requests, are encoded from all training rows and need no target. With several classes there is one number for each: the
+share of rows in it.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from serin.columns.column import array_module, beside
 from serin.columns.limbs import Superaccumulator
 from serin.columns.rounding import nearest_ratio
 from serin.features.aggregates.aggregate import Fit
-from serin.features.aggregates.group_sums import GroupSums, GroupTable, folds_of
-from serin.features.fitted import Floats
+from serin.features.aggregates.exact_sums import GroupSums, GroupTable, folds_of
+from serin.features.aggregates.value_counts import ValueCounts, ValueTable
+from serin.features.fitted import Floats, Sample
 from serin.features.operator import Operator, Source, register
-from serin.features.sample import Sample
 from serin.features.value_table import NumbersByValue, TableEncoding
+from serin.formats.schema import Kind
 from serin.spec.steps.step import VALUES
 
 Float64 = npt.NDArray[np.float64]
@@ -139,4 +141,90 @@ def _shrunk_to_the_mean(
     return made
 
 
+class CountEncode(Operator):
+    """The number of training rows that have the value: 0 for an unseen one."""
+
+    name = "count_encode"
+    kinds = VALUES
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return (f"{name}_count",)
+
+    def fit(self, source: Source) -> Fit[FittedCountEncode]:
+        counted: ValueTable = yield ValueCounts(source.column)
+        order = counted.commonest_first()
+        counts = np.append(counted.counts[order], [0, counted.nulls]).astype(np.float32)
+        table = NumbersByValue(counted.values.take(pa.array(order)), counts[:, None])
+        return FittedCountEncode(column=source.column, kind=source.kind, table=table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedCountEncode(TableEncoding):
+    def outputs(self) -> tuple[str, ...]:
+        return (f"{self.column}_count",)
+
+    def describe(self) -> str:
+        return f"how many training rows have the value, for {len(self.table.keys)} values"
+
+
+class Ordinal(Operator):
+    """The position of the value in `order`, or among the sorted values of the training split. Other values are null."""
+
+    name = "ordinal"
+    kinds = VALUES
+    positional = "order"
+    order: tuple[str | int, ...] | None = Field(default=None, min_length=1)
+    """The values in their order. By default the sorted values of the training split."""
+
+    @field_validator("order")
+    @classmethod
+    def _names_each_once(cls, order: tuple[str | int, ...] | None) -> tuple[str | int, ...] | None:
+        if order is not None and len(set(order)) < len(order):
+            raise ValueError("`order` names a value twice")
+        if order is not None and len({type(value) for value in order}) > 1:
+            raise ValueError("`order` mixes strings and numbers; quote all numbers, or none")
+        return order
+
+    def misfit(self, kind: str) -> str | None:
+        text = self.order is not None and isinstance(self.order[0], str)
+        if self.order is None or text == (kind == "string"):
+            return None
+        return f"the order has {'strings' if text else 'numbers'}"
+
+    def fit(self, source: Source) -> Fit[FittedOrdinal]:
+        if self.order is not None:
+            values = pa.array(list(self.order), pa.string() if source.kind == "string" else pa.int64())
+        else:
+            table: ValueTable = yield ValueCounts(source.column)
+            values = table.values.take(pc.sort_indices(table.values))  # strings by their bytes
+        return FittedOrdinal.of(source.column, source.kind, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedOrdinal(TableEncoding):
+    @classmethod
+    def of(cls, column: str, kind: Kind, order: pa.Array) -> FittedOrdinal:
+        places = np.append(np.arange(len(order), dtype=np.float32), np.full(2, np.nan, np.float32))
+        return cls(column=column, kind=kind, table=NumbersByValue(order, places[:, None]))
+
+    def outputs(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def describe(self) -> str:
+        order = self.table.keys
+        shown = ", ".join(map(str, order[:6].to_pylist())) + (", ..." if len(order) > 6 else "")
+        return f"place among {len(order)} values ({shown}); others are null"
+
+    def to_json(self) -> dict[str, Any]:
+        of = "string" if pa.types.is_string(self.table.keys.type) else "int"
+        return {"column": self.column, "kind": self.kind, "of": of, "order": self.table.keys.to_pylist()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], inner: None = None) -> FittedOrdinal:  # noqa: ARG003
+        type_ = pa.string() if document["of"] == "string" else pa.int64()
+        return cls.of(document["column"], document["kind"], pa.array(document["order"], type_))
+
+
+register(CountEncode, FittedCountEncode)
+register(Ordinal, FittedOrdinal)
 register(TargetEncode, FittedTargetEncode)
