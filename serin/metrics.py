@@ -167,23 +167,23 @@ def _resampled(
     metric: str, truth: NDArray[Any], scores: NDArray[Any]
 ) -> Callable[[NDArray[np.float64]], float]:
     """The metric as a function of how often each row was drawn; NaN where it has no value."""
-    if metric == "auc":
-        return _resampled_auc(_binary(truth), scores)
-    if metric == "average_precision":
-        return _resampled_precision(_binary(truth), scores)
+    if metric in ("auc", "average_precision"):
+        return _resampled_ranking(metric, _binary(truth), scores)
     each = _row_losses(metric, truth, scores)
     if metric == "rmse":
         return lambda weights: float(np.sqrt(weights @ each / len(each)))
     return lambda weights: float(weights @ each / len(each))
 
 
-def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[NDArray[np.float64]], float]:
-    """Sorted once; a resample is then two sums along the order."""
-    order = np.argsort(scores, kind="stable")
+def _resampled_ranking(
+    metric: str, truth: NDArray[np.bool_], scores: NDArray[Any]
+) -> Callable[[NDArray[np.float64]], float]:
+    """Sorted once (for precision the highest score first); a resample is then two sums along the order."""
+    order = np.argsort(scores, kind="stable")[:: 1 if metric == "auc" else -1]
     ranked, positive = scores[order], truth[order]
     starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
 
-    def measure(weights: NDArray[np.float64]) -> float:
+    def auc_of(weights: NDArray[np.float64]) -> float:
         drawn = weights[order]
         positives = np.add.reduceat(np.where(positive, drawn, 0.0), starts)
         negatives = np.add.reduceat(np.where(positive, 0.0, drawn), starts)
@@ -193,18 +193,7 @@ def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[
         below = np.cumsum(negatives) - negatives
         return float(positives @ (below + 0.5 * negatives) / pairs)
 
-    return measure
-
-
-def _resampled_precision(
-    truth: NDArray[np.bool_], scores: NDArray[Any]
-) -> Callable[[NDArray[np.float64]], float]:
-    """Sorted once, the highest score first; a resample is then two sums along the order."""
-    order = np.argsort(scores, kind="stable")[::-1]
-    ranked, positive = scores[order], truth[order]
-    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
-
-    def measure(weights: NDArray[np.float64]) -> float:
+    def precision_of(weights: NDArray[np.float64]) -> float:
         drawn = weights[order]
         positives = np.add.reduceat(np.where(positive, drawn, 0.0), starts)
         rows = np.cumsum(np.add.reduceat(drawn, starts))
@@ -213,7 +202,7 @@ def _resampled_precision(
         precision = np.cumsum(positives) / np.maximum(rows, 1.0)
         return float(positives @ precision / positives.sum())
 
-    return measure
+    return auc_of if metric == "auc" else precision_of
 
 
 def mean_and_each(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

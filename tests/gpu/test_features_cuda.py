@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from serin.columns.column import Column
-from serin.columns.rounding import alike, ulps_apart
+from serin.columns.exact import alike, ulps_apart
 from serin.etl.engines.device import usable_gpus
 from serin.etl.engines.subnormals import keep_subnormals
 from serin.features.aggregates.aggregate import Aggregate

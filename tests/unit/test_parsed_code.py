@@ -159,13 +159,13 @@ def test_messages_renamed_locals_and_moved_modules_change_no_key_of_a_stage(tmp_
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(other)
     package = Package(tmp_path / "serin")
-    assert package.has("serin.deep.pillars.rounding")
+    assert package.has("serin.deep.pillars.exact")
     for stage, about in STAGES.items():
         assert package.reach(about.computed_by).digest() == computed_by(stage).digest()
 
 
 MINUS_FOR_PLUS = {
-    "serin.columns.limbs": {"etl", "export"},
+    "serin.columns.exact": {"etl", "export"},
     "serin.etl.dataset.split": {"etl"},
     "serin.export.gate.gate": {"export"},
     "serin.features.ops.log1p": {"etl", "export"},

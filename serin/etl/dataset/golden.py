@@ -30,9 +30,9 @@ from serin.columns.column import (
     take,
 )
 from serin.columns.derived import derive, typed
+from serin.columns.exact import alike
 from serin.columns.hashing import hash_ints
 from serin.columns.keys import lookup
-from serin.columns.rounding import alike
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.nulls import null_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -84,12 +84,10 @@ def choose_engine(etl: EtlSpec, *, data_bytes: int, needed_bytes: int, free_byte
 def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
     """The chosen engine; `scratch` is a folder that all workers see."""
     spill = None if choice.keep else scratch
-    if choice.kind == "process":
-        with ProcessEngine(choice.workers, scratch=spill) as engine:
-            yield engine
-        return
-    if choice.kind == "cuda":
-        with memory_pool(), ProcessEngine(choice.workers, scratch=spill, gpu=True) as engine:
+    if choice.kind in ("process", "cuda"):
+        gpu = choice.kind == "cuda"
+        pool = memory_pool() if gpu else nullcontext()
+        with pool, ProcessEngine(choice.workers, scratch=spill, gpu=gpu) as engine:
             yield engine
         return
     from serin.etl.engines import dask_engine  # half a second that small tables save

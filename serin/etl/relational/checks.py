@@ -174,7 +174,7 @@ def _count(column: Column, rows: Rows, check: CheckSpec) -> CheckCounts:
     if check.values is not None:
         outside |= ~_among(column, check) & ~null
     shown = _first(outside)
-    examples = [(int(rows[place]), _text(column, place)) for place in shown]
+    examples = [(int(rows[place]), shown_value(column, place)) for place in shown]
     if check.max_nulls is not None and not shown:
         examples += [(int(rows[place]), "null") for place in _first(null)]
     newest = None
@@ -227,10 +227,11 @@ def _repeated(parts: Sequence[tuple[Column, Rows]]) -> tuple[int, list[str]]:
     order = np.lexsort((rows, codes))
     again = order[1:][codes[order][1:] == codes[order][:-1]]
     first = again[np.argsort(rows[again])][:_EXAMPLES]
-    return len(again), [f"{_text(column, int(place))} again in row {rows[place]}" for place in first]
+    return len(again), [f"{shown_value(column, int(place))} again in row {rows[place]}" for place in first]
 
 
-def _text(column: Column, place: int) -> str:
+def shown_value(column: Column, place: int) -> str:
+    """A value of a column as messages show it."""
     value = column[place : place + 1].on_host().to_arrow().to_pylist()[0]
     return repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
 

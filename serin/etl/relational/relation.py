@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from serin.columns.derived import derive, evaluate_columns
 from serin.columns.keys import KeyIndex
 from serin.errors import JoinNotManyToOne
 from serin.etl.binding.layout import JoinLayout, Layout
-from serin.etl.relational.checks import CheckCounts, count_checks
+from serin.etl.relational.checks import CheckCounts, count_checks, shown_value
 from serin.etl.relational.groups import AsOfIndex, group_hashes, joined
 from serin.etl.relational.target import TargetPart, evaluate_target
 from serin.etl.sources.tables import Piece, Table, cut, read_piece
@@ -80,7 +80,7 @@ def load_join(layout: JoinLayout, table: Table) -> LoadedJoin:
     repeated = every.duplicate()
     if repeated is not None:
         row, matches = repeated
-        key = ", ".join(f"{read.column}={_shown(whole[read.column], row)}" for read in reads)
+        key = ", ".join(f"{read.column}={shown_value(whole[read.column], row)}" for read in reads)
         on = [read.column for read in reads]
         raise JoinNotManyToOne(table=table.name, on=on, key=f"({key})", matches=matches)
     keys = [whole[read.column] for read in layout.keys]
@@ -231,8 +231,3 @@ def _find(join: LoadedJoin, columns: Mapping[str, Column]) -> Rows:
     known = np.where(times == INT64_NULL, -1, groups)
     found: Rows = beside(join.moments.find(known, times, strict=spec.as_of.strict, within=within), moments)
     return found
-
-
-def _shown(column: Column, row: int) -> Any:
-    value = column[row : row + 1].to_arrow().to_pylist()[0]
-    return repr(value) if isinstance(value, str) else value

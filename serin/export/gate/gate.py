@@ -20,7 +20,7 @@ from statistics import fmean
 import numpy as np
 import onnx
 
-from serin.columns.rounding import alike
+from serin.columns.exact import alike
 from serin.errors import GateFailed
 from serin.export.convert.network import Network
 from serin.export.gate.golden import GoldenRows, tile

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.columns.column import array_module, beside, count_true, on_host, tally
+from serin.columns.exact import BLOCK, SMALLEST, Limb, Superaccumulator, limbs, span_of, square_limbs
 from serin.columns.hashing import hash_ints
-from serin.columns.limbs import BLOCK, SMALLEST, Limb, Superaccumulator, limbs, span_of, square_limbs
 from serin.features.aggregates.aggregate import Counted
 from serin.features.aggregates.value_counts import NumberAggregate, block_rows, group_rows
 from serin.features.fitted import Floats, Sample

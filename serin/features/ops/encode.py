@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from serin.columns.column import array_module, beside
-from serin.columns.limbs import Superaccumulator
-from serin.columns.rounding import nearest_ratio
+from serin.columns.exact import Superaccumulator, nearest_ratio
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.exact_sums import GroupSums, GroupTable, folds_of
 from serin.features.aggregates.value_counts import ValueCounts, ValueTable

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from serin.columns.rounding import nearest_ratio, nearest_root
+from serin.columns.exact import nearest_ratio, nearest_root
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.exact_sums import GroupSums, GroupTable
 from serin.features.fitted import Floats, Sample

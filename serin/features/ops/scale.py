@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from pydantic import model_validator
 
-from serin.columns.rounding import nearest_ratio, nearest_root
+from serin.columns.exact import nearest_ratio, nearest_root
 from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.exact_sums import SUM_EXPONENT, ExactSums, Sums
 from serin.features.fitted import FittedNumbers, Floats

@@ -10,8 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serin.columns.column import Column
-from serin.columns.limbs import Limb, Superaccumulator, limbs, square_limbs
-from serin.columns.rounding import nearest_ratio, nearest_ratios, nearest_root
+from serin.columns.exact import (
+    Limb,
+    Superaccumulator,
+    limbs,
+    nearest_ratio,
+    nearest_ratios,
+    nearest_root,
+    square_limbs,
+)
 from serin.features.aggregates.aggregate import Aggregate, Answer
 from serin.features.aggregates.exact_sums import ExactSums
 from serin.features.fitted import Sample

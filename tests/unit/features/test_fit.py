@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.columns.rounding import alike
+from serin.columns.exact import alike
 from serin.errors import DataError, SpecError
 from serin.etl.binding.layout import check_kinds
 from serin.features.fitted import Sample

@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.columns.column import Column
-from serin.columns.limbs import Limb, Superaccumulator, limbs
-from serin.columns.rounding import nearest_ratios
+from serin.columns.exact import Limb, Superaccumulator, limbs, nearest_ratios
 from serin.errors import ColumnUnusable
 from serin.etl.binding.layout import Layout
 from serin.etl.engines.engine import Engine, Held
