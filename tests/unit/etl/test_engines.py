@@ -36,6 +36,7 @@ from tests.fakes import cupy
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.logs import heard
 from tests.unit.etl.flights import digest, spec_of
+from tests.unit.etl.trips import table_spec
 
 
 @pytest.fixture(scope="module")
@@ -189,17 +190,9 @@ def test_several_targets_go_through_a_gpu_unchanged(
 
 
 def test_the_columns_of_steps_that_only_the_host_knows_are_named() -> None:
-    spec = load_spec(
-        {
-            "name": "a",
-            "data": {"tables": {"t": "t.parquet"}, "target": {"expression": "y", "task": "regression"}},
-            "features": [
-                {"columns": ["a"], "steps": ["fill_median", "normalize"]},
-                {"columns": ["b", "c"], "steps": ["normalize", "tests.fakes.own_operators:Squash"]},
-            ],
-        }
-    )
-    assert host_columns(spec.features) == ["b", "c"]
+    there = {"columns": ["a"], "steps": ["fill_median", "normalize"]}
+    here = {"columns": ["b", "c"], "steps": ["normalize", "tests.fakes.own_operators:Squash"]}
+    assert host_columns(table_spec("t.parquet", "y", there, here).features) == ["b", "c"]
 
 
 def test_a_gpu_is_chosen_for_much_data_and_several_get_a_cluster() -> None:

@@ -13,12 +13,12 @@ from serin.etl import compute
 from serin.etl.build import build_dataset, find_dataset
 from serin.etl.identity import current_key
 from serin.spec.etl import EtlSpec
-from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
 from serin.store.store import Store
 from tests.kit.web import Handler, web_server
 from tests.logs import heard
+from tests.unit.etl.trips import table_spec
 
 FIRST, SECOND = (
     "a,b\n" + "".join(f"{row % 7},{row % 2}\n" for row in range(120)),
@@ -28,9 +28,7 @@ LONG_AGO = 1_600_000_000
 
 
 def spec_over(path: str) -> PipelineSpec:
-    target = {"expression": "b == 1", "task": "binary"}
-    features = [{"columns": ["a"], "steps": ["normalize"]}]
-    return load_spec({"name": "t", "data": {"tables": {"t": path}, "target": target}, "features": features})
+    return table_spec(path, "b == 1", {"columns": ["a"], "steps": ["normalize"]})
 
 
 def key_of(path: str, store: Store) -> str | None:

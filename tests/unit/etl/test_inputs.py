@@ -23,11 +23,10 @@ from serin.etl.sources.tables import Read, Table, cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.spec.etl import EtlSpec
-from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.store import Store
 from tests.logs import heard
-from tests.unit.etl.trips import build, spec_of, trips
+from tests.unit.etl.trips import build, spec_of, table_spec, trips
 
 ROWS = [{"city": f"c{row % 5}", "size": row if row % 7 else None, "price": row / 4} for row in range(300)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -327,14 +326,8 @@ SMALL_TABLE = pa.table(
 
 
 def spec_for(path: str) -> PipelineSpec:
-    features = [
-        {"columns": ["size", "price"], "steps": ["fill_median", "normalize"]},
-        {"columns": ["city"], "steps": ["categorify"]},
-    ]
-    target = {"expression": "sold", "task": "binary"}
-    return load_spec(
-        {"name": "cities", "data": {"tables": {"main": path}, "target": target}, "features": features}
-    )
+    numbers = {"columns": ["size", "price"], "steps": ["fill_median", "normalize"]}
+    return table_spec(path, "sold", numbers, {"columns": ["city"], "steps": ["categorify"]})
 
 
 def features_from(path: str, store: Store) -> tuple[bytes, bytes]:

@@ -34,8 +34,6 @@ from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import Read, cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
 from serin.spec.etl import EtlSpec
-from serin.spec.load import load_spec
-from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
@@ -43,16 +41,12 @@ from tests.logs import heard
 from tests.signals import hit
 from tests.soak import larger_than_memory
 from tests.unit.etl.flights import digest, spec_of
+from tests.unit.etl.trips import table_spec
 
 
 @pytest.fixture(scope="module")
 def expected(few_flights: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(spec_of(few_flights), EtlSpec(engine="process"), tmp_path_factory.mktemp("expected"))
-
-
-def spec_over(path: Path, target: str, *features: dict[str, Any]) -> PipelineSpec:
-    data = {"tables": {"t": str(path)}, "target": {"expression": target, "task": "binary"}}
-    return load_spec({"name": "t", "data": data, "features": features})
 
 
 def test_a_value_on_disk_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -157,7 +151,7 @@ def test_a_small_table_in_one_file_is_one_piece_for_each_worker(tmp_path: Path) 
     rows = 5 * 2**16 + 9000
     content = pa.table({"n": np.arange(rows), "y": np.arange(rows) % 2})
     pq.write_table(content, tmp_path / "t.parquet", row_group_size=2**16)
-    spec = spec_over(tmp_path / "t.parquet", "y > 0", {"columns": ["n"], "steps": ["normalize"]})
+    spec = table_spec(tmp_path / "t.parquet", "y > 0", {"columns": ["n"], "steps": ["normalize"]})
     table = open_table("t", find_files("t", str(tmp_path / "t.parquet")), tmp_path)
     layout = lay_out(spec.data, spec.features, {"t": table})
     planned = [
@@ -260,7 +254,7 @@ def calls_by_function(folder: Path, columns: int) -> dict[str, int]:
     table.assign(c=[f"v{n % 7}" for n in range(ROWS)], y=table["x0"] > 0).to_parquet(folder / "t.parquet")
     steps = ["fill_median", "normalize"]
     numbers = {"columns": [f"x{number}" for number in range(columns)], "steps": steps}
-    spec = spec_over(folder / "t.parquet", "y", numbers, {"columns": ["c"], "steps": ["categorify"]})
+    spec = table_spec(folder / "t.parquet", "y", numbers, {"columns": ["c"], "steps": ["categorify"]})
     profile = cProfile.Profile()
     profile.enable()
     build_dataset(spec.data, spec.features, EtlSpec(engine="process"), store=Store(str(folder / "store")))
@@ -296,7 +290,7 @@ def write(path: Path, *, seed: int) -> None:
 
 
 def build(path: Path, store: Store, *, name: str = "t") -> Dataset:
-    spec = spec_over(path, "b == 1", {"columns": ["a"], "steps": ["normalize"]})
+    spec = table_spec(path, "b == 1", {"columns": ["a"], "steps": ["normalize"]})
     return build_dataset(spec.data, spec.features, EtlSpec(), store=store, name=name)
 
 

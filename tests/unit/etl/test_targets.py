@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -11,15 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.etl.build import build_dataset
 from serin.export.convert.features2onnx import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, GOLDEN, DatasetDescription, read_dataset
 from serin.formats.shards import read_split
-from serin.spec.etl import EtlSpec
-from serin.spec.load import load_spec
 from serin.store.store import Store
-from tests.unit.etl.trips import build, spec_of
+from tests.unit.etl.trips import build, spec_of, table_spec
 
 TABLE = pa.table(
     {
@@ -33,17 +29,8 @@ TABLE = pa.table(
 
 def built(folder: Path, expression: str, task: str) -> tuple[DatasetDescription, np.ndarray, np.ndarray]:
     pq.write_table(TABLE, folder / "t.parquet", row_group_size=20)
-    document: dict[str, Any] = {
-        "name": "t",
-        "data": {
-            "tables": {"t": str(folder / "t.parquet")},
-            "target": {"expression": expression, "task": task},
-        },
-        "features": [{"columns": ["x"], "steps": ["normalize"]}],
-    }
-    spec = load_spec(document)
-    store = Store(str(folder / "store"))
-    dataset = build_dataset(spec.data, spec.features, EtlSpec(), store=store, piece_rows=20)
+    spec = table_spec(folder / "t.parquet", expression, {"columns": ["x"], "steps": ["normalize"]}, task=task)
+    dataset = build(spec, Store(str(folder / "store")), piece_rows=20)
     train = read_split(dataset.path, "train").whole()
     return read_dataset(dataset.path), train.target, train.rows
 

@@ -59,6 +59,14 @@ def spec_of(
     return load_spec({"name": "trips", "data": section | data, "features": chosen})
 
 
+def table_spec(
+    path: Path | str, target: str, *features: dict[str, Any], task: str = "binary", **data: Any
+) -> PipelineSpec:
+    """A spec over one table, whatever it is."""
+    section = {"tables": {"t": str(path)}, "target": {"expression": target, "task": task}}
+    return load_spec({"name": "t", "data": section | data, "features": features})
+
+
 def build(spec: PipelineSpec, store: Store, *, etl: EtlSpec | None = None, **options: Any) -> Any:
     etl = etl or EtlSpec(engine="process", workers=1)
     return build_dataset(spec.data, spec.features, etl, store=store, **options)

@@ -39,6 +39,7 @@ from serin.spec.steps import operators
 from serin.store.artifacts import Dataset
 from serin.store.store import Store
 from tests.fakes.cupy import FakeCupy, install
+from tests.unit.etl.trips import table_spec
 from tests.unit.features.measured import Columns, columns_of
 from tests.unit.features.random_tables import KINDS, features, tables, wire, with_values
 
@@ -81,18 +82,11 @@ def test_the_page_s_operator_goes_from_the_spec_to_the_graph(step: str, tmp_path
         "y": pa.array(random.integers(0, 2, 400)),
     }
     pq.write_table(pa.table(columns), tmp_path / "table.parquet")
-    spec = load_spec(
-        {
-            "name": "shown",
-            "data": {
-                "tables": {"main": str(tmp_path / "table.parquet")},
-                "target": {"expression": "y == 1", "task": "binary"},
-            },
-            "features": [
-                {"columns": ["x", "z"], "steps": ["fill_median", {step: 2}]},
-                {"columns": ["z"], "steps": [step, {"bucketize": {"quantiles": 4}}]},
-            ],
-        }
+    spec = table_spec(
+        tmp_path / "table.parquet",
+        "y == 1",
+        {"columns": ["x", "z"], "steps": ["fill_median", {step: 2}]},
+        {"columns": ["z"], "steps": [step, {"bucketize": {"quantiles": 4}}]},
     )
     assert load_spec(spec.model_dump(mode="json", by_alias=True)) == spec
     assert bool(spec.features[0].operators) == (":" in step)  # a user's code is part of the dataset's key
@@ -185,8 +179,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(table: Path) -> PipelineSpec:
-    data = {"tables": {"main": str(table)}, "target": {"expression": "y == 1", "task": "binary"}}
-    return load_spec({"name": "every-operator", "data": data, "features": FEATURES})
+    return table_spec(table, "y == 1", *FEATURES)
 
 
 def build(table: Path, folder: Path, piece_rows: int, workers: int = 1) -> Dataset:

@@ -7,15 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serin.etl.build import build_dataset
 from serin.features.aggregates.exact_sums import folds_of
 from serin.features.plan import FeaturePlan
 from serin.formats.schema import Kind
 from serin.formats.shards import read_split
-from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
-from serin.spec.load import load_spec
 from serin.store.store import Store
+from tests.unit.etl.trips import build, table_spec
 from tests.unit.features.measured import answer_over, columns_of
 
 KINDS: dict[str, Kind] = {"s": "string"}
@@ -114,19 +112,9 @@ def test_the_targets_of_a_group_never_reach_its_own_training_rows(tmp_path: Path
     def encoded(folder: Path) -> pd.DataFrame:
         folder.mkdir()
         frame.to_parquet(folder / "rides.parquet", row_group_size=90)
-        data = {
-            "tables": {"rides": str(folder / "rides.parquet")},
-            "target": {"expression": "y", "task": task},
-            "split": {"group": "driver"},
-        }
-        features = [
-            {"columns": ["driver", "zone"], "steps": [{"target_encode": {"folds": 4, "smoothing": 1}}]}
-        ]
-        spec = load_spec({"name": "rides", "data": data, "features": features})
-        etl = EtlSpec(engine="process", workers=1)
-        made = build_dataset(
-            spec.data, spec.features, etl, store=Store(str(folder / "store")), piece_rows=100
-        )
+        encode = {"columns": ["driver", "zone"], "steps": [{"target_encode": {"folds": 4, "smoothing": 1}}]}
+        spec = table_spec(folder / "rides.parquet", "y", encode, task=task, split={"group": "driver"})
+        made = build(spec, Store(str(folder / "store")), piece_rows=100)
         train = read_split(made.path, "train").whole()
         return pd.DataFrame(train.num, index=train.rows)
 
