@@ -52,14 +52,6 @@ def test_average_precision_is_the_mean_precision_at_each_positive(rows: list, dt
     assert average_precision(target, score) == pytest.approx(float(np.mean(at_each)), rel=1e-6)
 
 
-def test_auc_does_not_depend_on_row_order() -> None:
-    random = np.random.default_rng(1)
-    target = (random.random(10_000) < 0.3).astype(np.float32)
-    score = np.round(random.random(10_000) + 0.1 * target, 2).astype(np.float32)
-    order = random.permutation(10_000)
-    assert auc(target, score) == auc(target[order], score[order])
-
-
 @pytest.mark.parametrize(
     ("metric", "target", "scores", "says"),
     [

@@ -184,14 +184,6 @@ def test_files_with_other_columns_are_refused_by_column(tmp_path: Path) -> None:
         opened(tmp_path / "*.parquet", tmp_path)
 
 
-def test_a_column_without_values_takes_its_type_from_other_files(tmp_path: Path) -> None:
-    pq.write_table(TABLE.set_column(0, "city", pa.nulls(300)), tmp_path / "1.parquet")
-    pq.write_table(TABLE, tmp_path / "2.parquet")
-    table = opened(tmp_path / "*.parquet", tmp_path)
-    assert str(table.types["city"]) == "string"
-    assert values(table, "city")[0][299:301] == [None, "c0"]
-
-
 BROKEN_LINES = [f"{row},{row % 7}.5,word {row}" for row in range(2000)]
 
 
@@ -365,27 +357,6 @@ def test_a_dataset_is_computed_once_until_a_file_changes(tmp_path: Path, store: 
     key = current_key(spec.data, spec.features, store)
     pq.write_table(SMALL_TABLE.slice(1), file)
     assert current_key(spec.data, spec.features, store) != key
-
-
-def test_a_column_whose_later_values_are_wider_is_read_as_what_holds_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "serin.etl.sources.convert._BLOCK_BYTES", 1000
-    )  # types are guessed from the first block
-    lines = ["a,b,c,d"] + ["1,2,x,2024-01-01 00:00:00"] * 200 + ["1.5,word,y,2024-01-02 00:00:00"]
-    (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    table = opened(tmp_path / "wide.csv", tmp_path)
-    assert [str(kind) for kind in table.types.values()] == ["double", "string", "string", "timestamp[us]"]
-    assert table.rows == 201
-
-
-def test_integers_in_one_file_and_fractions_in_another_are_fractions(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1, None]}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"a": [1.5]}), tmp_path / "2.parquet")
-    table = opened(tmp_path / "*.parquet", tmp_path)
-    columns = [read_piece(piece, [Read(column="a", kind="float")]) for piece in cut(table, 10)]
-    assert [column["a"].values.tolist()[:1] for column in columns] == [[1.0], [1.5]]
 
 
 def test_pieces_cover_the_table_in_order_and_never_cut_a_row_group(tmp_path: Path) -> None:

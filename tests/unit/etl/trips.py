@@ -64,7 +64,7 @@ def table_spec(
 ) -> PipelineSpec:
     """A spec over one table, whatever it is."""
     section = {"tables": {"t": str(path)}, "target": {"expression": target, "task": task}}
-    return load_spec({"name": "t", "data": section | data, "features": features})
+    return load_spec({"name": "t", "data": section | data, "features": list(features)})
 
 
 def build(spec: PipelineSpec, store: Store, *, etl: EtlSpec | None = None, **options: Any) -> Any:
