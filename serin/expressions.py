@@ -76,7 +76,12 @@ class Expression:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns it reads, in order of first use."""
-        return tuple(dict.fromkeys(_columns(self.root)))
+        found, waiting = dict[str, None](), [self.root]
+        while waiting:
+            node = waiting.pop()
+            found |= {node.value: None} if node.kind == "column" else {}
+            waiting += reversed(node.children)
+        return tuple(found)
 
 
 @lru_cache(maxsize=1024)
@@ -90,15 +95,6 @@ def evaluate(expression: Expression, columns: Mapping[str, Masked]) -> Masked:
     like = next((column.null for column in columns.values()), np.zeros(0, bool))
     with np.errstate(all="ignore"):
         return _evaluate(expression.root, columns, like)
-
-
-def _columns(node: Node) -> list[str]:
-    found, waiting = [], [node]
-    while waiting:
-        node = waiting.pop()
-        found += [node.value] if node.kind == "column" else []
-        waiting += reversed(node.children)
-    return found
 
 
 def _balanced(kind: str, terms: Sequence[Node]) -> Node:

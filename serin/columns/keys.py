@@ -3,6 +3,7 @@ ONNX graph, where a key that is null or unknown finds nulls."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class KeyIndex:
         rows = np.flatnonzero(codes >= 0)
         self._rows, self._codes = rows, codes[rows]
         self._dense: npt.NDArray[np.int64] | None = None
-        size = self._size()
+        size = math.prod(map(len, self._distinct))
         if size <= _DENSE:
             self._dense = np.full(size + 1, -1, np.int64)  # one more: code -1 finds nothing
             self._dense[self._codes] = rows
@@ -64,12 +65,6 @@ class KeyIndex:
         place = _places(codes, pa.array(self._codes))
         rows: Positions = beside(np.append(self._rows, -1), place)[place]
         return rows
-
-    def _size(self) -> int:
-        size = 1
-        for distinct in self._distinct:
-            size *= len(distinct)
-        return size
 
     def _combined(self, keys: Sequence[Column]) -> Positions:
         codes = [self._codes_of(place, key) for place, key in enumerate(keys)]

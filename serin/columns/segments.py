@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from serin.columns.column import kind_of_type
 from serin.formats.schema import INT64_NULL
 from serin.formats.wire import Array
 
@@ -27,13 +28,9 @@ def group_masks(table: pa.Table, columns: Sequence[str]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for column in columns:
         values = table.column(column)
-        for name, mask in _texts(values) if _is_text(values.type) else _numbers(values):
+        for name, mask in _texts(values) if kind_of_type(values.type) == "string" else _numbers(values):
             found[f"{column} is null" if name in _NULLS else f"{column}={name}"] = mask
     return found
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
 
 
 def _texts(values: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:

@@ -80,7 +80,8 @@ def compute(
     def fill(engine: Engine, pieces: Sequence[Piece], rows: int) -> str:
         """One attempt. Called again, with smaller pieces or another engine, when memory runs out."""
         syncs.drop()
-        _empty(result)
+        shutil.rmtree(result)  # of an attempt that ran out of memory
+        result.mkdir()
         engine.tell = progress = Progress()
         progress.begin("read and joined")
         held, joins = prepare_pieces(work, engine, pieces, rows=rows)
@@ -124,9 +125,3 @@ def _piece_cache(build: Build, layout: Layout, sources: Sources) -> PieceCache |
         return None
     partners = [file for name, files in sources.items() if name != data.main for file in files]
     return PieceCache.of(build.kept, build.family, data, layout, partners, again=build.fresh)
-
-
-def _empty(folder: Path) -> None:
-    """Removes the files of an attempt that ran out of memory."""
-    shutil.rmtree(folder)
-    folder.mkdir()

@@ -101,7 +101,8 @@ class Assembly:
         train_sample = take_train_sample(self.engine, held, self.layout.kept, rows=totals.rows)
         self._refuse_constant(held, train_sample)
         ids = collect_ids(self.data, self.engine, held)
-        extents = find_extents(self.engine, held, self._times())
+        times = [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
+        extents = find_extents(self.engine, held, times)
         rows = {name: int(sizes[:, split].sum()) for split, name in enumerate(SPLITS)}
         answer = Answers(self.engine, held)
         with ThreadPoolExecutor(1, thread_name_prefix="beside") as beside:  # for what looks at few rows
@@ -128,9 +129,6 @@ class Assembly:
         write_report(folder, digest, page)
         logger.info(f"dataset {digest[:12]}: {sum(rows.values()):,} rows written")
         return digest
-
-    def _times(self) -> list[str]:
-        return [name for name in self.layout.kept if self.layout.kinds[name] == "timestamp"]
 
     def _split(self, held: Held, totals: Totals) -> tuple[Held, Sizes]:
         """The pieces with their rows in split order; how many go where. None of the splits is empty."""

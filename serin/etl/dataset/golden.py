@@ -185,7 +185,7 @@ def pick_candidates(
         reasons[f"rare {output.name}"] = picker.first(partial(_equal, cat[:, index], 1), 2)
     for label in range(min(classes, 16)):
         reasons[f"class {label}"] = picker.first(partial(_equal, target, label), 8)
-    reasons["any"] = picker.first(partial(_any, target), MOST_ROWS)
+    reasons["any"] = picker.first(lambda part: np.ones_like(target[part], dtype=bool), MOST_ROWS)
     ids = np.asarray(sorted({row for best in reasons.values() for _, row in best}), np.int64)
     places = np.searchsorted(rows, beside(ids, rows))
     own = {name: column.on_host() for name, column in take(columns, places).items()}
@@ -217,10 +217,6 @@ def _is_null(column: Column, part: Any) -> Any:
 
 def _equal(values: npt.NDArray[Any], wanted: int, part: Any) -> Any:
     return values[part] == wanted
-
-
-def _any(values: npt.NDArray[Any], part: Any) -> Any:
-    return np.ones_like(values[part], dtype=bool)
 
 
 class _Picker:

@@ -55,8 +55,13 @@ def judge_leaks(
     leaks: list[tuple[str, str]] = []
     if data.time is not None:
         for name in names:
-            if name not in known:  # whose nulls make nulls of the target
-                leaks += _missing_together(name, [part[name] for part in unknown], without_target)
+            parts = [part[name] for part in unknown]
+            if name not in known and missing_together(
+                parts, without_target
+            ):  # nulls of the known make the target's
+                share = f"{sum(part.both for part in parts):,} of the {without_target:,} rows"
+                why = f"is missing in {share} whose target is missing: it seems to be filled after the event"
+                leaks.append((name, why))
     targets = train_sample.target.astype(np.float64).reshape(len(train_sample.target), -1)
     for name in names if data.time is not None else [name for name in names if name in known]:
         told = (_tells(name, train_sample.columns[name], target, data.target.task) for target in targets.T)
@@ -105,13 +110,6 @@ def missing_together(parts: Sequence[Unknown], without: int) -> bool:
     """Whether a column is missing just where the target is. `without`: rows without a target."""
     rows, null, both = (sum(each) for each in zip(*parts, strict=True))
     return bool(without and null >= max(10, 0.001 * rows) and both > 0.8 * without and both > 0.5 * null)
-
-
-def _missing_together(name: str, parts: Sequence[Unknown], without: int) -> Iterator[tuple[str, str]]:
-    if missing_together(parts, without):
-        both = sum(part.both for part in parts)
-        text = f"is missing in {both:,} of the {without:,} rows whose target is missing: it seems to be filled after"
-        yield name, f"{text} the event"
 
 
 def _tells(name: str, column: Column, target: Floats, task: str) -> Iterator[tuple[str, str]]:

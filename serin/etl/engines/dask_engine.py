@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,7 @@ class DaskEngine(Engine):
 
 
 def _merge_all(merge: Callable[[Any, Any], Any], *parts: Any) -> Any:
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = merge(merged, part)
-    return merged
+    return reduce(merge, parts)
 
 
 def _room(client: Any) -> int:

@@ -112,7 +112,8 @@ def to_host(value: Any) -> Any:
         return replace(value, **{each.name: to_host(getattr(value, each.name)) for each in fields(value)})
     if isinstance(value, Mapping) and value and all(isinstance(each, Column) for each in value.values()):
         return HostColumns(value)
-    return on_host(value) if _is_gpu_array(value) else value
+    on_gpu = type(value).__module__.partition(".")[0] == "cupy"
+    return on_host(value) if on_gpu else value
 
 
 def to_gpu(value: Any) -> Any:
@@ -126,10 +127,6 @@ def to_gpu(value: Any) -> Any:
     if isinstance(value, Mapping) and value and all(isinstance(each, Column) for each in value.values()):
         return {name: to_gpu(column) for name, column in value.items()}
     return cupy.asarray(value) if isinstance(value, np.ndarray) else value
-
-
-def _is_gpu_array(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "cupy"
 
 
 def gpu_aware(function: F) -> F:

@@ -83,9 +83,7 @@ def read_csv(file: SourceFile, write: Write) -> None:
     form = file.csv or PLAIN
     try:
         with open_csv(file, {}) as reader:
-            _refuse_bytes(reader.schema)
-            refuse_other_delimiter(file, reader.schema.names)
-            _refuse_unknown(file, form, reader.schema.names)
+            _refuse_columns(file, form, reader.schema)
             unclear = [field.name for field in reader.schema if _is_unclear(field, form)]
             if not unclear:
                 write(reader.schema, _named_nulls(reader, form))
@@ -108,15 +106,14 @@ def _is_unclear(field: pa.Field, form: CsvFormat) -> bool:
     )
 
 
-def _refuse_bytes(schema: pa.Schema) -> None:
-    """Refuses columns that Arrow reads as bytes because they are not UTF-8."""
+def _refuse_columns(file: SourceFile, form: CsvFormat, schema: pa.Schema) -> None:
+    """Refuses columns that Arrow reads as bytes because they are not UTF-8, and those that an option names and the file
+    does not have."""
     for field in schema:
         if pa.types.is_binary(field.type):
             raise pa.ArrowInvalid(f"column {field.name!r} is not UTF-8 text")
-
-
-def _refuse_unknown(file: SourceFile, form: CsvFormat, known: Sequence[str]) -> None:
-    """SourceUnreadable for a column that an option names and the file does not have."""
+    refuse_other_delimiter(file, schema.names)
+    known = schema.names
     for name, option in form.named_columns.items():
         if name not in known:
             reason = f"it has no column {name!r}, which {option} names{nearest(name, known)}"
@@ -126,11 +123,8 @@ def _refuse_unknown(file: SourceFile, form: CsvFormat, known: Sequence[str]) -> 
 def _named_nulls(batches: Iterable[pa.RecordBatch], form: CsvFormat) -> Iterator[pa.RecordBatch]:
     """The batches with nulls for the texts that the options name, in columns of text."""
     for batch in batches:
-        for index, field in enumerate(batch.schema if form.null_values else ()):
-            if pa.types.is_string(field.type):
-                cells = CellRules.of(form, field.name).converted(batch.column(index), field.type)
-                batch = batch.set_column(index, field, cells)
-        yield batch
+        texts = [field for field in batch.schema if form.null_values and pa.types.is_string(field.type)]
+        yield _converted(batch, texts, form)
 
 
 def _write_as(fields: Mapping[str, pa.Field], file: SourceFile, write: Write) -> None:
@@ -139,16 +133,16 @@ def _write_as(fields: Mapping[str, pa.Field], file: SourceFile, write: Write) ->
     types = {name: pa.string() if name in own else field.type for name, field in fields.items()}
     with open_csv(file, types) as reader:
         schema = pa.schema([fields.get(field.name, field) for field in reader.schema])
-        write(schema, (_converted(batch, schema, own, form) for batch in _named_nulls(reader, form)))
+        meant = [field for field in schema if field.name in own]
+        write(schema, (_converted(batch, meant, form) for batch in _named_nulls(reader, form)))
 
 
-def _converted(
-    batch: pa.RecordBatch, schema: pa.Schema, own: Iterable[str], form: CsvFormat
-) -> pa.RecordBatch:
-    for name in own:
-        index = schema.get_field_index(name)
-        cells = CellRules.of(form, name).converted(batch.column(index), schema.field(index).type)
-        batch = batch.set_column(index, schema.field(index), cells)
+def _converted(batch: pa.RecordBatch, fields: Iterable[pa.Field], form: CsvFormat) -> pa.RecordBatch:
+    """The batch with the cells of these columns as the options say."""
+    for field in fields:
+        index = batch.schema.get_field_index(field.name)
+        cells = CellRules.of(form, field.name).converted(batch.column(index), field.type)
+        batch = batch.set_column(index, field, cells)
     return batch
 
 

@@ -95,8 +95,8 @@ def some_columns(
     return rows[chosen], {name: related.columns[name][chosen] for name in names}
 
 
-def texts_of(related: Related, names: Sequence[str]) -> list[pa.Array]:
-    return [related.columns[name].dictionary for name in names]
+def texts_of(related: Related, name: str) -> pa.Array:
+    return related.columns[name].dictionary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,8 +170,7 @@ class _GlobalPass:
 
     def _texts(self, name: str) -> pa.Array:
         """Every text of a column, each once."""
-        parts = self.engine.collect(texts_of, self.held, (name,))
-        return pc.unique(pa.concat_arrays([texts for (texts,) in parts]))
+        return pc.unique(pa.concat_arrays(self.engine.collect(texts_of, self.held, name)))
 
 
 def _with_dictionary(column: Column, texts: pa.Array) -> Column:
