@@ -25,7 +25,6 @@ from serin.errors import ClusterNotUp, EngineFailed
 from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
 from serin.etl.engines.device import free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.engines.engine import Arguments, Engine, Held, call
-from serin.etl.engines.progress import ignore_progress
 from serin.etl.engines.spill import loaded, spill
 from serin.machine.hardware import core_count
 
@@ -155,7 +154,7 @@ class DaskEngine(Engine):
         client.forward_logging(
             "distributed", level=logging.WARNING
         )  # reported here, not in a file on a worker's machine
-        self.tell: Callable[[int, int], None] = ignore_progress
+        super().__init__()
         self._scratch = str(scratch)
         self._in_memory = keep
         self.gpu = gpu

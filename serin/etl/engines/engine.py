@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues
 from serin.etl.engines.memory_budget import available_bytes
-from serin.etl.engines.progress import ignore_progress
 from serin.etl.engines.spill import Spilled, loaded, spill
 
 Held = Sequence[Any]  # one handle per piece, opaque to callers
@@ -29,7 +28,10 @@ class Engine(ABC):
     gpu: bool  # pieces go to a GPU
     gpus: int  # how many of them work at the same time
     budget_bytes: int  # that one worker may use for a piece
-    tell: Callable[[int, int], None]  # called with (done, all) as the pieces of a pass are finished
+
+    def __init__(self) -> None:
+        # called with (done, all) as the pieces of a pass are finished
+        self.tell: Callable[[int, int], None] = lambda *_: None
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Held:
         """function(item, *shared) for each item, kept."""
@@ -91,7 +93,7 @@ class ProcessEngine(Engine):
         free = available_bytes() // 2
         threads = min(workers, _GPU_THREADS) if gpu else workers
         self.budget_bytes = (min(free, free_gpu_bytes() // 2) if gpu else free) // threads
-        self.tell: Callable[[int, int], None] = ignore_progress
+        super().__init__()
         self._scratch = None if scratch is None else str(scratch)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="etl")
 

@@ -32,7 +32,3 @@ class Progress:
         if done < total and now - self._last >= EVERY_S:
             self._last = now
             logger.info(f"{self._doing}: {done} of {total} pieces")
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """What an engine calls when nobody follows its progress."""
