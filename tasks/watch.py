@@ -27,7 +27,7 @@ async def look_at_tables(model: str) -> None:
     release, spec = find_version(model, "live")
     if "data" not in spec.monitoring.retrain or not spec.has_data:
         return
-    from serin.etl.build import current_key  # imports pandas: only when needed
+    from serin.etl.identity import current_key  # imports pandas: only when needed
 
     store = Store.open()
     key = await asyncio.to_thread(current_key, spec.data, spec.features, store)

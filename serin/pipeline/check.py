@@ -234,7 +234,7 @@ def _opened(data: DataSpec, problems: Problems) -> Iterator[dict[str, Table]]:
     from serin.etl.sources.tables import open_table
 
     with Store.open().using_kept() as kept, tempfile.TemporaryDirectory(prefix="serin-check-") as scratch:
-        converted = FileCache.converted(kept)
+        converted = FileCache(kept)
         tables = {}
         for name, table in data.tables.items():
             with problems.catching(f"data.tables.{name}"):

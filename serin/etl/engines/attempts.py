@@ -121,8 +121,8 @@ def run_within_memory(
     It gets the engine, the pieces, and how many rows may be processed at once. `data_bytes`: the size of all tables'
     files, by which a GPU is chosen.
     """
-    sizes = {"needed_bytes": needed_bytes(layout, table), "free_bytes": available_bytes()}
-    choose = partial(choose_engine, etl, data_bytes=data_bytes, **sizes)
+    needed, free = needed_bytes(layout, table), available_bytes()
+    choose = partial(choose_engine, etl, data_bytes=data_bytes, needed_bytes=needed, free_bytes=free)
     none = Gpus(count=0, memory_bytes=0)
     choice = choose(gpus=usable_gpus() if etl.engine in ("auto", "cuda", "dask-cuda") else none)
     halvings = 0
