@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 import serin
-from serin.draft import write_spec
+from serin.draft import guess
 from serin.spec.yaml_file import read_yaml
 
 SEEDS = (1, 2, 3)
@@ -38,12 +38,12 @@ def main() -> None:
 
 
 def _metrics(name: str, table: pd.DataFrame, target: str, kind: str) -> list[dict[str, float]]:
-    usual = write_spec.TREE_CLASSES
-    write_spec.TREE_CLASSES = 10**9 if kind == "xgboost" else -1
+    usual = guess.TREE_CLASSES
+    guess.TREE_CLASSES = 10**9 if kind == "xgboost" else -1
     try:
         drafted = serin.Pipeline.draft(table, target=target, name=f"{name}-{kind}".lower().replace("_", "-"))
     finally:
-        write_spec.TREE_CLASSES = usual
+        guess.TREE_CLASSES = usual
     spec = read_yaml(drafted.to_yaml())
     assert spec["model"]["kind"] == kind
     epochs = {"epochs": 20} if kind == "mlp" and len(table) < _FEW_ROWS else {}
