@@ -45,6 +45,21 @@ _CONVERTED_AT_ONCE = 4  # each with its blocks in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A column to be read. `exact` keeps float64, for targets; features are float32. `stored`: its name in the files,
+    when `data.rename` gives it another."""
+
+    column: str
+    kind: Kind
+    exact: bool = False
+    stored: str | None = None
+
+    @property
+    def name_in_file(self) -> str:
+        return self.column if self.stored is None else self.stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
     file: SourceFile
     index: int
@@ -275,21 +290,6 @@ def _wider(name: str, left: pa.DataType, right: pa.DataType, file: SourceFile) -
         reason=f"column {name!r} is {right} here and {left} in the files before{f' ({why})' if why else ''}; "
         "give all files of a table the same types",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """A column to be read. `exact` keeps float64, for targets; features are float32. `stored`: its name in the files,
-    when `data.rename` gives it another."""
-
-    column: str
-    kind: Kind
-    exact: bool = False
-    stored: str | None = None
-
-    @property
-    def name_in_file(self) -> str:
-        return self.column if self.stored is None else self.stored
 
 
 def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
