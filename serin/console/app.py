@@ -26,7 +26,7 @@ from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
 from serin.console.login import Login
 from serin.console.state import STATIC, Console
-from serin.console.views.all_views import VIEWS
+from serin.console.views import machines, models, monitoring, rollouts, traffic
 from serin.console.views.traffic import SPANS, chosen_span, span_history
 from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
@@ -38,6 +38,23 @@ _MOST_STREAMS: Final = 200
 _QUIET_S: Final = 15.0  # a comment is sent after this time, so that proxies keep the connection
 _ARMS: Final = {"stable": "blue", "candidate": "orange", "baseline": "pale", "pinned": "grey"}
 _WHAT: Final = ("latency", "failures", "requests")
+_MODEL: Final = "/models/{model}"
+
+VIEWS: Final = (
+    View("/", "overview", "models", "Models", models.read_overview, every_s=3.0),
+    View("/rollouts", "rollouts", "rollouts", "Rollouts", rollouts.read_rollouts),
+    View("/alerts", "alerts", "alerts", "Alerts", monitoring.read_alert_list),
+    View("/runs", "runs", "runs", "Runs", machines.read_runs, every_s=5.0),
+    View("/runs/{run}", "run", "runs", "Run {run}", machines.read_run, every_s=5.0),
+    View("/gpus", "gpus", "gpus", "GPUs", machines.read_gpus),
+    View(_MODEL, "model", "models", "{model}", models.read_model),
+    View(f"{_MODEL}/rollout", "rollout", "models", "Rollout of {model}", rollouts.read_rollout, every_s=1.0),
+    View(f"{_MODEL}/traffic", "traffic", "models", "Traffic of {model}", traffic.read_traffic, every_s=5.0,
+         query=("span",)),
+    View(f"{_MODEL}/drift", "drift", "models", "Drift of {model}", monitoring.read_drift_watch, every_s=10.0),
+    View(f"{_MODEL}/quality", "quality", "models", "Quality of {model}", monitoring.read_live_quality, every_s=10.0),
+    View(f"{_MODEL}/captures", "captures", "models", "Captures of {model}", monitoring.read_recorded, every_s=5.0),
+)  # fmt: skip
 
 
 class Live:

@@ -5,17 +5,16 @@ Nothing is stored on the server. A session ends with its time, or when the secre
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
-import json
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import jwt
 
 from serin.host.console import ROLES, Role, signing_key
 
@@ -61,20 +60,12 @@ def csrf_token(home: Path, session: Session) -> str:
 
 def seal(value: Mapping[str, Any], key: bytes) -> str:
     """Returns `value` with a signature, for a cookie. It can be read by anyone who has it."""
-    text = base64.urlsafe_b64encode(json.dumps(dict(value)).encode())
-    return f"{text.decode()}.{_signature(text, key)}"
+    return jwt.encode(dict(value), key, algorithm="HS256")
 
 
 def unseal(text: str, key: bytes) -> dict[str, Any] | None:
     """Returns the value that was sealed with this key; None for anything else."""
-    content, _, signature = text.partition(".")
-    if not hmac.compare_digest(_signature(content.encode(), key).encode(), signature.encode()):
-        return None
     try:
-        return dict(json.loads(base64.urlsafe_b64decode(content)))
-    except (ValueError, TypeError, binascii.Error):
+        return dict(jwt.decode(text, key, algorithms=["HS256"]))
+    except jwt.InvalidTokenError:
         return None
-
-
-def _signature(text: bytes, key: bytes) -> str:
-    return hmac.new(key, text, hashlib.sha256).hexdigest()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +16,7 @@ from starlette.responses import HTMLResponse
 from serin.console import formats
 from serin.console.guard import Attempts
 from serin.console.sessions import Session, cookie2session, csrf_token
-from serin.console.views.view import Parameters, View
+from serin.console.views.view import Parameters, Recent, View
 from serin.errors import SerinError
 from serin.host.console import ConsoleSettings
 from serin.host.state import read_stack
@@ -27,22 +25,13 @@ STATIC = Path(__file__).parent / "static"
 _MOST_KEPT = 500
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A rendered view. The lock makes one thread render it while others wait for the result."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    until: float = 0.0
-    html: str = ""
-
-
 class Console:
     """One console. `port` makes the cookie's name: two stacks on one machine have different ones."""
 
     def __init__(self, home: Path, settings: ConsoleSettings, port: int) -> None:
         self.home, self.settings, self.port = home, settings, port
         self.attempts = Attempts()
-        self._kept: dict[tuple[str, str, bool], _Kept] = {}
+        self._rendered = Recent[str](_MOST_KEPT)
         self._environment = Environment(
             loader=PackageLoader("serin.console"),
             autoescape=True,
@@ -65,22 +54,18 @@ class Console:
 
     def fragment(self, view: View, parameters: Parameters, *, may_act: bool) -> str:
         """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for everybody."""
+
+        def render() -> str:
+            shown = view.read(self.home, parameters)
+            template = self._environment.get_template(f"views/{view.template}.html")
+            return template.render(shown, may_act=may_act, now=time.time())
+
         key = (view.template, repr(sorted(parameters.items())), may_act)
-        if len(self._kept) > _MOST_KEPT:
-            self._kept.clear()
-        kept = self._kept.setdefault(key, _Kept())
-        with kept.lock:
-            if time.monotonic() >= kept.until:
-                found = view.read(self.home, parameters)
-                template = self._environment.get_template(f"views/{view.template}.html")
-                kept.html = template.render(found, may_act=may_act, now=time.time())
-                kept.until = time.monotonic() + view.every_s
-            return kept.html
+        return self._rendered.get(key, view.every_s, render)
 
     def forget(self) -> None:
         """Makes every view be read again: somebody has changed something."""
-        for kept in list(self._kept.values()):
-            kept.until = 0.0
+        self._rendered.forget()
 
     def page(
         self,

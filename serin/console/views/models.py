@@ -140,15 +140,12 @@ def _rolling(rows: Sequence[ModelRow]) -> list[ModelStatus]:
 
 def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
     model, store = parameters["model"], Store.open()
-    state = known_model(home, model)
     aliases = store.aliases(model)
     numbers = store.versions(model)
     rows = [_version(store, model, number, aliases) for number in reversed(numbers[-_MOST_VERSIONS:])]
     shown = aliases.get("live", numbers[-1] if numbers else None)
     return {
-        "model": model,
-        "tab": "versions",
-        "state": state,
+        **model_tab(home, model, "versions"),
         "rows": rows,
         "left_out": max(len(numbers) - _MOST_VERSIONS, 0),
         "metrics": sorted({name for row in rows for name in row.metrics}),
@@ -167,6 +164,11 @@ def _retrainings(home: Path, model: str) -> dict[str, Any]:
         return {"retrainings": [], "trouble": str(error)}
     rows: list[Retraining | Refusal] = [*found.begun, *found.refused]
     return {"retrainings": sorted(rows, key=lambda each: -each.t)[:_MOST_RETRAININGS], "trouble": ""}
+
+
+def model_tab(home: Path, model: str, tab: str) -> dict[str, Any]:
+    """Returns what every page of a model shows. Raises NotFound for one that is not known."""
+    return {"model": model, "tab": tab, "state": known_model(home, model)}
 
 
 def known_model(home: Path, model: str) -> ModelStatus | None:

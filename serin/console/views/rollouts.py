@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serin.console.views.models import known_model
-from serin.console.views.view import Parameters
+from serin.console.views.models import model_tab
+from serin.console.views.view import Parameters, meter, stretched
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision, JournalReader
 from serin.host.wiring import request_log
@@ -38,20 +38,21 @@ _MOST_POINTS = 240  # of a chart over time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRow:
-    """The evidence of one guard. `share`: how far it is, on a logarithmic scale."""
+    """The evidence of one guard."""
 
     name: str
     e_value: float
     threshold: float
-    share: float
     proof: bool = False
 
     @property
+    def share(self) -> float:
+        """How far it is to the threshold, on a logarithmic scale."""
+        return min(max(math.log(max(self.e_value, 1e-300)) / math.log(self.threshold), 0.0), 1.0)
+
+    @property
     def bar(self) -> str:
-        drawing = Drawing(160, 10)
-        drawing.rect(0, 2, 160, 6, "soft")
-        drawing.rect(0, 2, 160 * self.share, 6, "good" if self.proof else "alarm")
-        return stretched(drawing, f"{self.share:.0%} of the way to the threshold")
+        return meter(self.share, "good" if self.proof else "alarm", "of the way to the threshold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ def read_rollouts(home: Path, parameters: Parameters) -> dict[str, Any]:
 
 def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
-    state = known_model(home, model)
-    shown: dict[str, Any] = {"model": model, "tab": "rollout", "state": state, "story": None}
+    shown = {**model_tab(home, model, "rollout"), "story": None}
+    state: ModelStatus | None = shown["state"]
     if state is None:
         return shown
     decisions = _decisions(home, model, state.rollout.id)
@@ -150,24 +151,11 @@ def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, s
 
 
 def _guards(plan: Plan, seen: EvidencePoint) -> list[GuardRow]:
-    rows = [
-        GuardRow(
-            name=name,
-            e_value=e_value,
-            threshold=plan.rollback_at,
-            share=_share(e_value, plan.rollback_at),
-        )
-        for name, e_value in [("all together", seen.total), *seen.e_values.items()]
-    ]
+    against = {"all together": seen.total, **seen.e_values}
+    rows = [GuardRow(name=name, e_value=e, threshold=plan.rollback_at) for name, e in against.items()]
     return rows + [
-        GuardRow(
-            name=name,
-            e_value=e_value,
-            threshold=plan.promote_at,
-            share=_share(e_value, plan.promote_at),
-            proof=True,
-        )
-        for name, e_value in seen.proofs.items()
+        GuardRow(name=name, e_value=e, threshold=plan.promote_at, proof=True)
+        for name, e in seen.proofs.items()
     ]
 
 
@@ -179,10 +167,6 @@ def _words(now: Rollout, evidence: Evidence, seen: EvidencePoint, reason: str) -
     if not now.phase.final and (missing := not_proven(now.plan, evidence)) not in ("", reason):
         found.append(missing)
     return [f"{text[:1].upper()}{text[1:]}." for text in found]
-
-
-def _share(e_value: float, enough: float) -> float:
-    return min(max(math.log(max(e_value, 1e-300)) / math.log(enough), 0.0), 1.0)
 
 
 def _arms(now: Rollout, evidence: Evidence) -> list[ArmRow]:
@@ -228,11 +212,6 @@ def traffic_bar(state: ModelStatus) -> str:
     return stretched(drawing, f"Traffic: {', '.join(words) or 'none'}")
 
 
-def stretched(drawing: Drawing, label: str) -> str:
-    """Returns a drawing of bars that is as wide as its place, whatever its height."""
-    return drawing.embedded(label).replace("<svg ", '<svg preserveAspectRatio="none" ', 1)
-
-
 def _embedded(drawing: Drawing | None, label: str) -> str | None:
     return drawing.embedded(label) if drawing else None
 
@@ -246,12 +225,6 @@ def _earlier(home: Path, model: str, current: str) -> list[dict[str, Any]]:
     found = []
     for decision in reversed(ends.values()):
         now = decision2rollout(decision)
-        found.append(
-            {
-                "version": now.candidate.version,
-                "phase": now.phase.value,
-                "t": decision.t,
-                "reason": now.reason,
-            }
-        )
+        row = {"version": now.candidate.version, "phase": now.phase.value, "t": decision.t}
+        found.append({**row, "reason": now.reason})
     return found[:20]

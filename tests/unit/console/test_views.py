@@ -14,9 +14,8 @@ import pytest
 import uvicorn
 
 from serin.console import app
-from serin.console.app import build_app
+from serin.console.app import VIEWS, build_app
 from serin.console.views import machines
-from serin.console.views.all_views import VIEWS
 from serin.host.console import ConsoleSettings, role_secret, rotate_secret
 from serin.machine.ports import free_ports
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality

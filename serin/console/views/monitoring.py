@@ -1,32 +1,102 @@
-"""The live quality of a model: metrics with bands beside the offline ones and the estimate."""
+"""What the watcher knows: alerts, and a model's recorded requests, its drift and its live quality."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.console.views.models import known_model
-from serin.console.views.rollouts import stretched
-from serin.console.views.view import Parameters
+from serin.console.views.models import model_tab
+from serin.console.views.view import Parameters, meter
+from serin.formats.captures import captures_folder, hour_began, hours_captured, parts_of_hour
 from serin.formats.groups import Measured
+from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.capture.counters import CapturesView, read_captures
+from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
 from serin.reports.charts import number
+from serin.reports.drift_page import column_drawing
+from serin.reports.drift_view import ColumnView
 from serin.reports.svg import Axes, Drawing, Scale
 
+_HOURS = 72
 _MOST_SEGMENTS = 40
+
+
+def read_alert_list(home: Path, parameters: Parameters) -> dict[str, Any]:
+    del parameters
+    return {"alerts": read_alerts(home, resolved=30)}
+
+
+def read_recorded(home: Path, parameters: Parameters) -> dict[str, Any]:
+    model = parameters["model"]
+    found = read_captures(home, model)
+    drawn = found.requests + found.dropped if found else 0
+    return {
+        **model_tab(home, model, "captures"),
+        "captures": found,
+        "dropped_share": found.dropped / drawn if found and drawn else None,
+        "chart": _recorded_rows(home, found) if found and found.versions else None,
+    }
+
+
+def _recorded_rows(home: Path, found: CapturesView) -> str:
+    """Draws the recorded rows of each of the last hours with records."""
+    rows: Counter[float] = Counter()
+    for kept in found.versions:
+        folder = captures_folder(home, found.model) / str(kept.version)
+        for hour in hours_captured(home, found.model, kept.version)[-_HOURS:]:
+            rows[hour_began(hour)] += sum(part.rows for part in parts_of_hour(folder / hour))
+    last = max(rows)
+    first = max(min(rows), last - (_HOURS - 1) * 3600)
+    drawing = Drawing(920, 190, font=11)
+    end = last + 3600
+    axes = Axes(drawing, Scale(first, end, 64, 900), Scale(0.0, max(rows.values()), 156, 14))
+    axes.rows(axes.y.ticks(4), number)
+    hours = round((end - first) / 3600)
+    step = next(each for each in (1, 2, 3, 6, 12, 24) if hours / each <= 12 or each == 24)
+    ticks = [first + 3600 * place for place in range(0, hours + 1, step)]
+    axes.columns(ticks, lambda t: f"{t % 86400 // 3600:02.0f}:00", lines=False)
+    for t, count in rows.items():
+        if t >= first:
+            axes.bar((t, t + 3600), (0.0, count), "blue", gap=2)
+    drawing.text(482, 186, "hour (UTC)", anchor="middle")
+    return drawing.embedded(f"Recorded rows by hour: {sum(rows.values())} in {hours} hours")
+
+
+def read_drift_watch(home: Path, parameters: Parameters) -> dict[str, Any]:
+    model = parameters["model"]
+    found = read_drift(home, model)
+    columns = found.columns if found else ()
+    return {
+        **model_tab(home, model, "drift"),
+        "drift": found,
+        "charts": {each.name: _distributions(each) for each in columns},
+        "meters": {each.name: _evidence(each) for each in columns},
+    }
+
+
+def _distributions(column: ColumnView) -> str:
+    title = f"{column.name}, training and live rows of the last day"
+    if (worst := column.largest) is not None:
+        title += f". Most different: {worst.label}, {worst.then:.1%} in training, {worst.now:.1%} now"
+    return column_drawing(column).embedded(title)
+
+
+def _evidence(column: ColumnView) -> str:
+    share = min(max(column.evidence, 0.0), 1.0)
+    return meter(share, "alarm" if share >= 1 else "line", "of the evidence that an alarm needs")
 
 
 def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
-    state, found = known_model(home, model), read_quality(home, model)
+    found = read_quality(home, model)
     releases = found.releases if found else ()
     names = _metric_names(releases)
     return {
-        "model": model,
-        "tab": "quality",
-        "state": state,
+        **model_tab(home, model, "quality"),
         "quality": found,
         "names": names,
         "charts": {each.release: _metric_charts(each, names) for each in releases},
@@ -127,7 +197,4 @@ def _objective(objective: Objective) -> str:
     """Draws how far the evidence against the objective is, on a logarithmic scale."""
     share = math.log(max(objective.evidence, 1.0)) / math.log(max(objective.threshold, 2.0))
     share = 1.0 if objective.alarm else min(max(share, 0.0), 1.0)
-    drawing = Drawing(160, 10)
-    drawing.rect(0, 2, 160, 6, "soft")
-    drawing.rect(0, 2, 160 * share, 6, "alarm")
-    return stretched(drawing, f"{share:.0%} of the way to an alarm")
+    return meter(share, "alarm", "of the way to an alarm")
