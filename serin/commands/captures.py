@@ -41,7 +41,7 @@ def list_captures(
     from serin.commands.recording import check_model, known_models
     from serin.machine.contained import contained
     from serin.monitoring.capture.counters import CapturesView, models_captured
-    from serin.watcher.shared_captures import all_hosts
+    from serin.watcher.captures import all_hosts
 
     home, shared = environment.home(), _shared()
     known = {*models_captured(home), *(shared.models() if shared else ())}
@@ -69,7 +69,7 @@ def list_captures(
 
 def _shared() -> SharedRecords | None:
     """The records that hosts share; None where they do not, and when the store does not answer."""
-    from serin.watcher.shared_captures import shared_records
+    from serin.watcher.captures import shared_records
 
     try:
         found = shared_records(environment.home())
@@ -143,7 +143,7 @@ def export_captures(
     Where hosts share a store, it must answer: no host is left out.
     """
     from serin.formats.rows import write_rows
-    from serin.watcher.shared_captures import shared_records
+    from serin.watcher.captures import shared_records
 
     model, version = numbered(name)
     found = _found(model, version, shared_records(environment.home()))
@@ -160,7 +160,7 @@ def _found(model: str, version: int | None, shared: SharedRecords | None) -> All
     """The records of a model. NotFound, or NotRecorded, when there are none."""
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
-    from serin.watcher.shared_captures import all_hosts
+    from serin.watcher.captures import all_hosts
 
     found = all_hosts(environment.home(), shared, model)
     if not found.versions and model not in models_captured(environment.home()):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serin.monitoring.capture.shared_read import SharedRecords
-    from serin.watcher.shared_captures import ForgetState
+    from serin.watcher.captures import ForgetState
 
 
 def forget_captures(
@@ -39,7 +39,7 @@ def forget_captures(
 ) -> None:
     """Delete recorded rows and their labels for good: those of a person, for example. Waits for rows on their way."""
     from serin.expressions import ExpressionError
-    from serin.watcher.shared_captures import shared_records
+    from serin.watcher.captures import shared_records
 
     home = environment.home()
     shared = shared_records(home)
@@ -85,7 +85,7 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
 def _forget_everywhere(
     home: Path, shared: SharedRecords, model: str, where: str, wait: float, *, yes: bool, as_json: bool
 ) -> None:
-    from serin.watcher.shared_captures import ask_to_forget, check_request, wait_until_forgotten
+    from serin.watcher.captures import ask_to_forget, check_request, wait_until_forgotten
 
     check_request(home, shared, model, where)
     confirm(f"Delete the recorded rows of {model} on all hosts where {where}, and their labels?", yes=yes)
@@ -100,7 +100,7 @@ def _forget_everywhere(
 
 def _show_states(model: str, shared: SharedRecords | None, *, as_json: bool) -> None:
     from serin.commands.recording import check_model
-    from serin.watcher.shared_captures import forget_states
+    from serin.watcher.captures import forget_states
 
     if shared is None:
         check_model(model)

@@ -212,7 +212,6 @@ def remove_model(name: ModelVersion, yes: Yes = False) -> None:
     from serin.stack.delete_versions import delete_versions, versions_to_delete
     from serin.store.store import Store
     from serin.watcher.captures import delete_records
-    from serin.watcher.shared_captures import delete_shared_records
 
     store, home = Store.open(), environment.home()
     model, version = split_version(name)
@@ -221,9 +220,7 @@ def remove_model(name: ModelVersion, yes: Yes = False) -> None:
     confirm(f"Delete {what} of {model} from {store.url}, and the requests recorded of it?", yes=yes)
     going = delete_versions(store, home, model, version)
     whole = not store.versions(model)
-    size = delete_records(home, model, going, whole=whole) + delete_shared_records(
-        home, model, going, whole=whole
-    )
+    size = delete_records(home, model, going, whole=whole)
     for number in going:
         show(f"{model} version {number} is deleted")
     if size:
@@ -294,7 +291,6 @@ def gc(
     from serin.store.retention import Policy, collect_garbage
     from serin.store.store import Store
     from serin.watcher.captures import expired_records
-    from serin.watcher.shared_captures import expired_shared_records
 
     store = Store.open()
     policy = Policy(keep_versions=keep_versions, keep_days=keep / 86_400)
@@ -302,7 +298,6 @@ def gc(
     collect = collect_garbage if store.local else collect_remote_garbage
     found = collect(store, home, policy, remove=remove)
     found += expired_records(home, store, remove=remove)
-    found += expired_shared_records(home, store, remove=remove)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
         return

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,16 @@ def hours_captured(home: Path, model: str, version: int) -> list[str]:
     """The hours with records of a version, oldest first."""
     names = _entries(captures_folder(home, model) / str(version))
     return sorted(name for name in names if _HOUR.fullmatch(name))
+
+
+def hour_folders(home: Path, model: str, versions: Collection[int] | None = None) -> list[Path]:
+    """The folders of the recorded hours of all versions, or of some: by version, oldest first."""
+    return [
+        captures_folder(home, model) / str(version) / hour
+        for version in versions_captured(home, model)
+        if versions is None or version in versions
+        for hour in hours_captured(home, model, version)
+    ]
 
 
 def parts_of_hour(folder: Path) -> list[Part]:

@@ -157,7 +157,7 @@ def after_restore(home: Path, model: str, sharing: Sharing) -> Sharing:
 
 
 def combined_home(home: Path) -> Path:
-    """Where copies of all hosts' records are, in the form of a home (monitoring/capture/combined.py)."""
+    """Where copies of all hosts' records are, in the form of a home (monitoring/capture/all_hosts.py)."""
     return home / "cache" / "all-hosts"
 
 

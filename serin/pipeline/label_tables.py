@@ -14,8 +14,7 @@ from serin.columns.column import kind_of_type
 from serin.errors import LabelsUnfit
 from serin.formats.csv_format import PLAIN, csv_format
 from serin.formats.csv_values import convert_options, parse_options
-from serin.monitoring.quality.labels import Columns
-from serin.monitoring.quality.truth import FINISHED, TruthOf
+from serin.monitoring.quality.labels import FINISHED, Columns, TruthOf
 from serin.spec.tables import TableSource
 
 _FILES = (".parquet", ".pq", ".csv", ".json", ".jsonl", ".ndjson")

@@ -14,11 +14,10 @@ from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, Sp
 from serin.formats.schema import read_schema
 from serin.formats.shared_captures import records_home
 from serin.machine import environment
-from serin.monitoring.quality import forget as quality_forget
+from serin.monitoring.quality import follow
 from serin.monitoring.quality.keys import KeyIndex
-from serin.monitoring.quality.labels import Added, Columns, add_labels
+from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
 from serin.monitoring.quality.scan import Versions, Watched, answer_of, search
-from serin.monitoring.quality.truth import TruthOf
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
@@ -94,12 +93,12 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
 
 def forget(model: str, rows: Mapping[int, pa.Table]) -> int:
     """Deletes the labels of recorded rows (by version) that are being deleted. Returns their number."""
-    return quality_forget.forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
+    return follow.forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
 
 
 def count_again(model: str) -> None:
     """Has the recorded rows that are left counted again, after some were deleted."""
-    quality_forget.count_again(environment.home(), model)
+    follow.count_again(environment.home(), model)
 
 
 def watched_versions(store: Store, model: str) -> Versions:

@@ -19,15 +19,15 @@ from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.prefect import rest_api
 from serin.prefect.login import stack_api
+from serin.watcher.duty import Duty
 
 log = logging.getLogger(__name__)
 
-_EVENTS = uuid.UUID(
-    "6f3d2a52-5c0e-4c53-9a44-0f7a6c1f9a6e"
-)  # of ids that are the same when an event is sent again
+# Of ids that are the same when an event is sent again.
+_EVENTS = uuid.UUID("6f3d2a52-5c0e-4c53-9a44-0f7a6c1f9a6e")
 
 
-class AlertsDuty:
+class AlertsDuty(Duty):
     """Starts the threads that deliver: one for the book, and one for its second in memory, which is used where the disk
     is full."""
 

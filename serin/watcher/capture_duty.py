@@ -21,6 +21,7 @@ from serin.spec.monitoring import CaptureSpec
 from serin.spec.yaml_file import read_mapping
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.watcher.duty import Duty
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,10 @@ _DISTRUST_S = 86_400.0
 _QUIET_S = 600.0  # an alert about dropped requests ends after this long without another
 
 
-class CaptureDuty:
-    """Implements `Duty`."""
+class CaptureDuty(Duty):
+    """What is in the spool when the watcher ends is recorded by the next one."""
 
-    name = "capture"
-    every_s = 3.0
+    name, every_s = "capture", 3.0
 
     def __init__(
         self,
@@ -73,9 +73,6 @@ class CaptureDuty:
         self._report_failures({**self._care_failed, **outcome.failed}, now)
         for model in models_captured(self._home) if cared else ():
             self._report_dropped(model, now)
-
-    def close(self) -> None:
-        """Nothing is kept open: what is in the spool is recorded by the next watcher."""
 
     def _each_model(self, action: Callable[[str], object]) -> None:
         self._care_failed = {}

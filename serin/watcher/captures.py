@@ -1,22 +1,31 @@
-"""What the command does with recorded requests beyond reading them: deleting rows, and what is too old or has no model
-any more."""
+"""What the command does with recorded requests, of this home and of all hosts that share a store: reads those of all
+hosts, deletes rows, and what is too old or has no model any more."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
 
 from serin.expressions import ExpressionError, parse
 from serin.formats.captures import captures_folder, versions_captured
+from serin.formats.cluster.host_report import PREFIX as HOSTS
+from serin.formats.forget_requests import Applied, ForgetRequest, read_applied, read_requests, write_request
+from serin.formats.shared_captures import RECORDS
 from serin.host.wiring import request_log
+from serin.machine import environment
+from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.counters import models_captured
-from serin.monitoring.capture.forget import Deletion, forget
+from serin.monitoring.capture.forget import Deletion, check_columns, forget, matches
 from serin.monitoring.capture.recorder import Recorder
-from serin.monitoring.capture.retention import delete_version, expire
-from serin.monitoring.capture.spool_files import complete_files, open_files
+from serin.monitoring.capture.retention import delete_shared, delete_version, expire, expire_shared
+from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.spool_files import waits
 from serin.pipeline import labels
 from serin.store.artifacts import Release
 from serin.store.retention import Garbage
@@ -24,6 +33,7 @@ from serin.store.store import Store
 from serin.watcher.capture_duty import capture_limits, capture_settings
 
 _BUFFERED_S = 2.5  # backends write to the spool, and the gateway to its log, at least every second
+_POLL_S: Final = 1.0
 _ORPHANED_S = 45.0  # until a file that a dead backend left open is taken over
 
 
@@ -39,7 +49,7 @@ def record_all(home: Path, model: str, *, sleep: Callable[[float], None] = time.
         outcome = recorder.record(time.time())
         if model in outcome.failed:
             raise outcome.failed[model]
-        if waited >= _ORPHANED_S or not _waiting(home, model):
+        if waited >= _ORPHANED_S or not waits(home, model):
             return
         sleep(1.0)
         waited += 1.0
@@ -78,8 +88,8 @@ def _masked_in(model: str, columns: Iterable[str], versions: Iterable[int]) -> d
 
 
 def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) -> int:
-    """Deletes the records of versions that were deleted, also from the spool; of the `whole` model when none is left.
-    Returns their bytes."""
+    """Deletes the records of versions that were deleted, also from the spool and the shared store; of the `whole` model
+    when none is left. All hosts are asked to delete theirs. Returns the bytes here and in the store."""
     size = 0
     for version in versions:
         for baseline in (False, True):
@@ -88,14 +98,22 @@ def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) 
         size += delete_version(home, model, version)
     if whole:
         shutil.rmtree(captures_folder(home, model), ignore_errors=True)
-    return size
+    records = shared_records(home)
+    if records is None or model not in records.models():
+        return size
+    names = [
+        Release(model=model, version=version, baseline=baseline).name
+        for version in versions
+        for baseline in (False, True)
+    ]
+    ask_to_forget(records, model, " or ".join(f"_release = '{name}'" for name in names))
+    return size + delete_shared(records, model, versions, whole=whole)
 
 
 def expired_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
-    """What the watcher would delete as well: records beyond `monitoring.capture.keep` and `max_size`, and all of models
-    that are not in the store."""
-    settings, known = capture_settings(store), set(store.models())
-    found = []
+    """What the watchers would delete as well, here and in the shared store: records beyond `monitoring.capture.keep`
+    and `max_size`, and all of models that are not in the store."""
+    settings, known, found = capture_settings(store), set(store.models()), list[Garbage]()
     for model in models_captured(home):
         if model not in known:
             size = sum(path.stat().st_size for path in captures_folder(home, model).rglob("*.parquet"))
@@ -106,10 +124,101 @@ def expired_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
             size = expire(home, model, limits, time.time(), remove=remove)
         if size:
             found.append(Garbage(kind="records", name=model, bytes=size))
+    records = shared_records(home)
+    for model in records.models() if records is not None else ():
+        assert records is not None, "only shared records have models"
+        listing = records.listing(model)
+        if model in known:
+            limits = capture_limits(settings, model, {file.version for file in listing})
+            size = expire_shared(records, model, limits, time.time(), remove=remove)
+        elif remove:
+            size = delete_shared(records, model, [], whole=True)
+        else:
+            size = sum(file.size for file in listing)
+        if size:
+            found.append(Garbage(kind="shared records", name=model, bytes=size))
     return found
 
 
-def _waiting(home: Path, model: str) -> bool:
-    files = (entry.release.model for entry in complete_files(home))
-    folders = (Release.parse(path.parents[1].name).model for path in open_files(home))
-    return model in {*files, *folders}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetState:
+    """A request and what each host did. `waiting`: hosts that have not applied it yet."""
+
+    request: ForgetRequest
+    applied: dict[str, Applied]
+    waiting: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        applied = {host: asdict(found) for host, found in sorted(self.applied.items())}
+        return {**asdict(self.request), "applied": applied, "waiting": list(self.waiting)}
+
+
+def shared_records(home: Path) -> SharedRecords | None:
+    """The records in the store that SERIN_STORE names; None where hosts cannot share them."""
+    url = environment.shared_store_url()
+    if url is None:
+        return None
+    return SharedRecords.of(Store(url), home)
+
+
+def all_hosts(home: Path, records: SharedRecords | None, model: str) -> AllHosts:
+    """The records of a model on all hosts. `records` may be None: of this home alone."""
+    shared = records if records is not None and model in records.models() else None
+    return AllHosts(home, shared, environment.host(), model)
+
+
+def check_request(home: Path, records: SharedRecords, model: str, where: str) -> None:
+    """Raises ExpressionError for a condition that no record can be compared with."""
+    everywhere, expression = all_hosts(home, records, model), parse(where)
+    types = everywhere.columns()
+    check_columns(expression, types)
+    matches(expression, pa.table({name: pa.nulls(1, kind) for name, kind in types.items()}))
+    check_not_masked(model, where, everywhere.versions)
+
+
+def ask_to_forget(records: SharedRecords, model: str, where: str) -> ForgetRequest:
+    """Asks all hosts to delete the rows for which `where` is true. They do, also those that are away now."""
+    by = f"{environment.user()} on {environment.host()}"
+    return write_request(records.files, model, where, t=time.time(), by=by)
+
+
+def forget_states(records: SharedRecords, model: str, only: int | None = None) -> list[ForgetState]:
+    """The requests about a model, oldest first, or one of them."""
+    applied = read_applied(records.files, model)
+    hosts = _hosts(records, model)
+    return [
+        ForgetState(
+            request=request,
+            applied=(found := applied.get(request.seq, {})),
+            waiting=tuple(sorted(hosts - found.keys())),
+        )
+        for request in read_requests(records.files, model)
+        if only is None or request.seq == only
+    ]
+
+
+def wait_until_forgotten(
+    records: SharedRecords,
+    request: ForgetRequest,
+    wait_s: float,
+    *,
+    on_wait: Callable[[Iterable[str]], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ForgetState:
+    """Returns the state once all hosts have applied the request, or after `wait_s` seconds."""
+    deadline, told = time.monotonic() + wait_s, False
+    while True:
+        (state,) = forget_states(records, request.model, request.seq)
+        if not state.waiting or time.monotonic() >= deadline:
+            return state
+        if not told:
+            on_wait(state.waiting)
+            told = True
+        sleep(_POLL_S)
+
+
+def _hosts(records: SharedRecords, model: str) -> set[str]:
+    """The hosts that may have records: those that have uploaded some, and those with an agent."""
+    reports = (key.removeprefix(HOSTS) for key in records.files.keys(HOSTS))
+    agents = {name.partition("/")[0] for name in reports if name.endswith("/agent.json")}
+    return agents | set(records.files.names(f"{RECORDS}{model}/"))

@@ -29,6 +29,7 @@ from serin.monitoring.history.read import requests_of
 from serin.serving.triton.checked_rows import read_checked
 from serin.serving.triton.release_record import Served, read_record
 from serin.store.artifacts import Release
+from serin.watcher.duty import Duty
 
 _TIMEOUT_S: Final = 2.0
 _COUNTER: Final = re.compile(r"^(nv_inference_\w+)\{([^}]*)\} ([\d.e+]+)$", re.MULTILINE)
@@ -46,7 +47,7 @@ class Look:
     busy_share: float | None = None
 
 
-class CostDuty:
+class CostDuty(Duty):
     name, every_s = "costs", 10.0
 
     def __init__(self, home: Path, host: ProcessHost | None = None, driver: GpuDriver | None = None) -> None:
@@ -62,8 +63,6 @@ class CostDuty:
                 look = self._look(release, folder, uses, now)
                 if look is not None:
                     self._add(release, look)
-
-    def close(self) -> None: ...
 
     def _look(self, release: Release, folder: Path, uses: dict[str, GpuUse], now: float) -> Look | None:
         record, pid = read_record(folder), self._host.pid(release.name)

@@ -7,10 +7,9 @@ starts from zero when it is promoted.
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
-from serin.errors import NotFound, SerinError, StoreUnreachable
+from serin.errors import NotFound
 from serin.formats.captures import captures_folder
 from serin.formats.drift import read_drift
 from serin.formats.importance import read_importance
@@ -22,10 +21,11 @@ from serin.monitoring.drift.model_watch import ModelWatch, Watched
 from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.watcher.duty import Duty, look_at_each
 from serin.watcher.served import Served, has_agent, served_models
 
 
-class DriftDuty:
+class DriftDuty(Duty):
     """Watches every model that is served here and whose spec has `monitoring.drift`."""
 
     name, every_s = "drift", 5.0
@@ -36,21 +36,11 @@ class DriftDuty:
         self._versions: dict[tuple[str, int], Watched | None] = {}
 
     def tick(self, now: float) -> None:
-        """Looks at each model. One that fails does not keep the others from being watched; its error is raised then."""
-        failed: Exception | None = None
-        for model in served_models(self._home):
-            try:
-                self._look(model, now)
-            except (SerinError, OSError, ValueError, sqlite3.Error) as error:
-                self._watches.pop(model.name, None)  # what it has in memory was not saved
-                failed = error
-                if isinstance(error, StoreUnreachable):
-                    break  # the others would wait for it as well
-        if failed is not None:
-            raise failed
-
-    def close(self) -> None:
-        pass
+        look_at_each(
+            served_models(self._home),
+            lambda model: self._look(model, now),
+            lambda model: self._watches.pop(model.name, None),  # what it has in memory was not saved
+        )
 
     def _look(self, model: Served, now: float) -> None:
         wanted = {
@@ -63,7 +53,7 @@ class DriftDuty:
         if watch is None:
             if not wanted and not captures_folder(records, model.name).is_dir():
                 return
-            watch = ModelWatch.load(self._home, model.name, lambda number, _: wanted.get(number))
+            watch = ModelWatch.load(self._home, model.name, wanted)
             self._watches[model.name] = watch
         watch.use(records)
         if not wanted and not watch.releases and not watch.told:
@@ -91,11 +81,9 @@ class DriftDuty:
         if release is None:
             return []
         name = Release(model=watch.model, version=version).name
-        importance = read_importance(watch.bundles[version]) if release.alarms else None
-        return [
-            drift_alert(watch.model, name, alarm, release.statistics, importance)
-            for alarm in release.alarms.values()
-        ]
+        alarms = release.state.alarms.values()
+        importance = read_importance(Path(release.state.bundle)) if alarms else None
+        return [drift_alert(watch.model, name, alarm, release.statistics, importance) for alarm in alarms]
 
     def _version(self, model: str, version: int) -> Watched | None:
         """A served version with its statistics; looked up once. None: its drift is not watched."""
@@ -116,7 +104,7 @@ def _unresolved(watch: ModelWatch, key: str) -> str:
     release = watch.releases.get(watch.live)
     if release is None:
         return f"version {watch.live} is not watched"
-    if key in {alert_key(watch.model, each.alarm.column) for each in release.past}:
+    if key in {alert_key(watch.model, each.alarm.column) for each in release.state.past}:
         return ""
     return f"version {watch.live} is compared with its own training rows"
 

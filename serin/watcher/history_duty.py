@@ -8,13 +8,14 @@ from typing import Final
 
 from serin.host.wiring import request_log
 from serin.monitoring.history.store import History
+from serin.watcher.duty import Duty
 from serin.watcher.promises import Promises
 
 _BUSY_S: Final = 1.0  # of a tick, at most: other duties wait for it
 _TIDY_S: Final = 60.0
 
 
-class HistoryDuty:
+class HistoryDuty(Duty):
     """A long log, as after a pause, is read over several ticks."""
 
     name, every_s = "history", 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -37,13 +36,14 @@ from serin.rollout.run.status import ModelStatus, status
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
 from serin.watcher.auto_rollback import AutoRollback
+from serin.watcher.duty import Duty, look_at_each
 from serin.watcher.promises import Promise, Promises
 
 _LOOK_BACK_S: Final = max(WINDOWS) + BEFORE_S + FIRST_S
 _REFRESH_S: Final = 60.0  # the text of an open alert is this old at most
 
 
-class ObjectivesDuty:
+class ObjectivesDuty(Duty):
     """Looks at every model that is or was served here. Its only memory are the alert book and the files it writes."""
 
     name, every_s = "objectives", 10.0
@@ -53,24 +53,13 @@ class ObjectivesDuty:
         self._rollback = AutoRollback(home)
 
     def tick(self, now: float) -> None:
-        """A model that fails does not keep the others from being watched; its error is raised then."""
-        failed: Exception | None = None
         found = read_alerts(self._home, resolved=0, now=now).open
         open_alerts = {each.alert.key: each for each in found if each.alert.kind == "objective"}
         models = status(self._home)
-        for model in models:
-            try:
-                self._look(model, open_alerts, now)
-            except (SerinError, OSError, ValueError, sqlite3.Error) as error:
-                failed = error
-        known = {model.name for model in models}
-        for key in [key for key, each in open_alerts.items() if each.alert.model not in known]:
+        names = {model.name for model in models}
+        for key in [key for key, each in open_alerts.items() if each.alert.model not in names]:
             self._alerts.resolve(key, now)
-        if failed is not None:
-            raise failed
-
-    def close(self) -> None:
-        pass
+        look_at_each(models, lambda model: self._look(model, open_alerts, now), lambda _: None)
 
     def _look(self, model: ModelStatus, open_alerts: Mapping[str, AlertRecord], now: float) -> None:
         self._rollback.settle(model, now)

@@ -11,11 +11,12 @@ from serin.host.watchdog import REPORTED_S, SILENT_S, is_stopped, read_replaced,
 from serin.monitoring.alerts.alert import Alert, Alerts, Severity
 from serin.monitoring.alerts.read import read_alerts
 from serin.store.artifacts import Release
+from serin.watcher.duty import Duty
 
 _SUPERVISOR = "supervisor"
 
 
-class ProcessesDuty:
+class ProcessesDuty(Duty):
     """It keeps no state: the supervisor's record and the book know what is open."""
 
     name, every_s = "processes", 2.0
@@ -58,9 +59,6 @@ class ProcessesDuty:
             f"`kill -CONT {pid}` lets it continue; `serin down` and `serin up` replace it.",
             since=now,
         )
-
-    def close(self) -> None:
-        pass
 
 
 def _is_frozen(stack: Stack) -> bool:

@@ -6,7 +6,6 @@ judged by the controller, which reads the blocks that are written here.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from serin.errors import SerinError, StoreUnreachable
+from serin.errors import SerinError
 from serin.formats.captures import captures_folder
 from serin.formats.quality import QualityReference, read_quality_reference
 from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
 from serin.formats.shared_captures import combined_home, records_home
 from serin.monitoring.alerts.alert import Alerts
-from serin.monitoring.quality.follow import Follower, Hooks
+from serin.monitoring.quality.follow import Follower, Hooks, QualityState, write_state
 from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release, scored
 from serin.monitoring.quality.objective import (
     ObjectiveState,
@@ -34,7 +33,6 @@ from serin.monitoring.quality.objective import (
     take_labels,
 )
 from serin.monitoring.quality.scan import Watched
-from serin.monitoring.quality.state import QualityState, write_state
 from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
 from serin.pipeline.labels import watched_versions
@@ -44,6 +42,7 @@ from serin.spec.monitoring import MonitoringSpec, QualitySpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.auto_rollback import AutoRollback
+from serin.watcher.duty import Duty, look_at_each
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
 _SHARE: Final = 0.05  # of the time that measuring may take
@@ -63,7 +62,7 @@ class _Model:
     blocks: dict[str, QualityBlocks] = field(default_factory=dict)
 
 
-class QualityDuty:
+class QualityDuty(Duty):
     """Follows every model that has recorded rows or labels."""
 
     name, every_s = "quality", 5.0
@@ -74,23 +73,13 @@ class QualityDuty:
         self._rollback = AutoRollback(home)
 
     def tick(self, now: float) -> None:
-        """Takes in what is new for a moment. A model that fails does not keep the others from being followed; its error
-        is raised then."""
-        failed: Exception | None = None
+        """Takes in what is new for a moment."""
         end = self._clock() + _WORK_S
-        for name in self._names():
-            try:
-                self._look(name, now, end)
-            except (SerinError, OSError, ValueError, pa.ArrowException, sqlite3.Error) as error:
-                self._models.pop(name, None)  # what it has in memory was not saved
-                failed = error
-                if isinstance(error, StoreUnreachable):
-                    break  # the others would wait for it as well
-        if failed is not None:
-            raise failed
-
-    def close(self) -> None:
-        pass
+        look_at_each(
+            self._names(),
+            lambda name: self._look(name, now, end),
+            lambda name: self._models.pop(name, None),  # what it has in memory was not saved
+        )
 
     def _names(self) -> list[str]:
         places = [

@@ -11,13 +11,14 @@ from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.history.read import HistoryPoint, read_history
 from serin.rollout.run.status import status
 from serin.store.artifacts import Release
+from serin.watcher.duty import Duty
 
 LOOK_S: Final = 600.0
 _MANY, _FEW = 0.05, 0.01  # of the requests: reported from the one on, until it is below the other
 _AT_LEAST: Final = 20  # requests: a client that is being tried out is not reported
 
 
-class RefusalsDuty:
+class RefusalsDuty(Duty):
     """Looks at the last ten minutes of the history. It keeps no state: the book knows what is open."""
 
     name, every_s = "refusals", 30.0
@@ -38,9 +39,6 @@ class RefusalsDuty:
                 self._alerts.fire(alert, now)
             elif is_over(points):
                 self._alerts.resolve(refusal_key(model.name), now)
-
-    def close(self) -> None:
-        pass
 
 
 def refusal_key(model: str) -> str:

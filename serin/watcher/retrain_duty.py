@@ -7,48 +7,47 @@ have no new rows yet.
 from __future__ import annotations
 
 import logging
-import threading
-import uuid
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from serin.errors import NotFound, SerinError
-from serin.host.state import Stack, read_stack
-from serin.monitoring.alerts.alert import Alert
+from serin.errors import NotFound
+from serin.host.state import read_stack
+from serin.monitoring.alerts.book import PREFECT
+from serin.monitoring.alerts.channels import Attempt
+from serin.monitoring.alerts.outbox import Message
 from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.records import AlertRecord
 from serin.monitoring.retrain import RetrainBook, ask_again_at, read_retraining
-from serin.prefect import rest_api
-from serin.prefect.login import stack_api
 from serin.rollout.run.status import status
 from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.watcher.alerts_duty import PrefectChannel
+from serin.watcher.duty import Duty
 
 log = logging.getLogger(__name__)
 
 _RANKS = {"page": 2, "ticket": 1, "info": 0}
+_TIMEOUT_S: Final = 120.0
 
 
-class RetrainDuty:
-    """Sends `serin.drift` or `serin.quality` again, with the most important open alarm as the reason."""
+class RetrainDuty(Duty):
+    """Sends `serin.drift` or `serin.quality` again, with the most important open alarm as the reason. What was not sent
+    when the watcher ends is sent by the next one."""
 
     name, every_s = "retraining", 30.0
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._requests: dict[str, EventRequest] = {}
+        self._requests: dict[str, Attempt] = {}
         self._specs: dict[Release, MonitoringSpec | None] = {}
 
     def tick(self, now: float) -> None:
         for model in status(self._home):
             if self._is_answered(model.name) and model.live is not None and not model.rollout.running:
                 self._look(Release(model=model.name, version=model.live), now)
-
-    def close(self) -> None:
-        """Nobody waits for requests: what was not sent is sent by the next watcher."""
 
     def _is_answered(self, model: str) -> bool:
         """Whether no request of the model is on its way."""
@@ -59,7 +58,7 @@ class RetrainDuty:
             return False
         del self._requests[model]
         if request.problem is None:
-            RetrainBook(self._home, model).note_asked_again(request.t)
+            RetrainBook(self._home, model).note_asked_again(request.message.record.fired)
         else:
             log.warning("the event about %s is sent again later: %s", model, request.problem)
         return True
@@ -72,16 +71,17 @@ class RetrainDuty:
         if at is None or at > now:
             return
         alarms = [
-            each.alert
+            each
             for each in read_alerts(self._home, live.model, resolved=0).open
             if each.alert.kind in spec.retrain and each.alert.release == live.name
         ]
         if alarms:
             first = max(alarms, key=_priority)
-            log.info("%s: an alarm stays; a retraining is requested again: %s", live.model, first.title)
-            self._requests[live.model] = EventRequest(
-                stack, f"serin.{first.kind}", model=live.model, payload=_payload(first, now), now=now
+            log.info("%s: an alarm stays; a retraining is requested again: %s", live.model, first.alert.title)
+            again = Message(
+                number=int(now), receiver=PREFECT, event="fired", record=replace(first, fired=now)
             )
+            self._requests[live.model] = Attempt(again, PrefectChannel(self._home), timeout_s=_TIMEOUT_S)
 
     def _spec(self, live: Release) -> MonitoringSpec | None:
         """What the version's spec says; read once. None: it is not in the store, or has no spec."""
@@ -94,53 +94,6 @@ class RetrainDuty:
         return self._specs[live]
 
 
-def _priority(alert: Alert) -> tuple[int, float]:
+def _priority(record: AlertRecord) -> tuple[int, float]:
+    alert = record.alert
     return _RANKS[alert.severity], float(alert.facts.get("importance_share") or 0.0)
-
-
-def _payload(alert: Alert, now: float) -> dict[str, Any]:
-    return {
-        "title": alert.title,
-        "text": alert.text,
-        "since": alert.since,
-        "noticed": now,
-        "release": alert.release,
-        "facts": dict(alert.facts),
-    }
-
-
-class EventRequest:
-    """Begins at once. `over`: the server has answered or could not be asked; `problem` is None when it accepted."""
-
-    def __init__(
-        self, stack: Stack, name: str, *, model: str, payload: Mapping[str, Any], now: float
-    ) -> None:
-        self.t = now
-        self._event = {
-            "id": str(uuid.uuid4()),
-            "occurred": datetime.fromtimestamp(now, UTC).isoformat(),
-            "event": name,
-            "resource": {
-                "prefect.resource.id": f"serin.model.{model}",
-                "prefect.resource.name": model,
-                "serin.model": model,
-            },
-            "payload": dict(payload),
-        }
-        self.problem: str | None = None
-        self._stack = stack
-        self._thread = threading.Thread(target=self._send, name=f"event about {model}", daemon=True)
-        self._thread.start()
-
-    @property
-    def over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    def _send(self) -> None:
-        try:
-            rest_api.call(stack_api(self._stack), "POST", "/events", [self._event])
-        except (SerinError, OSError, ValueError) as error:
-            self.problem = str(error)

@@ -14,13 +14,14 @@ from serin.rollout.run.status import ModelStatus, problems, statuses
 from serin.spec.names import is_model_name
 from serin.store.artifacts import Release
 from serin.store.open import check_answers, open_objects
+from serin.watcher.duty import Duty
 from serin.watcher.served import has_agent
 
 _PASSES_S: Final = 60.0  # a hold that ends by itself is reported when it has lasted for so long
 _STORE_S: Final = 2.0  # the other duties wait with this one
 
 
-class RolloutsDuty:
+class RolloutsDuty(Duty):
     """Looks at the rollouts of this home, or of the hosts that share a store. A pause was requested by a person and is
     not reported. Its only memory is when a hold or a problem was first seen. It needs no disk."""
 
@@ -50,9 +51,6 @@ class RolloutsDuty:
         for each in read_alerts(self._home, resolved=0, now=now).open:
             if each.alert.kind == "rollout" and each.alert.key not in told:
                 self._alerts.resolve(each.alert.key, now)
-
-    def close(self) -> None:
-        pass
 
     def _rollouts(self) -> Rollouts:
         """Raises StoreUnreachable."""

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from serin.errors import StoreUnreachable
 from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
@@ -25,6 +24,7 @@ from serin.watcher.alerts_duty import AlertsDuty
 from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cost_duty import CostDuty
 from serin.watcher.drift_duty import DriftDuty
+from serin.watcher.duty import Duty
 from serin.watcher.history_duty import HistoryDuty
 from serin.watcher.metrics import MetricsServer
 from serin.watcher.objectives_duty import ObjectivesDuty
@@ -39,25 +39,8 @@ from serin.watcher.share_duty import ShareDuty
 log = logging.getLogger("serin.watcher.watcher")  # not __name__, which is __main__ here
 
 _REPEAT_S = 60.0  # the same error is logged once in this time
-_AWAY_S = (
-    60.0  # until a duty waits for the store again after having waited in vain: the recorder waits with it
-)
-
-
-class Duty(Protocol):
-    """Something that the watcher does again and again: recording, drift, objectives."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def every_s(self) -> float: ...
-
-    def tick(self, now: float) -> None:
-        """Does what is due at `now` (seconds since 1970). Its state survives a kill at any time."""
-        ...
-
-    def close(self) -> None: ...
+# Until a duty waits for the store again after having waited in vain: the recorder waits with it.
+_AWAY_S = 60.0
 
 
 class Rounds:

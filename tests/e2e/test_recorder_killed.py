@@ -20,8 +20,7 @@ from serin.formats.serving.spool import is_drawn
 from serin.machine import environment
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
-from serin.monitoring.quality.labels import Columns, add_labels
-from serin.monitoring.quality.truth import TruthOf
+from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
 from serin.monitoring.quality.view import QualityView, read_quality
 from serin.spec.load import load_spec
 from serin.store.artifacts import Release

@@ -18,8 +18,8 @@ from serin.formats.schema import (
     Schema,
     outputs_of,
 )
+from serin.monitoring.quality.labels import TruthOf
 from serin.monitoring.quality.scan import Watched
-from serin.monitoring.quality.truth import TruthOf
 from serin.spec.data import DataSpec
 
 MODEL = "delays"

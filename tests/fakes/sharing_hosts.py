@@ -19,7 +19,7 @@ from serin.monitoring.capture.shared_read import SharedRecords
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
-from serin.watcher.share_round import ShareRound
+from serin.watcher.share_duty import ShareRound
 
 NOON = 1772366400.0  # 2026-03-01T12:00 UTC
 MODEL = "taxis"

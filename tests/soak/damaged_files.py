@@ -48,6 +48,7 @@ from serin.store.store import Store
 from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cost_duty import CostDuty
 from serin.watcher.drift_duty import DriftDuty
+from serin.watcher.duty import Duty
 from serin.watcher.history_duty import HistoryDuty
 from serin.watcher.objectives_duty import ObjectivesDuty
 from serin.watcher.promises import Promises
@@ -55,7 +56,6 @@ from serin.watcher.quality_duty import QualityDuty
 from serin.watcher.refusals_duty import RefusalsDuty
 from serin.watcher.retrain_duty import RetrainDuty
 from serin.watcher.rollouts_duty import RolloutsDuty
-from serin.watcher.watcher import Duty
 from tests.fakes.gpus import write_inventory
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter
 from tests.unit.console.conftest import visitor

@@ -1,24 +1,54 @@
-"""The records of this home together with those of all hosts that share a store: counted, the newest, or all of a
-period."""
+"""The records of this home together with those of all hosts that share a store: counted, the newest, all of a period,
+or copied to this host in the form of a home, for what follows records row by row, such as drift and live quality."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
-from serin.formats.captures import hour_began, versions_captured
-from serin.formats.shared_captures import SharedFile, in_force
-from serin.monitoring.capture.counters import CapturesView, VersionCaptures, captures_view, read_captures
-from serin.monitoring.capture.forget import column_types
-from serin.monitoring.capture.read import alike, between, captured_tables, common_schema, fitted, newest
+from serin.expressions import parse
+from serin.formats.captures import (
+    Part,
+    bytes_in_memory,
+    captures_folder,
+    commit,
+    hour_began,
+    last_number,
+    read_document,
+    versions_captured,
+    write_document,
+    writing,
+)
+from serin.formats.shared_captures import BORN, SharedFile, Writer, combined_home, in_force
+from serin.machine.private import make_private
+from serin.monitoring.capture.counters import CapturesView, captures_view, read_captures, versions_kept
+from serin.monitoring.capture.forget import column_types, matches
+from serin.monitoring.capture.read import (
+    alike,
+    between,
+    captured_tables,
+    common_schema,
+    fitted,
+    newest,
+    parts,
+    read_part,
+)
 from serin.monitoring.capture.shared_read import Folder, SharedRecords, elsewhere, folders
+from serin.monitoring.capture.shared_upload import up_to
 
 _HOUR_S = 3600.0
+_BATCH_ROWS, _BATCH_BYTES = 1 << 19, 256 << 20  # of a home, in one call of `combine`
+_TAKEN: Final = "taken"  # in counters.json: the last part of each home that was copied
 _ORDER = [("_t", "ascending"), ("_id", "ascending"), ("_row", "ascending")]
+
+Hidden = Mapping[str, Sequence[str]]
+"""By host, conditions of rows that it was asked to delete and has not deleted yet. Read before the records are."""
 
 
 class AllHosts:
@@ -44,16 +74,14 @@ class AllHosts:
         here = read_captures(self._home, self._model)
         if self._records is None:
             return [] if here is None else [here]
-        kept: dict[str, list[SharedFile]] = defaultdict(list)
-        for _, files in self._away:
-            for file in files:
-                kept[file.writer.prefix].append(file)
-        found = [] if here is None else [replace(here, host=self._host)]
+        files = [file for _, some in self._away for file in some]
+        views = [] if here is None else [replace(here, host=self._host)]
         for writer, document in self._records.counters(self._model).items():
             if not self._records.is_here(writer):
-                versions = _kept(kept.get(writer.prefix, []))
-                found.append(captures_view(self._model, document, versions, host=writer.host))
-        return sorted(found, key=lambda view: view.host or "")
+                theirs = [file for file in files if file.writer.prefix == writer.prefix]
+                versions = versions_kept((file.version, file.hour, file.rows, file.size) for file in theirs)
+                views.append(captures_view(self._model, document, versions, host=writer.host))
+        return sorted(views, key=lambda view: view.host or "")
 
     def newest(self, rows: int, *, version: int | None = None) -> pa.Table:
         """The last `rows` rows: of one home in the order of writing, of several by their time of arrival."""
@@ -106,18 +134,72 @@ class AllHosts:
         return self._records.tables(folder)
 
 
-def _kept(files: list[SharedFile]) -> list[VersionCaptures]:
-    by_version: dict[int, list[SharedFile]] = defaultdict(list)
-    for file in files:
-        by_version[file.version].append(file)
-    return [
-        VersionCaptures(
-            version=version,
-            hours=len({file.hour for file in own}),
-            rows=sum(file.rows for file in own),
-            bytes=sum(file.size for file in own),
-            first_hour=min(file.hour for file in own),
-            last_hour=max(file.hour for file in own),
-        )
-        for version, own in sorted(by_version.items())
-    ]
+def combine(home: Path, records: SharedRecords, model: str, hidden: Hidden) -> int:
+    """Copies the records of all hosts to this one; returns how many rows were new. A call takes a bounded number: the
+    next one takes the rest. Rows, and how far each host's were copied, are committed in one step: each row is there
+    once, wherever it is killed."""
+    make_private(combined_home(home))
+    with writing(combined_home(home), model) as folder:
+        document = read_document(combined_home(home), model)
+        # Numbers continue after those of copies that were lost: what follows them remembers its place.
+        document["last"] = last_number(combined_home(home), model) or int(time.time())
+        document.setdefault(BORN, document["last"])
+        taken, tables = dict(document.get(_TAKEN, {})), dict[int, list[pa.Table]]()
+        counters, listing = records.counters(model), None
+        for writer, counted in counters.items():
+            seen = int(taken.get(writer.id, 0))
+            source = home
+            if not records.is_here(writer):
+                listing = listing or list(folders(records.listing(model)))
+                source = _fetched(records, writer, listing, counted, seen)
+            found = _batch(parts(source, model, after=str(seen)), seen)
+            read = [read_part(part) for part in found]
+            if not found or any(table is None for table in read):
+                continue  # merged just now: the next call finds its rows
+            taken[writer.id] = found[-1].last
+            for part, table in zip(found, read, strict=True):
+                rows = _without(table, hidden.get(writer.host, ()))
+                tables.setdefault(part.version, []).append(rows)
+        if taken == document.get(_TAKEN):
+            return 0
+        whole = [(version, alike(some)) for version, some in sorted(tables.items())]
+        commit(folder, {**document, _TAKEN: taken}, [pair for pair in whole if pair[1].num_rows])
+    return sum(table.num_rows for _, table in whole)
+
+
+def _fetched(
+    records: SharedRecords,
+    writer: Writer,
+    listing: Sequence[tuple[Folder, list[SharedFile]]],
+    counted: Mapping[str, Any],
+    seen: int,
+) -> Path:
+    """Copies the files with new rows of another home; returns the home that they make. `counted` was read before
+    `listing`, so all parts up to its last one are there."""
+    copies = records.home_of(writer)
+    for folder, files in listing:
+        if folder[0] == writer and any(file.last > seen for file in files):
+            records.fetch(folder, in_force(files))
+    make_private(captures_folder(copies, writer.model))
+    write_document(captures_folder(copies, writer.model), {"last": int(counted.get("last", 0))})
+    return copies
+
+
+def _batch(found: list[Part], seen: int) -> list[Part]:
+    """The first of the parts, as many as are copied at once and can be marked as copied by one number."""
+    limits, rows, size = list[int](), 0, 0
+    for part in found:
+        rows, size = rows + part.rows, size + bytes_in_memory(part.path)
+        if rows > _BATCH_ROWS or size > _BATCH_BYTES:
+            break
+        limits.append(part.last)
+    own = up_to(limits[-1], found, seen) if limits else []
+    return own or next((some for part in found if (some := up_to(part.last, found, seen))), found)
+
+
+def _without(table: pa.Table, conditions: Sequence[str]) -> pa.Table:
+    for where in conditions:
+        expression = parse(where)
+        if set(expression.columns) <= set(table.column_names):
+            table = table.filter(pa.array(np.logical_not(matches(expression, table))))
+    return table

@@ -3,18 +3,14 @@ the spool the records hold already."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from serin.formats.captures import (
-    captures_folder,
-    hours_captured,
-    parts_of_hour,
-    read_document,
-    versions_captured,
-)
+from serin.formats.captures import captures_folder, hour_folders, parts_of_hour, read_document
 from serin.machine.typed_json import json2value, value2json
 
 _MOST_WRITERS = 500
@@ -114,8 +110,9 @@ def read_captures(home: Path, model: str) -> CapturesView | None:
     """The view of a model's records; None when nothing was ever recorded. Looks at every file's name."""
     if not captures_folder(home, model).is_dir():
         return None
-    kept = [_version(home, model, version) for version in versions_captured(home, model)]
-    return captures_view(model, read_document(home, model), [each for each in kept if each is not None])
+    parts = [part for folder in hour_folders(home, model) for part in parts_of_hour(folder)]
+    kept = versions_kept((part.version, part.hour, part.rows, _size(part.path)) for part in parts)
+    return captures_view(model, read_document(home, model), kept)
 
 
 def captures_view(
@@ -142,20 +139,22 @@ def models_captured(home: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
-def _version(home: Path, model: str, version: int) -> VersionCaptures | None:
-    hours = hours_captured(home, model, version)
-    folder = captures_folder(home, model) / str(version)
-    parts = [part for hour in hours for part in parts_of_hour(folder / hour)]
-    if not parts:
-        return None
-    return VersionCaptures(
-        version=version,
-        hours=len({part.hour for part in parts}),
-        rows=sum(part.rows for part in parts),
-        bytes=sum(_size(part.path) for part in parts),
-        first_hour=min(part.hour for part in parts),
-        last_hour=max(part.hour for part in parts),
-    )
+def versions_kept(files: Iterable[tuple[int, str, int, int]]) -> list[VersionCaptures]:
+    """What is kept of each version. `files`: version, hour, rows and bytes of each file."""
+    found = []
+    for version, group in groupby(sorted(files), key=itemgetter(0)):
+        _, hours, rows, sizes = zip(*group, strict=True)
+        found.append(
+            VersionCaptures(
+                version=version,
+                hours=len(set(hours)),
+                rows=sum(rows),
+                bytes=sum(sizes),
+                first_hour=hours[0],
+                last_hour=hours[-1],
+            )
+        )
+    return found
 
 
 def _size(path: Path) -> int:

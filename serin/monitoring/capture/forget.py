@@ -1,10 +1,15 @@
-"""Deletes recorded rows for which an expression is true: a person's, for example."""
+"""Deletes recorded rows for which an expression is true: a person's, for example. From a home, and from the records
+that hosts have uploaded, where files that hold such rows are replaced by others without.
+
+It may be cut short at any time and is done again then, with the same outcome.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +18,21 @@ import pyarrow.parquet as pq
 
 from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
 from serin.formats.captures import (
-    captures_folder,
-    hours_captured,
+    Part,
+    file_name,
+    hour_folders,
     open_part,
     parts_of_hour,
     readable_document,
-    versions_captured,
     writing,
 )
+from serin.formats.shared_captures import RECORDS, SharedFile, file_key, in_force, shared_files
 from serin.monitoring.capture.merge import rewrite, tidy
+from serin.monitoring.capture.shared_read import Folder, SharedRecords, folders
+from serin.monitoring.capture.shared_upload import create_once
+from serin.store.file_list import listed
+
+_TRIES: Final = 5  # a file may be replaced while its rows are looked at
 
 Forgotten = Callable[[int, pa.Table], int]
 """Deletes what else is known of these rows of a version; returns how many labels."""
@@ -54,7 +65,7 @@ def forget(
     leftovers = tidy(home, model) if remove else 0
     rows = files = labels = 0
     unread: set[str] = set()
-    for folder in _folders(home, model):
+    for folder in hour_folders(home, model):
         with writing(home, model):
             for part in parts_of_hour(folder):
                 going, missing = going_rows(part.path, expression, known)
@@ -85,8 +96,13 @@ def going_rows(
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], set[str]]:
     """For each row of a file whether the expression is true, and the columns that the file lacks: they are null there,
     with the type of `known`."""
-    table, missing = _columns(path, expression, known)
-    return matches(expression, table), missing
+    with open_part(path) as file:
+        there = set(file.schema_arrow.names)
+        table = file.read([name for name in dict.fromkeys(["_row", *expression.columns]) if name in there])
+    missing = set(expression.columns) - there
+    for name in missing:
+        table = table.append_column(name, pa.nulls(table.num_rows, known[name]))
+    return matches(expression, table.replace_schema_metadata(None)), missing
 
 
 def matches(expression: Expression, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -115,32 +131,70 @@ def _masked(column: pa.ChunkedArray) -> Masked:
     return Masked(np.asarray(values), null)
 
 
-def _columns(
-    path: Path, expression: Expression, known: Mapping[str, pa.DataType]
-) -> tuple[pa.Table, set[str]]:
-    wanted = ["_row", *expression.columns]
-    with open_part(path) as file:
-        there = set(file.schema_arrow.names)
-        table = file.read([name for name in dict.fromkeys(wanted) if name in there])
-    missing = set(expression.columns) - there
-    for name in missing:
-        table = table.append_column(name, pa.nulls(table.num_rows, known[name]))
-    return table.replace_schema_metadata(None), missing
-
-
 def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
     """The columns of all records and their types in the newest part."""
     readable_document(home, model)
     types: dict[str, pa.DataType] = {}
-    for folder in _folders(home, model):
+    for folder in hour_folders(home, model):
         for part in parts_of_hour(folder)[-1:]:
             types |= {field.name: field.type for field in pq.read_schema(part.path)}
     return types
 
 
-def _folders(home: Path, model: str) -> list[Path]:
-    return [
-        captures_folder(home, model) / str(version) / hour
-        for version in versions_captured(home, model)
-        for hour in hours_captured(home, model, version)
-    ]
+def forget_shared(records: SharedRecords, model: str, where: str, hosts: Collection[str]) -> Deletion:
+    """Deletes the rows for which `where` is true from the files that `hosts` wrote. A column that none of them has
+    is null there. Raises ExpressionError when the expression cannot be computed."""
+    expression = parse(where)
+    listing = [file for file in records.listing(model) if file.writer.host in hosts]
+    known: dict[str, pa.DataType] = {}
+    rows = files = 0
+    for host in hosts:
+        records.files.abandon_uploads(0.0, f"{RECORDS}{model}/{host}/")  # of a process that was killed
+    for folder, _ in folders(listing):
+        for trial in range(_TRIES):
+            try:
+                found = _forget_in(records, folder, expression, known)
+                break
+            except FileNotFoundError:
+                if trial == _TRIES - 1:
+                    raise
+        rows, files = rows + found.rows, files + found.files
+    return Deletion(rows=rows, files=files)
+
+
+def _forget_in(
+    records: SharedRecords, folder: Folder, expression: Expression, known: dict[str, pa.DataType]
+) -> Deletion:
+    writer, version, hour = folder
+    listing = shared_files(records.files.entries(f"{writer.prefix}{version}/{hour}/"))
+    current = in_force(listing)
+    for file in listing:
+        if file not in current:  # a reader leaves it out, but it may hold such rows
+            records.files.remove(file.key)
+    if not current:
+        return Deletion(rows=0, files=0)
+    place = records.fetch(folder, current)
+    rows = files = 0
+    for part in parts_of_hour(place):
+        known |= {field.name: field.type for field in pq.read_schema(part.path)}
+        if set(expression.columns) - known.keys():
+            continue  # no value of such a column was recorded here so far
+        going, _ = going_rows(part.path, expression, known)
+        if count := int(going.sum()):
+            rows, files = rows + count, files + 1
+            old = next(file for file in current if file.name == part.path.name)
+            _replace(records, place, part, old, pa.array(~going))
+    return Deletion(rows=rows, files=files)
+
+
+def _replace(records: SharedRecords, place: Path, part: Part, old: SharedFile, keep: pa.Array) -> None:
+    """The copy on this host is rewritten like a file of a home, and uploaded before the old file is removed."""
+    rewrite(place, [part], keep)
+    left = int(keep.true_count)
+    if left:
+        path, numbers = place / file_name(part.first, part.last, left), (part.first, part.last)
+        content = listed(path)
+        assert content.sha256 is not None, "a file that is there has a digest"
+        key = file_key(old.writer, old.version, old.hour, numbers, left, content.sha256)
+        create_once(records.files, key, path, content.size)
+    records.files.remove(old.key)

@@ -15,16 +15,14 @@ from serin.formats.captures import (
     SCRATCH,
     Part,
     bytes_in_memory,
-    captures_folder,
     file_name,
     hour_began,
+    hour_folders,
     hour_of,
-    hours_captured,
     open_part,
     part_map,
     parts_of_hour,
     scratch_writer,
-    versions_captured,
     writing,
 )
 from serin.machine.durable import sync
@@ -43,19 +41,17 @@ def merge_parts(
     """Merges parts of hours that are over, and of others that have many. Returns how many files were replaced. `since`:
     only hours from there on are looked at."""
     count, first = 0, "" if since is None else hour_of(since)
-    for version in versions_captured(home, model):
-        for hour in hours_captured(home, model, version):
-            if hour < first:
-                continue
-            folder = captures_folder(home, model) / str(version) / hour
-            least = 2 if now - hour_began(hour) > _OVER_S else most_small
-            if len(parts_of_hour(folder)) < least:
-                continue
-            with writing(home, model):
-                for run in list(_runs(parts_of_hour(folder))):
-                    if len(run) >= least:
-                        rewrite(folder, run)
-                        count += len(run)
+    for folder in hour_folders(home, model):
+        if folder.name < first:
+            continue
+        least = 2 if now - hour_began(folder.name) > _OVER_S else most_small
+        if len(parts_of_hour(folder)) < least:
+            continue
+        with writing(home, model):
+            for run in list(_runs(parts_of_hour(folder))):
+                if len(run) >= least:
+                    rewrite(folder, run)
+                    count += len(run)
     return count
 
 
@@ -94,9 +90,7 @@ def tidy(home: Path, model: str) -> int:
     the disk once this returns. Returns their number."""
     with writing(home, model) as folder:
         count = _remove(folder, folder.glob(f"{SCRATCH}*"))
-        for version in versions_captured(home, model):
-            for hour in hours_captured(home, model, version):
-                count += _tidy_hour(folder / str(version) / hour)
+        count += sum(map(_tidy_hour, hour_folders(home, model)))
     return count
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,13 +17,12 @@ from serin.formats.captures import (
     Part,
     captures_folder,
     hour_began,
-    hours_captured,
+    hour_folders,
     open_part,
     part_map,
     parts_of_hour,
     published,
     readable_document,
-    versions_captured,
 )
 
 _TRIES = 5  # a part may be merged or deleted between the look and the read
@@ -60,16 +60,12 @@ def captured_tables(
 ) -> Iterator[pa.Table]:
     """The rows that `captured` returns, one file at a time: for more rows than fit into memory."""
     readable_document(home, model)
-    for version in versions_captured(home, model):
-        if versions is not None and version not in versions:
-            continue
-        for hour in hours_captured(home, model, version):
-            began = hour_began(hour)
-            if (since is None or began + _HOUR_S > since) and (until is None or began < until):
-                folder = captures_folder(home, model) / str(version) / hour
-                for table in _hour_tables(folder, since, until, columns):
-                    if table.num_rows:
-                        yield table
+    for folder in hour_folders(home, model, versions):
+        began = hour_began(folder.name)
+        if (since is None or began + _HOUR_S > since) and (until is None or began < until):
+            for table in _hour_tables(folder, since, until, columns):
+                if table.num_rows:
+                    yield table
 
 
 def captured_hour(
@@ -91,14 +87,10 @@ def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
     limit = published(captures_folder(home, model), readable_document(home, model))
     if seen >= limit:
         return []
-    found = []
-    for version in versions_captured(home, model):
-        for hour in hours_captured(home, model, version):
-            folder = captures_folder(home, model) / str(version) / hour
-            found += [part for part in parts_of_hour(folder) if seen < part.last <= limit]
-    found.sort(key=lambda part: part.last)
-    rest = [part if part.first > seen else _rest(part, seen) for part in found]
-    return [part for part in rest if part is not None and part.rows]
+    listed = (part for folder in hour_folders(home, model) for part in parts_of_hour(folder))
+    new = sorted((part for part in listed if seen < part.last <= limit), key=lambda part: part.last)
+    rest = (part if part.first > seen else _rest(part, seen) for part in new)
+    return [part for part in rest if part.rows]
 
 
 def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> pa.Table:
@@ -175,21 +167,13 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _rest(part: Part, seen: int) -> Part | None:
+def _rest(part: Part, seen: int) -> Part:
     """The rows of a merged file that belong to parts after `seen`. They are at its end."""
     try:
         rows = sum(rows for number, rows in part_map(part.path) if number > seen)
     except FileNotFoundError:
         return part  # replaced just now; read_part will say so
-    return Part(
-        path=part.path,
-        version=part.version,
-        hour=part.hour,
-        first=part.first,
-        last=part.last,
-        rows=rows,
-        offset=part.rows - rows,
-    )
+    return replace(part, rows=rows, offset=part.rows - rows)
 
 
 def _hour_tables(

@@ -1,11 +1,13 @@
-"""Deletes old records: by age, and the oldest hours first when they take too much space."""
+"""Deletes old records, of a home and of the store that hosts share: by age, and the oldest hours first when they take
+too much space."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +15,15 @@ from pathlib import Path
 from serin.formats.captures import (
     captures_folder,
     hour_began,
-    hours_captured,
+    hour_folders,
     part_map,
     parts_of_hour,
     read_document,
-    versions_captured,
     write_document,
     writing,
 )
-from serin.formats.shared_captures import read_sharing
+from serin.formats.shared_captures import RECORDS, SharedFile, read_sharing
+from serin.monitoring.capture.shared_read import SharedRecords
 from serin.spec.monitoring import CaptureSpec
 
 log = logging.getLogger(__name__)
@@ -81,11 +83,8 @@ def delete_version(home: Path, model: str, version: int) -> int:
 
 def _hours(home: Path, model: str) -> list[_Hour]:
     """All hours of all versions, oldest first."""
-    hours = []
-    for version in versions_captured(home, model):
-        for hour in hours_captured(home, model, version):
-            path = captures_folder(home, model) / str(version) / hour
-            hours.append(_Hour(path=path, began=hour_began(hour), bytes=_size(path)))
+    folders = hour_folders(home, model)
+    hours = [_Hour(path=path, began=hour_began(path.name), bytes=_size(path)) for path in folders]
     return sorted(hours, key=lambda hour: hour.began)
 
 
@@ -97,3 +96,37 @@ def _size(folder: Path) -> int:
             with suppress(FileNotFoundError):  # merged or deleted since
                 size += _size(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
     return size
+
+
+def expire_shared(
+    records: SharedRecords, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True
+) -> int:
+    """Deletes hours that are older than `limits.keep`, then the oldest ones of all hosts until the rest fits into
+    `limits.max_size`. Returns the bytes. Several hosts may do it at the same time. `now`: None when the clock cannot be
+    trusted; then nothing is too old."""
+    hours: dict[str, list[SharedFile]] = defaultdict(list)
+    for file in records.listing(model):
+        hours[file.hour].append(file)
+    total = sum(file.size for files in hours.values() for file in files)
+    oldest = float("-inf") if now is None else now - limits.keep
+    gone = 0
+    for hour, files in sorted(hours.items()):
+        if hour_began(hour) + _HOUR_S > oldest and total <= limits.max_size:
+            break
+        size = sum(file.size for file in files)
+        total, gone = total - size, gone + size
+        for file in files if remove else ():
+            records.files.remove(file.key)
+    return gone
+
+
+def delete_shared(records: SharedRecords, model: str, versions: Collection[int], *, whole: bool) -> int:
+    """Deletes the records of versions, or of the `whole` model, from the store. Returns their bytes."""
+    going = [file for file in records.listing(model) if whole or file.version in versions]
+    for file in going:
+        records.files.remove(file.key)
+    if whole:
+        for key in records.files.keys(f"{RECORDS}{model}/"):
+            records.files.remove(key)
+    records.drop_outdated(model, [])
+    return sum(file.size for file in going)

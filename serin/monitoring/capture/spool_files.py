@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -73,9 +74,14 @@ def clean_up(home: Path, now: float) -> None:
                 folder.rmdir()
 
 
-def open_files(home: Path) -> list[Path]:
-    """The files that are being written."""
-    return [path for _, folder in writer_folders(home) for _, path in _numbered(folder, OPEN)]
+def waits(home: Path, model: str, before: float = math.inf) -> bool:
+    """Whether the spool has requests of a model that were written before this time."""
+    for release, folder in writer_folders(home):
+        for _, path in (*_numbered(folder, COMPLETE), *_numbered(folder, OPEN)):
+            with suppress(FileNotFoundError):
+                if release.model == model and path.stat().st_mtime < before:
+                    return True
+    return False
 
 
 def _take_over(path: Path, now: float) -> None:

@@ -56,9 +56,8 @@ class DriftDetector:
         self._lay_out(statistics)
         size, groups = len(self.series_of_bin), len(self.group_length)
         self.open_counts = np.zeros(size)
-        self.open_first = np.full(
-            size, np.nan
-        )  # the first moment of the open block in which the bin had rows
+        # The first moment of the open block in which the bin had rows.
+        self.open_first = np.full(size, np.nan)
         self.open_rows = np.zeros(groups)
         self.open_start = np.full(groups, np.nan)
         self.waited = np.ones(groups)  # what bettors start with in the open block, in blocks
@@ -68,15 +67,22 @@ class DriftDetector:
 
     @classmethod
     def resume(cls, statistics: DriftStatistics, state: dict[str, Any] | None) -> DriftDetector:
-        """A detector that continues from `state()`; a new one without a state, or with that of other statistics."""
+        """A detector that continues from `state()`; a new one without a state, or with that of other statistics. Raises
+        ValueError or KeyError when the state does not fit."""
         detector = cls(statistics)
         if state is not None and state.get("statistics") == statistics.digest():
-            unpack(detector, state)
+            state = checked(state, FORMAT, VERSION)
+            for name, values in detector._arrays().items():
+                values[...] = text2array(state["arrays"][name], values.dtype).reshape(values.shape)
+            detector.quiet = {entry["column"]: json2value(QuietColumn, entry) for entry in state["quiet"]}
             detector.worth = e_detector.means(detector.evidence) * detector.years
         return detector
 
     def state(self) -> dict[str, Any]:
-        return {"statistics": self.statistics.digest(), **pack(self)}
+        quiet = [{"column": column, **asdict(each)} for column, each in sorted(self.quiet.items())]
+        arrays = {name: array2text(values) for name, values in self._arrays().items()}
+        head = {"statistics": self.statistics.digest(), "format": FORMAT, "version": VERSION}
+        return {**head, "arrays": arrays, "quiet": quiet}
 
     def observe(self, starts: Sequence[int] | Array, counts: Array) -> Findings:
         """Adds counts in the order of their starts (see columns.bins.count_rows)."""
@@ -223,6 +229,18 @@ class DriftDetector:
         follows = moment < ended + self.group_length
         self.open_start = np.where(due, np.where(follows, ended, moment), self.open_start)
 
+    def _arrays(self) -> dict[str, Array]:
+        """What is stored, and filled again by `resume`."""
+        evidence = self.evidence
+        return {
+            "open_counts": self.open_counts,
+            "open_first": self.open_first,
+            "open_rows": self.open_rows,
+            "open_start": self.open_start,
+            "waited": self.waited,
+            **{name: getattr(evidence, name) for name in ("log_m", "run", "since", "hits", "rows")},
+        }
+
     def _begin(self, moment: float, rows: Array) -> None:
         ahead = self.open_start - moment > np.maximum(2 * self.group_length, _SET_BACK_S)
         fresh = (rows > 0) & (np.isnan(self.open_start) | ahead)
@@ -230,40 +248,16 @@ class DriftDetector:
         self.open_first[fresh[self.group_of_bin]] = np.nan
 
 
-def pack(detector: DriftDetector) -> dict[str, Any]:
-    quiet = [{"column": column, **asdict(each)} for column, each in sorted(detector.quiet.items())]
-    arrays = {name: _write(values) for name, values in _arrays(detector).items()}
-    return {"format": FORMAT, "version": VERSION, "arrays": arrays, "quiet": quiet}
-
-
-def unpack(detector: DriftDetector, state: dict[str, Any]) -> None:
-    """Gives the detector what `pack` has written; ValueError when it does not fit."""
-    state = checked(state, FORMAT, VERSION)
-    for name, values in _arrays(detector).items():
-        values[...] = np.frombuffer(
-            zlib.decompress(base64.b64decode(state["arrays"][name])), values.dtype
-        ).reshape(values.shape)
-    detector.quiet = {entry["column"]: json2value(QuietColumn, entry) for entry in state["quiet"]}
-
-
-def _arrays(detector: DriftDetector) -> dict[str, Array]:
-    evidence = detector.evidence
-    return {
-        "open_counts": detector.open_counts,
-        "open_first": detector.open_first,
-        "open_rows": detector.open_rows,
-        "open_start": detector.open_start,
-        "waited": detector.waited,
-        "log_m": evidence.log_m,
-        "run": evidence.run,
-        "since": evidence.since,
-        "hits": evidence.hits,
-        "rows": evidence.rows,
-    }
-
-
-def _write(values: Array) -> str:
+def array2text(values: Array) -> str:
     return base64.b64encode(zlib.compress(np.ascontiguousarray(values).tobytes(), 1)).decode()
+
+
+def text2array(text: str, dtype: Any) -> Array:
+    """The values that `array2text` has written, in one row. Raises ValueError for anything else."""
+    try:
+        return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
 
 
 @dataclass(slots=True, kw_only=True)

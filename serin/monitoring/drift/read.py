@@ -10,11 +10,9 @@ from serin.formats.drift import BinnedColumn
 from serin.formats.drift import read_drift as read_statistics
 from serin.formats.importance import Importance, read_importance
 from serin.formats.schema import read_schema
-from serin.machine.documents import UNFIT
 from serin.monitoring.drift.alerts import drift_alert, priority_of
 from serin.monitoring.drift.detector import Alarm
-from serin.monitoring.drift.model_watch import read_state, state_broken
-from serin.monitoring.drift.release_watch import ReleaseWatch
+from serin.monitoring.drift.model_watch import ReleaseWatch, read_state, resume
 from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView, State
 from serin.store.artifacts import Release
 
@@ -22,21 +20,18 @@ from serin.store.artifacts import Release
 def read_drift(home: Path, model: str) -> DriftView | None:
     """The watch of the model's live release; None when it is not watched, or nothing was counted yet. Changes
     nothing."""
-    document = read_state(home, model)
-    if document is None or (entry := document["releases"].get(str(document["live"]))) is None:
+    state = read_state(home, model)
+    if state is None or state.live is None or (stored := state.releases.get(state.live)) is None:
         return None
-    bundle = Path(entry["bundle"])
+    bundle = Path(stored.bundle)
     if not bundle.is_dir() or (statistics := read_statistics(bundle)) is None:
         return None  # deleted
     inputs = tuple(column.name for column in read_schema(bundle).inputs)
-    try:
-        watch = ReleaseWatch.from_json(statistics, inputs, entry)
-    except UNFIT as error:
-        raise state_broken(home, model, error) from error
-    release = Release(model=model, version=int(document["live"])).name
-    importance = read_importance(bundle)
-    alarms = tuple(_alarm(watch, release, importance, alarm) for alarm in watch.alarms.values())
-    past = tuple(_alarm(watch, release, importance, each.alarm, each.ended) for each in reversed(watch.past))
+    watch = resume(home, model, statistics, inputs, stored)
+    release, importance = Release(model=model, version=state.live).name, read_importance(bundle)
+    counted = watch.state
+    alarms = tuple(_alarm(watch, release, importance, alarm) for alarm in counted.alarms.values())
+    past = [_alarm(watch, release, importance, each.alarm, each.ended) for each in reversed(counted.past)]
     return DriftView(
         model=model,
         release=release,
@@ -44,13 +39,13 @@ def read_drift(home: Path, model: str) -> DriftView | None:
         origin=statistics.origin,
         weeks=statistics.weeks,
         training_rows=statistics.total_rows,
-        rows=watch.rows,
-        first=watch.first,
-        newest=watch.newest,
-        day_since=watch.recent.since,
+        rows=counted.rows,
+        first=counted.first,
+        newest=counted.newest,
+        day_since=watch.day_since,
         columns=_columns(watch, importance),
         alarms=alarms,
-        past=past,
+        past=tuple(past),
     )
 
 
@@ -82,7 +77,7 @@ def _columns(watch: ReleaseWatch, importance: Importance | None) -> tuple[Column
     for level in watch.detector.levels():
         place = series[level.series].column
         evidence[place] = max(evidence[place], level.evidence / level.threshold)
-    counts = np.split(watch.recent.total(), watch.detector.first_bin[1:])
+    counts = np.split(watch.day_counts(), watch.detector.first_bin[1:])
     found = [
         _column(watch, place, counts[place].astype(float), evidence[each.column], importance)
         for place, each in enumerate(series)
@@ -109,7 +104,7 @@ def _column(
             column.labels, own.share, now, own.tolerance, own.block, _judged(watch, series), strict=True
         )
     )
-    state = _state(column.name in watch.alarms, rows, bins)
+    state = _state(column.name in watch.state.alarms, rows, bins)
     priority = priority_of(column.name, importance)
     return ColumnView(
         name=column.name,

@@ -4,43 +4,108 @@
     watch/quality/<model>/waiting/       labels whose row is not recorded (yet), and all labels by request columns
     watch/quality/<model>/<version>/     labelled rows by day
 
-A kill at any time loses nothing: what is not in state.json is done again, with the same result.
+A kill at any time loses nothing: what is not in state.json is done again, with the same result. The labels of recorded
+rows that are deleted on request are deleted here, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from serin.formats.captures import Part
 from serin.formats.shared_captures import records_source
-from serin.machine.durable import write_whole
+from serin.machine.documents import read_json
+from serin.machine.durable import sync, write_whole
 from serin.machine.private import make_private
+from serin.machine.typed_json import Document
 from serin.monitoring.capture.read import alike, parts, read_part
-from serin.monitoring.quality.joined import JoinedRows
-from serin.monitoring.quality.keys import SOURCE, KeyIndex, captured_columns
+from serin.monitoring.quality.keys import ID, ROW, SOURCE, Key, KeyIndex, captured_columns, captured_keys
 from serin.monitoring.quality.labels import newest
 from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, is_batch, search
-from serin.monitoring.quality.state import QualityState, read_state, write_state
 from serin.monitoring.quality.store import (
     ARRIVED,
+    KEY,
+    JoinedRows,
     LabelFile,
+    day_of,
     delete_old_labels,
     described,
     following,
     label_files,
+    labels_folder,
     quality_folder,
+    rewrite_labels,
     with_description,
     write_table,
 )
 
-_FORGOTTEN = "forgotten"
+T = TypeVar("T")
+_FORGOTTEN, _STATE = "forgotten", "state.json"
+
+
+@dataclass(slots=True, kw_only=True)
+class QualityState(Document, form="serin.quality-state"):
+    """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
+    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
+    `forgotten`: the last deletion on request that the counts take into account. `source`: identifies the records whose
+    parts are counted."""
+
+    part: str | None = None
+    source: int = 0
+    labels: str = ""
+    received: int = 0
+    ambiguous: int = 0
+    unclear: int = 0
+    beyond: int = 0
+    forgotten: str | None = None
+    recorded: dict[str, dict[str, int]] = field(default_factory=dict)
+    scores: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def count(self, found: Found) -> None:
+        """Counts labels that cannot be used."""
+        self.ambiguous += len(found.ambiguous)
+        self.unclear += len(found.unclear)
+        self.beyond += len(found.beyond)
+
+    def count_again(self, forgotten: str | None) -> None:
+        """Takes in all records again, after some were deleted. Labels that were joined stay so: each is evidence
+        once."""
+        self.part, self.recorded, self.scores, self.forgotten = None, {}, {}, forgotten
+
+    def forget_before(self, moment: float) -> None:
+        """Drops the counts of days that ended before this time."""
+        first = day_of(moment)
+        self.recorded = {version: _from(days, first) for version, days in self.recorded.items()}
+        self.scores = {version: _from(days, first) for version, days in self.scores.items()}
+
+
+def _from(days: dict[str, T], first: str) -> dict[str, T]:
+    return {day: each for day, each in days.items() if day >= first}
+
+
+def read_state(folder: Path) -> QualityState:
+    """The state; that of a new model when there is none. Raises FileBroken when it cannot be read."""
+    advice = "restore it, or move it away: the quality of this model is then measured again from its records"
+    return read_json(folder / _STATE, QualityState.from_json, advice=advice) or QualityState()
+
+
+def write_state(folder: Path, state: QualityState) -> None:
+    make_private(folder.parent.parent)
+    make_private(folder.parent)
+    make_private(folder)
+    write_whole(folder / _STATE, state.dump())
+
 
 Rows = Callable[[Watched, pa.Table, QualityState], None]
 """What else is counted: gets new recorded rows, or rows that have just got their first label."""
@@ -215,8 +280,7 @@ class Follower:
                 self._hooks.labelled(watched, fresh.sort_by(order), self.state)
 
     def _waiting(self) -> list[LabelFile]:
-        folder = self._folder / "waiting"
-        return [described(path) for path in sorted(folder.glob("*.parquet"))] if folder.is_dir() else []
+        return waiting_labels(self._folder)
 
     def _keep_waiting(self, like: LabelFile, labels: pa.Table, *, add: bool = False) -> None:
         """Replaces the labels that wait by the same key, or adds to them."""
@@ -242,3 +306,60 @@ def _alike(files: list[LabelFile]) -> Iterator[list[LabelFile]]:
         group.append(file)
     if group:
         yield group
+
+
+def waiting_labels(folder: Path) -> list[LabelFile]:
+    """The labels whose row is not recorded (yet), and all labels by request columns."""
+    return [described(path) for path in sorted((folder / "waiting").glob("*.parquet"))]
+
+
+def forget_rows(home: Path, model: str, rows: Mapping[int, pa.Table], versions: Versions) -> int:
+    """Deletes the labels of recorded rows (by version, with all their columns), wherever labels are kept. Returns how
+    many labels that arrived were deleted."""
+    with following(home, model) as folder:
+        deleted = _forget(home, model, folder, rows, versions)
+        mark_forgotten(folder)
+    return deleted
+
+
+def count_again(home: Path, model: str) -> None:
+    """Has recorded rows counted again, and removes what killed processes left of labels. Call it once deleted rows are
+    not in the records any more."""
+    with following(home, model) as folder:
+        _tidy(home, model, folder)
+        mark_forgotten(folder)
+
+
+def _tidy(home: Path, model: str, folder: Path) -> None:
+    """Removes unfinished files of processes that were killed: only the holder of the lock writes such tables."""
+    unfinished = ".*.parquet.*"  # of `write_table`
+    for path in [*labels_folder(home, model).glob(unfinished), *folder.rglob(unfinished)]:
+        path.unlink()
+        sync(path.parent)
+
+
+def _forget(home: Path, model: str, folder: Path, rows: Mapping[int, pa.Table], versions: Versions) -> int:
+    def keep(file: LabelFile, labels: pa.Table) -> npt.NDArray[np.bool_]:
+        gone = pa.concat_arrays([pa.array([], pa.string()), *_keys(file.key, rows, versions)])
+        return ~np.asarray(pc.is_in(labels.column(KEY), value_set=gone))
+
+    deleted = rewrite_labels(label_files(home, model), keep)
+    rewrite_labels(waiting_labels(folder), keep)
+    pairs = pa.concat_arrays([pa.array([], pa.string()), *map(_pairs, rows.values())])
+    JoinedRows(folder).filter(lambda table: ~np.asarray(pc.is_in(_pairs(table), value_set=pairs)))
+    return deleted
+
+
+def _keys(key: Key, rows: Mapping[int, pa.Table], versions: Versions) -> list[pa.Array]:
+    found = []
+    for version, table in rows.items():
+        watched = versions(version)
+        columns = None if watched is None else captured_columns(key, watched.schema)
+        if watched is not None and columns is not None and set(columns) <= set(table.column_names):
+            found.append(captured_keys(table, key, watched.schema).drop_null())
+    return found
+
+
+def _pairs(rows: pa.Table) -> pa.Array:
+    ids, numbers = rows.column(ID).cast(pa.string()), rows.column(ROW).cast(pa.string())
+    return pc.binary_join_element_wise(ids, numbers, "\x1f").combine_chunks()

@@ -15,10 +15,10 @@ from serin.columns.segments import segment_masks
 from serin.formats.quality import QualityReference
 from serin.formats.schema import Task
 from serin.formats.wire import wire_column
+from serin.monitoring.quality.follow import QualityState
 from serin.monitoring.quality.keys import TIME
 from serin.monitoring.quality.scan import Watched
-from serin.monitoring.quality.state import QualityState, day_of
-from serin.monitoring.quality.store import ARRIVED, LABEL
+from serin.monitoring.quality.store import ARRIVED, LABEL, day_of
 from serin.monitoring.quality.view import DayQuality, Estimated, Objective, ReleaseQuality, SegmentQuality
 from serin.store.artifacts import Release
 

@@ -12,8 +12,7 @@ from serin.host.wiring import request_log
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.history.store import History
-from serin.monitoring.quality.labels import Columns, add_labels
-from serin.monitoring.quality.truth import TruthOf
+from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
 from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase, Rollout

@@ -114,10 +114,9 @@ def tick(home: Path, minute: int, duty: DriftDuty | None = None) -> DriftDuty:
 
 
 def release_state(home: Path, version: int = 1) -> dict[str, Any]:
-    document = read_state(home, NAME)
-    assert document is not None
-    found: dict[str, Any] = document["releases"][str(version)]
-    return found
+    state = read_state(home, NAME)
+    assert state is not None
+    return state.releases[version].to_json()
 
 
 def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back(home: Path) -> None:
@@ -266,7 +265,7 @@ def test_a_new_release_starts_its_own_watch_and_the_old_ones_alarms_end(home: Pa
     [ended] = read_alerts(home, NAME).resolved
     assert ended.ended == f"closed: version {version} is compared with its own training rows"
     assert release_state(home, version)["rows"] == 20 * 300
-    assert list(read_state(home, NAME)["releases"]) == [str(version)]  # type: ignore[index]
+    assert list(read_state(home, NAME).releases) == [version]  # type: ignore[union-attr]
 
 
 def test_going_back_to_a_version_without_drift_closes_its_alerts_unresolved(

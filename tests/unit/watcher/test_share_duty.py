@@ -12,10 +12,9 @@ from serin.formats.forget_requests import read_applied, write_request
 from serin.formats.shared_captures import GONE
 from serin.host.state import Stack, write_stack
 from serin.store.store import Store
-from serin.watcher import share_round
-from serin.watcher.share_duty import ShareDuty
-from serin.watcher.share_round import shared_store
-from serin.watcher.shared_captures import forget_states
+from serin.watcher import share_duty
+from serin.watcher.captures import forget_states
+from serin.watcher.share_duty import ShareDuty, shared_store
 from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, combined_ids
 from tests.unit.watcher.test_capture_duty import OpenAlerts
 
@@ -80,7 +79,7 @@ def test_rows_that_are_recorded_after_the_request_was_read_are_deleted_as_well(
     a.share()
     ask(reader)
     waiting = [True]
-    monkeypatch.setattr(share_round, "_waiting", lambda *_: waiting[0])
+    monkeypatch.setattr(share_duty, "waits", lambda *_: waiting[0])
     apply(a)
     assert read_applied(reader.records.files, MODEL) == {}  # requests are still in the spool
     a.record(2, 3)

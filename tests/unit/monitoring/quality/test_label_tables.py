@@ -14,13 +14,12 @@ from serin.formats.captures import hours_captured
 from serin.formats.groups import Measured
 from serin.formats.quality import QualityReference
 from serin.formats.schema import OutputTensor, Schema
+from serin.monitoring.quality.follow import QualityState
 from serin.monitoring.quality.keys import Key, KeyIndex, hashes
-from serin.monitoring.quality.labels import Added, Columns, add_labels
+from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
 from serin.monitoring.quality.measure import count_recorded, count_scores, expected, measure_release
 from serin.monitoring.quality.scan import Watched, search
-from serin.monitoring.quality.state import QualityState
 from serin.monitoring.quality.store import labels_folder
-from serin.monitoring.quality.truth import TruthOf
 from serin.monitoring.quality.view import QualityView, read_quality, write_quality
 from serin.pipeline.label_tables import read_labels
 from tests.fakes.labelled import BEGAN, MODEL, data, record, schema, truth_of, watched

@@ -7,14 +7,11 @@ import pytest
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import write_part
-from serin.monitoring.quality.follow import Follower, Hooks
-from serin.monitoring.quality.forget import count_again, forget_rows
+from serin.monitoring.quality.follow import Follower, Hooks, QualityState, count_again, forget_rows
 from serin.monitoring.quality.keys import KeyIndex
-from serin.monitoring.quality.labels import Added, Columns, add_labels
+from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
-from serin.monitoring.quality.state import QualityState
 from serin.monitoring.quality.store import label_files, quality_folder
-from serin.monitoring.quality.truth import TruthOf
 from tests.fakes.labelled import BEGAN, MODEL, data, record, requests, schema, truth_of, watched
 
 NOW = BEGAN + 2 * 86_400
