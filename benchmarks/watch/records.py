@@ -18,8 +18,7 @@ from serin.formats.serving.spool import Recorded, encode_block, encode_header, s
 from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.recorder import Recorder, request_table
 from serin.monitoring.history.sketch import Sketch, bins_of
-from serin.monitoring.history.store import DAY_S, History
-from serin.monitoring.history.tally import MINUTE_S, Series, Tally
+from serin.monitoring.history.store import DAY_S, MINUTE_S, History, Series, Tally
 from serin.spec.monitoring import CaptureSpec
 
 RELEASE = "model-v1"

@@ -13,7 +13,7 @@ from serin.errors import NotWatched
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.reports.drift_view import BinView, ColumnView, DriftView
+    from serin.reports.drift_page import BinView, ColumnView, DriftView
 
 _SHOWN = 15
 

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,12 @@ _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
     """`tables`: the statements that create it. `durable`: a transaction survives a power cut once it has returned;
-    otherwise only a kill. `upgrades`: version -> the statement that makes the next one of it."""
+    otherwise only a kill."""
 
     path: Path
     tables: str
     version: int
     durable: bool
-    upgrades: Mapping[int, str] = field(default_factory=dict)
 
     def open(self) -> sqlite3.Connection:
         """Opens the file for changes, in a private folder. One that is damaged is renamed, and a new one begins."""
@@ -79,8 +78,6 @@ class Database:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 self._create(connection)
-            elif version in self.upgrades:
-                self._upgrade(connection)
             elif version != self.version:
                 raise sqlite3.DatabaseError(
                     f"{self.path} has format {version}, of another version of Serin; move it away"
@@ -99,14 +96,6 @@ class Database:
             for statement in self.tables.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {self.version}")
-
-    def _upgrade(self, connection: sqlite3.Connection) -> None:
-        with transaction(connection):
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            while version in self.upgrades:  # another process may have just done it
-                connection.execute(self.upgrades[version])
-                version += 1
-            connection.execute(f"PRAGMA user_version = {version}")
 
 
 @contextlib.contextmanager

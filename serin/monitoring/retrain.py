@@ -168,6 +168,10 @@ class RetrainBook:
     def __init__(self, home: Path, model: str) -> None:
         self.path = home / "watch" / "retrain" / f"{model}.json"
 
+    def read(self) -> History:
+        advice = "restore it, or move it away: then nothing is known about earlier retrainings of this model"
+        return read_json(self.path, History.from_json, advice=advice) or History()
+
     def request(
         self,
         reason: Reason,
@@ -180,18 +184,18 @@ class RetrainBook:
     ) -> Retraining | Refusal:
         """Decides and records the decision."""
         with self._changing():
-            history = read_history(self.path)
-            made = decide(history, reason, spec, live=live, run=run, now=now, candidate=candidate)
-            if isinstance(made, Refusal):
-                self._write(replace(history, refused=(*history.refused, made)))
-            elif made not in history.begun:
-                self._write(replace(history, begun=(*history.begun, made)))
-        return made
+            history = self.read()
+            decision = decide(history, reason, spec, live=live, run=run, now=now, candidate=candidate)
+            if isinstance(decision, Refusal):
+                self._write(replace(history, refused=(*history.refused, decision)))
+            elif decision not in history.begun:
+                self._write(replace(history, begun=(*history.begun, decision)))
+        return decision
 
     def end(self, run: str, outcome: Outcome, detail: str, now: float) -> None:
         """Records how a retraining ended."""
         with self._changing():
-            history = read_history(self.path)
+            history = self.read()
             begun = tuple(
                 replace(each, ended=now, outcome=outcome, detail=detail[:1000]) if each.run == run else each
                 for each in history.begun
@@ -201,7 +205,7 @@ class RetrainBook:
     def note_asked_again(self, now: float) -> None:
         """Records that an open alarm has asked for another retraining."""
         with self._changing():
-            self._write(replace(read_history(self.path), asked_again=now))
+            self._write(replace(self.read(), asked_again=now))
 
     def _changing(self) -> Any:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,9 +218,4 @@ class RetrainBook:
 
 def read_retraining(home: Path, model: str) -> History:
     """What is recorded about a model's retrainings, for pages and commands."""
-    return read_history(RetrainBook(home, model).path)
-
-
-def read_history(path: Path) -> History:
-    advice = "restore it, or move it away: then nothing is known about earlier retrainings of this model"
-    return read_json(path, History.from_json, advice=advice) or History()
+    return RetrainBook(home, model).read()

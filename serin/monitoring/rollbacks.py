@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,30 +33,21 @@ class _Rollbacks(Document, form="serin.rollbacks"):
     rollbacks: tuple[Rollback, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What is known of a model's versions when one is to be rolled back automatically."""
-
-    live: int | None
-    previous: int | None
-    rollout_runs: bool
-
-
-def refusal(now: Situation, made: tuple[Rollback, ...]) -> str | None:
+def refusal(
+    made: tuple[Rollback, ...], *, live: int | None, previous: int | None, rollout_runs: bool
+) -> str | None:
     """Returns why the live version must not be rolled back automatically, or None. Pure.
 
     It is only ever exchanged for an older one: so two versions that are both bad never take turns.
     """
-    if now.live is None or now.previous is None:
+    if live is None or previous is None:
         return "no version was live before"
-    if now.rollout_runs:
+    if rollout_runs:
         return "a rollout is running and decides itself"
-    if now.previous > now.live:
-        return f"version {now.live} is live because of a rollback; a further step is for a person to decide"
-    if any(each.from_version == now.live and (each.accepted or each.outcome is None) for each in made):
-        return (
-            f"version {now.live} was rolled back automatically once; a second time is for a person to decide"
-        )
+    if previous > live:
+        return f"version {live} is live because of a rollback; a further step is for a person to decide"
+    if any(each.from_version == live and (each.accepted or each.outcome is None) for each in made):
+        return f"version {live} was rolled back automatically once; a second time is for a person to decide"
     return None
 
 
@@ -73,7 +63,7 @@ def read_rollbacks(home: Path, model: str) -> tuple[Rollback, ...]:
 def save_rollbacks(home: Path, model: str, rollbacks: tuple[Rollback, ...]) -> None:
     path = _path(home, model)
     make_private(path.parent)
-    write_whole(path, json.dumps(_Rollbacks(rollbacks=rollbacks[-_KEPT:]).to_json(), indent=1))
+    write_whole(path, _Rollbacks(rollbacks=rollbacks[-_KEPT:]).dump())
 
 
 def _path(home: Path, model: str) -> Path:

@@ -16,7 +16,7 @@ from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
 from serin.reports.charts import WIDTH, Bar, Floats, bars, histogram, moment, number, percent
-from serin.reports.page import html_page
+from serin.reports.page import figures, html_page, meter, table
 from serin.reports.svg import Form
 
 FILE = "report.html"
@@ -109,18 +109,17 @@ def _summary(report: Report) -> str:
         for name, rows in described.rows.items()
     ]
     boxes.append(("features", f"{len(described.numeric) + len(described.categorical):,}"))
-    figures = "".join(f"<div><b>{value}</b><span>{escape(name)}</span></div>" for name, value in boxes)
     tables: dict[str, list[int]] = {}
     for source in described.sources:
         tables.setdefault(source.table, []).append(source.size)
     files = ", ".join(
-        f"{escape(table)} ({len(sizes)} file{'s' if len(sizes) > 1 else ''}, {number(sum(sizes))}B)"
-        for table, sizes in tables.items()
+        f"{escape(name)} ({len(sizes)} file{'s' if len(sizes) > 1 else ''}, {number(sum(sizes))}B)"
+        for name, sizes in tables.items()
     )
     lost = f"<p>Excluded: {escape(', '.join(dropped))}.</p>" if dropped else "<p>No rows were excluded.</p>"
     return (
         f'<p class="target">Target <code>{escape(described.target)}</code> ({described.task})</p>'
-        f'<div class="figures">{figures}</div>{lost}<p>From {files}.</p>'
+        f"{figures(boxes)}{lost}<p>From {files}.</p>"
     )
 
 
@@ -140,21 +139,14 @@ def _overview(report: Report, ordered: Sequence[str]) -> str:
         if bins.examples and report.share >= 1:
             distinct = f"{int(bins.rows[:-1].sum()):,}"
         rows.append(
-            f'<tr><td><a href="#{escape(name, quote=True)}">{escape(name)}</a></td><td>{report.kinds[name]}</td>'
+            f'<td><a href="#{escape(name, quote=True)}">{escape(name)}</a></td><td>{report.kinds[name]}</td>'
             f"<td>{escape(report.sources.get(name, ''))}</td>"
-            f'<td class="n">{_meter(nulls, "gap")}</td><td class="n">{distinct}</td>'
-            f'<td class="n">{_meter(explained, "told")}</td></tr>'
+            f'<td class="n">{meter(nulls, "gap")}</td><td class="n">{distinct}</td>'
+            f'<td class="n">{meter(explained, "told")}</td>'
         )
     titles = ("column", "kind", "at serving", "null", "distinct", "explains of the target")
-    head = f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>"
     note = '<p class="note">"Explains of the target": the share of its variance that the column explains alone.</p>'
-    return f"<h2>Overview</h2>{note}<table>{head}{''.join(rows)}</table>"
-
-
-def _meter(share: float, kind: str) -> str:
-    return (
-        f'<span class="meter {kind}"><i style="width:{100 * min(share, 1):.1f}%"></i></span>{percent(share)}'
-    )
+    return f"<h2>Overview</h2>{note}{table(titles, rows)}"
 
 
 def _card(report: Report, name: str) -> str:

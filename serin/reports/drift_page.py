@@ -1,20 +1,109 @@
-"""Renders the drift watch of a model as one HTML page: alarms, and for each column both distributions. Pure."""
+"""What the drift page, the command and the console show about a model, filled by monitoring; and the page: alarms, and
+for each column both distributions. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
-from typing import Final
+from typing import Final, Literal
 
 from serin.reports.charts import WIDTH, number, percent
-from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView
-from serin.reports.page import html_page
+from serin.reports.page import figures, html_page, meter, table
 from serin.reports.svg import Axes, Drawing, Scale
 
 _CATEGORIES: Final = 10  # shown of a column, the most frequent and those outside their tolerance
 _ROW: Final = 22.0
 _STATES: Final = {"drifted": "bad", "no alarm yet": "", "no alarm": "good", "no rows": ""}
+
+
+State = Literal["drifted", "no alarm yet", "no alarm", "no rows"]
+"""`no alarm yet`: a share of the last day is beyond its tolerance, and the evidence for drift is not enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinView:
+    """One bin of a column: its share in training, in the last day, and how much it may differ. `block`: the time over
+    which live shares are judged; `judged`: when the open block ends at the earliest (seconds since 1970)."""
+
+    label: str
+    then: float
+    now: float
+    tolerance: float
+    block: str | None = None
+    judged: float | None = None
+
+    @property
+    def beyond(self) -> float:
+        """How far the share of the last day is outside the tolerance; 0 within. Alarms are not decided by it."""
+        return max(abs(self.now - self.then) - self.tolerance, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmView:
+    """`bins`: the shares when the alarm was raised, the most evidence first. `ended`: None while it is open. Times are
+    seconds since 1970."""
+
+    column: str
+    title: str
+    text: str
+    severity: str
+    segments: tuple[str, ...]
+    bins: tuple[BinView, ...]
+    rows: int
+    since: float
+    at: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnView:
+    """A column or score. `evidence`: of drift, as a share of what an alarm needs, in all rows or the segment with the
+    most. `rows`: of the last day. `importance_rank`: 1 is the most important; None when not measured. `nulls`,
+    `unseen` and `outside`: shares of null values, of values that training never saw, and of numbers outside the
+    training range (training, last day); None where a column has no such bin."""
+
+    name: str
+    source: Literal["request", "score"]
+    kind: str
+    state: State
+    evidence: float
+    importance_rank: int | None
+    importance_share: float | None
+    rows: int
+    bins: tuple[BinView, ...]
+    nulls: tuple[float, float]
+    unseen: tuple[float, float] | None = None
+    outside: tuple[float, float] | None = None
+
+    @property
+    def largest(self) -> BinView | None:
+        """The bin whose share differs the most from training, measured by its tolerance. None without rows."""
+        if not self.rows:
+            return None
+        return max(self.bins, key=lambda each: abs(each.now - each.then) / each.tolerance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftView:
+    """The drift watch of a live release. `rows`: counted since `first`; the newest arrived at `newest`. The last day
+    begins at `day_since`. `origin`: where the tolerances come from, `weeks` of training or the `spec`. `columns`:
+    drifted ones first, then by evidence and importance."""
+
+    model: str
+    release: str
+    false_alarms: float
+    origin: str
+    weeks: int
+    training_rows: int
+    rows: int
+    first: float | None
+    newest: float | None
+    day_since: float | None
+    columns: tuple[ColumnView, ...]
+    alarms: tuple[AlarmView, ...]
+    past: tuple[AlarmView, ...]
 
 
 def drift2html(view: DriftView) -> str:
@@ -44,7 +133,6 @@ def _facts(view: DriftView) -> str:
         ("columns", f"{len(view.columns)}"),
         ("false alarms accepted", f"{view.false_alarms:g} <small>a year</small>"),
     ]
-    figures = "".join(f"<div><b>{value}</b><span>{escape(name)}</span></div>" for name, value in boxes)
     origin = (
         f"from how much the {view.weeks} weeks of training differ"
         if view.origin == "weeks"
@@ -54,7 +142,7 @@ def _facts(view: DriftView) -> str:
         f"Counted since {_time(view.first)} UTC. The rate of false alarms is over all columns together, however often "
         f"they are looked at. Tolerances: {origin}."
     )
-    return f'<div class="figures">{figures}</div><p class="note">{escape(note)}</p>'
+    return f'{figures(boxes)}<p class="note">{escape(note)}</p>'
 
 
 def _alarms(title: str, alarms: Sequence[AlarmView]) -> str:
@@ -70,9 +158,7 @@ def _alarms(title: str, alarms: Sequence[AlarmView]) -> str:
 
 def _overview(view: DriftView) -> str:
     titles = ("column", "state", "evidence for an alarm", "importance", "null", "unseen", "outside the range")
-    head = "".join(f"<th>{title}</th>" for title in titles)
-    table = f"<table><tr>{head}</tr>{''.join(map(_line, view.columns))}</table>"
-    return f'<h2>Overview</h2><div style="overflow-x:auto">{table}</div>'
+    return f'<h2>Overview</h2><div style="overflow-x:auto">{table(titles, map(_line, view.columns))}</div>'
 
 
 def _line(column: ColumnView) -> str:
@@ -80,25 +166,19 @@ def _line(column: ColumnView) -> str:
     cells = (
         f'<a href="#{escape(column.name, quote=True)}">{escape(column.name)}</a>',
         f'<span class="{_STATES[column.state]}">{column.state}</span>',
-        "" if column.state == "drifted" else _meter(column.evidence),
+        "" if column.state == "drifted" else meter(column.evidence, "told"),
         rank,
         *(
             _pair(each) if each and column.rows else ""
             for each in (column.nulls, column.unseen, column.outside)
         ),
     )
-    row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    return f"<tr>{row}</tr>"
+    return "".join(f'<td class="n">{cell}</td>' for cell in cells)
 
 
 def _pair(shares: tuple[float, float]) -> str:
     then, now = map(percent, shares)
     return escape(now if then == now else f"{then} → {now}")
-
-
-def _meter(share: float) -> str:
-    width = 100 * min(share, 1)
-    return f'<span class="meter told"><i style="width:{width:.1f}%"></i></span>{escape(percent(share))}'
 
 
 def _card(column: ColumnView) -> str:

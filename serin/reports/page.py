@@ -1,9 +1,12 @@
-"""The frame of an HTML page: one file with its style, for light and dark mode, without script, font or network."""
+"""The frame of an HTML page, and its tables and meters: one file with its style, for light and dark mode, without
+script, font or network."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 
+from serin.reports.charts import percent
 from serin.reports.svg import palette
 
 _STYLE = """
@@ -55,3 +58,21 @@ def html_page(title: str, body: str) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{palette()}{_STYLE}</style></head>'
         f"<body><h1>{name}</h1>{body}</body></html>\n"
     )
+
+
+def table(titles: Sequence[str], rows: Iterable[str]) -> str:
+    """Returns a table. `rows`: the cells of each, as HTML."""
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def figures(boxes: Sequence[tuple[str, str]]) -> str:
+    """Returns boxes with a name and a figure each; the figures are HTML."""
+    cells = "".join(f"<div><b>{value}</b><span>{escape(name)}</span></div>" for name, value in boxes)
+    return f'<div class="figures">{cells}</div>'
+
+
+def meter(share: float, kind: str) -> str:
+    """Returns a bar with the share in words. `kind`: its class in the style."""
+    bar = f'<i style="width:{100 * min(share, 1):.1f}%"></i>'
+    return f'<span class="meter {kind}">{bar}</span>{escape(percent(share))}'

@@ -14,7 +14,7 @@ import numpy as np
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us, upper_us
 from serin.formats.serving.journal import NOT_PROMISED, Decision
-from serin.reports.page import html_page
+from serin.reports.page import html_page, table
 from serin.reports.svg import SERIES, Axes, Drawing, Scale
 
 _WIDTH, _HEIGHT = 920.0, 300.0
@@ -35,6 +35,7 @@ _HEAD = (
     "mean absolute difference",
     "of the mean score",
 )
+_DECISION = ("UTC", "phase", "traffic", "verdict", "reason", "by")
 _AGAINST_NOTE: Final = (
     "Each line is the wealth of a bet against the candidate: it starts at 1 and shrinks while the candidate does well. "
     "The shaded bands show the candidate's share of traffic."
@@ -288,23 +289,20 @@ def shadow_section(story: ShadowStory) -> str:
 def _values(story: ShadowStory) -> str:
     if not story.values:
         return ""
-    cells = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in story.values.items()
-    )
-    return f"<table><tr><th>column of that row</th><th>value</th></tr>{cells}</table>"
+    rows = (f"<td>{escape(name)}</td><td>{escape(value)}</td>" for name, value in story.values.items())
+    return table(("column of that row", "value"), rows)
 
 
 def _segments(story: ShadowStory) -> str:
     if not story.segments:
         return ""
-    head = "".join(f"<th>{name}</th>" for name in _HEAD)
-    rows = "".join(
-        f'<tr><td>{escape(segment.name)}</td><td class="n">{segment.rows}</td><td class="n">{segment.live:.4g}</td>'
+    rows = (
+        f'<td>{escape(segment.name)}</td><td class="n">{segment.rows}</td><td class="n">{segment.live:.4g}</td>'
         f'<td class="n">{segment.difference:+.3g}</td><td class="n">{segment.absolute:.3g}</td>'
-        f'<td class="n{" bad" if segment.beyond else ""}">{segment.share}</td></tr>'
+        f'<td class="n{" bad" if segment.beyond else ""}">{segment.share}</td>'
         for segment in story.segments
     )
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    return table(_HEAD, rows)
 
 
 def story2html(story: RolloutStory) -> str:
@@ -317,7 +315,7 @@ def story2html(story: RolloutStory) -> str:
         + _chart("Evidence against the candidate", evidence_drawing(story), _AGAINST_NOTE)
         + _chart("Evidence for the candidate", proof_drawing(story), _FOR_NOTE)
         + _chart("Latency of both arms", latency_drawing(story), _LATENCY_NOTE)
-        + f"<h2>Decisions</h2>{_table(story)}",
+        + f"<h2>Decisions</h2>{table(_DECISION, map(_row, story.decisions))}",
     )
 
 
@@ -339,11 +337,6 @@ def _chart(title: str, drawing: Drawing | None, note: str) -> str:
     return f'<h2>{escape(title)}</h2><section>{shown}<p class="note">{escape(note)}</p></section>'
 
 
-def _table(story: RolloutStory) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("UTC", "phase", "traffic", "verdict", "reason", "by"))
-    return f"<table><tr>{head}</tr>{''.join(map(_row, story.decisions))}</table>"
-
-
 def _row(decision: Decision) -> str:
     hold = decision.state.get("hold")
     cells = (
@@ -354,7 +347,7 @@ def _row(decision: Decision) -> str:
         decision.reason,
         decision.by,
     )
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return "".join(f"<td>{escape(cell)}</td>" for cell in cells)
 
 
 def _sentence(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from serin.formats.serving.journal import last_decision
-from serin.monitoring.rollbacks import Rollback, Situation, read_rollbacks, refusal, save_rollbacks
+from serin.monitoring.rollbacks import Rollback, read_rollbacks, refusal, save_rollbacks
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, new_id, read_answer, submit, withdraw
 from serin.rollout.run.record import JournalFolder, decision2rollout
@@ -34,19 +34,15 @@ class AutoRollback:
             return (
                 f"a rollback was tried a moment ago: {made[-1].outcome or 'the controller has not answered'}"
             )
-        return refusal(_situation(model), made)
+        running = model.rollout.running
+        return refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
 
     def begin(self, model: ModelStatus, *, why: str, by: str, now: float) -> None:
         """Asks the controller to return to the previous version. `refusal` must have been None."""
         assert model.live is not None
         assert model.previous is not None
         rollback = Rollback(
-            t=now,
-            from_version=model.live,
-            to_version=model.previous,
-            by=by,
-            why=why,
-            command=new_id(),
+            t=now, from_version=model.live, to_version=model.previous, by=by, why=why, command=new_id()
         )
         save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
@@ -93,7 +89,3 @@ class AutoRollback:
         decision = last_decision(JournalFolder(self._home).path(model))
         assert decision is not None, "a model with a live version has a journal"
         return replace(decision2rollout(decision).plan, mode="hold")
-
-
-def _situation(model: ModelStatus) -> Situation:
-    return Situation(live=model.live, previous=model.previous, rollout_runs=model.rollout.running)

@@ -67,7 +67,7 @@ class ObjectivesDuty(Duty):
         objectives = _objectives(promise)
         release = "" if model.live is None else Release(model=model.name, version=model.live).name
         state = ObjectivesState(model=model.name, release=release, objectives=objectives)
-        if model.live is not None and state != ObjectivesState.load(self._home, model.name):
+        if model.live is not None and state != ObjectivesState.read(self._home, model.name):
             state.save(self._home)
         fired = set()
         for objective, pair, shares in self._burning(model.name, objectives, now):

@@ -17,8 +17,7 @@ from serin.monitoring.capture.counters import CapturesView, read_captures
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
 from serin.reports.charts import number
-from serin.reports.drift_page import column_drawing
-from serin.reports.drift_view import ColumnView
+from serin.reports.drift_page import ColumnView, column_drawing
 from serin.reports.svg import Axes, Drawing, Scale
 
 _HOURS = 72

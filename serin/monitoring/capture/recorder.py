@@ -23,7 +23,7 @@ import pyarrow.json as pajson
 from serin.errors import SerinError, SpoolBroken
 from serin.formats.captures import commit, last_number, read_document, write_document, writing
 from serin.formats.serving.request_log import START, Offset, find_offset, parse_requests, read_lines
-from serin.formats.serving.spool import SpoolBlock, SpoolFile, read_spool
+from serin.formats.serving.spool import SpoolFile, read_spool
 from serin.monitoring.capture.columns import block_rows, text
 from serin.monitoring.capture.counters import Counters
 from serin.monitoring.capture.read import alike
@@ -41,6 +41,8 @@ _BEYOND_S = 5.0
 _RETRY_S = 20.0
 
 Settings = Callable[[Release], CaptureSpec | None]
+"""What a release's spec says about its records; None when the version no longer exists."""
+
 MOST_LINES: Final = 400_000  # about 60 MB
 _READ_BYTES: Final = 4 << 20
 _FOUND: Final = ("arm", "epoch", "code", "us", "client_id")
@@ -60,9 +62,6 @@ _AS_LOGGED: Final = pa.schema(
     [("t", pa.string()), *(field for field in COLUMNS if field.name != "t")]  # Envoy writes t as a string
 )
 _BLOCK_BYTES: Final = 1 << 22
-
-
-"""What a release's spec says about its records; None when the version no longer exists."""
 
 
 @dataclass(slots=True)
@@ -201,7 +200,9 @@ class Recorder:
                 lines = logged.slice(place, block.requests)
                 place += block.requests
                 if settings is not None and block.requests:
-                    rows.append(_block_rows(file, block, lines, settings, entry.modified))
+                    mask, drop = settings.mask, settings.drop
+                    written = entry.modified
+                    rows.append(block_rows(file.header, block, lines, mask=mask, drop=drop, written=written))
             _count(entry, file, rows, counters)
             tables.setdefault(entry.release.version, []).extend(rows)
         return [(version, alike(some)) for version, some in tables.items() if some]
@@ -212,9 +213,8 @@ def _read(entry: SpoolEntry, counters: Counters) -> SpoolFile | None:
     lost, writer.file = writer.file < 0 and entry.number > FIRST, entry.number
     try:
         file = read_spool(entry.path)
-        if (
-            lost and file.blocks
-        ):  # the counts of its earlier files are gone: nothing says that any were dropped
+        # The counts of its earlier files may be gone: nothing says then that any were dropped.
+        if lost and file.blocks:
             writer.requests = file.blocks[-1].sent - sum(block.requests for block in file.blocks)
         return file
     except FileNotFoundError:
@@ -223,12 +223,6 @@ def _read(entry: SpoolEntry, counters: Counters) -> SpoolFile | None:
         log.warning("%s; its requests are counted as dropped", error)
         counters.release(entry.release.name).damaged += 1
         return None
-
-
-def _block_rows(
-    file: SpoolFile, block: SpoolBlock, lines: pa.Table, settings: CaptureSpec, written: float
-) -> pa.Table:
-    return block_rows(file.header, block, lines, mask=settings.mask, drop=settings.drop, written=written)
 
 
 def _count(entry: SpoolEntry, file: SpoolFile, rows: list[pa.Table], counters: Counters) -> None:

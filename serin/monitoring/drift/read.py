@@ -13,7 +13,7 @@ from serin.formats.schema import read_schema
 from serin.monitoring.drift.alerts import drift_alert, priority_of
 from serin.monitoring.drift.detector import Alarm
 from serin.monitoring.drift.model_watch import ReleaseWatch, read_state, resume
-from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView, State
+from serin.reports.drift_page import AlarmView, BinView, ColumnView, DriftView, State
 from serin.store.artifacts import Release
 
 

@@ -12,7 +12,6 @@ from serin.machine.databases import Database
 
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 _VERSION: Final = 2
-_UPGRADES: Final = {1: "ALTER TABLE counts ADD COLUMN gone INTEGER NOT NULL DEFAULT 0"}
 
 _TABLES: Final = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -89,13 +88,8 @@ class Count:
 
 def history_file(home: Path) -> Database:
     """After a power cut the last batches may be undone, with their place in the log."""
-    return Database(
-        path=home / "history" / "history.sqlite",
-        tables=_TABLES,
-        version=_VERSION,
-        durable=False,
-        upgrades=_UPGRADES,
-    )
+    path = home / "history" / "history.sqlite"
+    return Database(path=path, tables=_TABLES, version=_VERSION, durable=False)
 
 
 def read_history(

@@ -5,7 +5,6 @@ What the live version promises is kept for readers that have no store: `<home>/w
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Self
 
 from serin.machine.durable import write_whole
 from serin.machine.private import make_private
-from serin.machine.typed_json import checked, json2value, value2json
+from serin.machine.typed_json import Document
 from serin.monitoring.history.read import Sums, WindowSums, first_counted, window_sums
 from serin.monitoring.objectives.burn import (
     PAIRS,
@@ -28,8 +27,6 @@ from serin.monitoring.objectives.burn import (
     firing_pair,
 )
 from serin.monitoring.rollbacks import Rollback, read_rollbacks
-
-_FORM = "serin.objectives", 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ class ObjectivesView:
 
 def read_objectives(home: Path, model: str, *, now: float | None = None) -> ObjectivesView | None:
     """Returns budgets and burn rates; None for a model that the watcher has never seen live."""
-    state = ObjectivesState.load(home, model)
+    state = ObjectivesState.read(home, model)
     if not state.objectives:
         return None
     now = time.time() if now is None else now
@@ -146,7 +143,7 @@ def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> Objec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectivesState:
+class ObjectivesState(Document, form="serin.objectives"):
     """`release`: the live one, whose promises these are."""
 
     model: str
@@ -154,20 +151,17 @@ class ObjectivesState:
     objectives: tuple[Objective, ...] = ()
 
     @classmethod
-    def load(cls, home: Path, model: str) -> Self:
+    def read(cls, home: Path, model: str) -> Self:
         """A missing or damaged file is an empty state: the next tick of the watcher writes it."""
         try:
-            found = checked(json.loads(_path(home, model).read_bytes()), *_FORM)
-            return json2value(cls, {**found, "model": model})
+            return cls.load(_path(home, model).read_bytes())
         except (OSError, ValueError):
             return cls(model=model)
 
     def save(self, home: Path) -> None:
         path = _path(home, self.model)
         make_private(path.parent)
-        content = {**dict(zip(("format", "version"), _FORM, strict=True)), **value2json(self)}
-        del content["model"]  # it is the file's name
-        write_whole(path, json.dumps(content, indent=1))
+        write_whole(path, self.dump())
 
 
 def _path(home: Path, model: str) -> Path:

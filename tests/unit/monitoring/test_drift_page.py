@@ -22,8 +22,7 @@ from serin.monitoring.retrain import (
     latest_outcome,
     read_retraining,
 )
-from serin.reports.drift_page import column_drawing, drift2html
-from serin.reports.drift_view import AlarmView, BinView, ColumnView, DriftView
+from serin.reports.drift_page import AlarmView, BinView, ColumnView, DriftView, column_drawing, drift2html
 from serin.spec.monitoring import MonitoringSpec
 
 UNSEEN = BinView(label="unseen values", then=0.0, now=0.25, tolerance=0.01)

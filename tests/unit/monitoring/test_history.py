@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from serin.formats.serving.request import Request
 from serin.monitoring.history.read import counts_since, history_file, models_with_history, read_history
 from serin.monitoring.history.sketch import ERROR, Sketch, bins_of, merge, pack, quantiles_ms, unpack
-from serin.monitoring.history.store import DAY_S, KEPT_S, History
-from serin.monitoring.history.tally import Series, Tally, tally
+from serin.monitoring.history.store import DAY_S, KEPT_S, History, Series, Tally, tally
 from tests.unit.monitoring.request_lines import GOOD, append, line
 
 T = 1_800_000_000  # a whole hour
@@ -133,22 +132,6 @@ def test_the_history_follows_a_log_that_grows_and_is_rotated(tmp_path: Path) -> 
     with_history.close()
     assert _totals(tmp_path)[0] == expected
     assert models_with_history(tmp_path) == ["elsewhere", "flights"]
-
-
-def test_a_history_of_an_older_version_is_continued(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
-    append(log, [GOOD._replace(t=T)])
-    history = History(tmp_path)
-    _read_all(history, log)
-    history._db.execute("ALTER TABLE counts DROP COLUMN gone")
-    history._db.execute("PRAGMA user_version = 1")
-    history.close()
-    assert [each.sums for each in counts_since(tmp_path, "flights", 0)] == [(1, 0, 0, 0)]
-    history = History(tmp_path)
-    append(log, [GOOD._replace(t=T, code=0, us=None, flags="DC", ms=4.0, received_ms=3.0)])
-    _read_all(history, log)
-    history.close()
-    assert [each.sums for each in counts_since(tmp_path, "flights", 0)] == [(2, 0, 0, 1)]
 
 
 def test_a_reader_that_is_killed_again_and_again_counts_each_line_once(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from serin.monitoring.objectives.burn import (
     firing_pair,
     objective_alert,
 )
-from serin.monitoring.rollbacks import Rollback, Situation, refusal
+from serin.monitoring.rollbacks import Rollback, refusal
 
 AVAILABLE = Objective(name="availability", target=0.999)
 FAST = Objective(name="latency", target=0.99, limit_ms=20.0)
@@ -185,8 +185,7 @@ def rollback(**changes: Any) -> Rollback:
 def test_no_version_is_rolled_back_twice_and_no_two_take_turns(
     changes: dict[str, Any], made: tuple[Rollback, ...], words: str | None
 ) -> None:
-    now = Situation(**({"live": 3, "previous": 2, "rollout_runs": False} | changes))
-    found = refusal(now, made)
+    found = refusal(made, **({"live": 3, "previous": 2, "rollout_runs": False} | changes))
     assert found is None if words is None else words in str(found)
 
 
