@@ -14,7 +14,7 @@ from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.monitoring.alerts.records import AlertRecord, Silence
+    from serin.monitoring.alerts.alert import AlertRecord, Silence
 
 Name = Annotated[str, typer.Argument(help="The receiver's name.")]
 ModelOption = Annotated[
@@ -156,7 +156,7 @@ def add_receiver(
     ] = None,
 ) -> None:
     """Add a receiver: a webhook (http, https), or anything that apprise knows (mailtos://, slack://, ...)."""
-    from serin.monitoring.alerts.channels import channel_of
+    from serin.monitoring.alerts.delivery import channel_of
     from serin.monitoring.alerts.receivers import ReceiverFile, valid_receiver
 
     secret = url or environment.receiver_url() or _url_from_stdin()

@@ -18,8 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from serin.cluster.combined_fleet import CombinedVersions
 from serin.console.login import read_signed_form
-from serin.console.sessions import Session
-from serin.console.state import Console
+from serin.console.state import Console, Session
 from serin.console.views.models import known_model
 from serin.errors import SerinError
 from serin.monitoring.alerts.book import AlertBook

@@ -17,8 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from serin.console import oidc
 from serin.console.guard import from_own_page, source_of
-from serin.console.sessions import Session, csrf_token, new_session, seal, session2cookie, unseal
-from serin.console.state import Console
+from serin.console.state import Console, Session, csrf_token, new_session, seal, session2cookie, unseal
 from serin.host.console import Role, matching_role, signing_key
 
 log = logging.getLogger(__name__)

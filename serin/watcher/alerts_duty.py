@@ -13,8 +13,7 @@ from serin.errors import SerinError
 from serin.host.state import read_stack
 from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.book import LOG, PREFECT
-from serin.monitoring.alerts.channels import Channel, LogChannel, body, channel_of
-from serin.monitoring.alerts.delivery import Delivery
+from serin.monitoring.alerts.delivery import Channel, Delivery, LogChannel, body, channel_of
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.prefect import rest_api

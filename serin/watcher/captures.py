@@ -22,10 +22,9 @@ from serin.machine import environment
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, check_columns, forget, matches
-from serin.monitoring.capture.recorder import Recorder
+from serin.monitoring.capture.recorder import Recorder, waits
 from serin.monitoring.capture.retention import delete_shared, delete_version, expire, expire_shared
 from serin.monitoring.capture.shared_read import SharedRecords
-from serin.monitoring.capture.spool_files import waits
 from serin.pipeline import labels
 from serin.store.artifacts import Release
 from serin.store.retention import Garbage

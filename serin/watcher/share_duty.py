@@ -35,11 +35,10 @@ from serin.monitoring.capture.all_hosts import combine
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, column_types, forget, forget_shared
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.recorder import Settings
+from serin.monitoring.capture.recorder import Settings, waits
 from serin.monitoring.capture.retention import expire, expire_shared
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
-from serin.monitoring.capture.spool_files import waits
 from serin.pipeline import labels
 from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store

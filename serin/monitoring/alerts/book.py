@@ -18,9 +18,8 @@ from typing import Final
 from serin.errors import AlertRefused, FileBroken, ReceiverRefused
 from serin.machine.databases import Database
 from serin.machine.in_memory import memory_folder
-from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.alert import CLOSED, Alert, AlertRecord, Silence, book_id, record_of, silences_in
 from serin.monitoring.alerts.receivers import ReceiverFile
-from serin.monitoring.alerts.records import CLOSED, AlertRecord, Silence, book_id, record_of, silences_in
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serin.monitoring.alerts.book import BUILT_IN, book_file
-from serin.monitoring.alerts.records import (
+from serin.monitoring.alerts.alert import (
     AlertRecord,
     Event,
     ReceiverRecord,
@@ -18,6 +17,7 @@ from serin.monitoring.alerts.records import (
     record_of,
     silences_in,
 )
+from serin.monitoring.alerts.book import BUILT_IN, book_file
 
 MOST_PENDING: Final = 1_000  # of one receiver; the oldest are dropped and counted
 _LONGEST_PAUSE_S: Final = 300.0

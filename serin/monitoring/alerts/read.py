@@ -6,9 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.monitoring.alerts.book import book_file
-from serin.monitoring.alerts.outbox import receiver_records
-from serin.monitoring.alerts.records import (
+from serin.monitoring.alerts.alert import (
     AlertRecord,
     ReceiverRecord,
     Silence,
@@ -16,6 +14,10 @@ from serin.monitoring.alerts.records import (
     record_of,
     silences_in,
 )
+from serin.monitoring.alerts.book import book_file
+from serin.monitoring.alerts.outbox import receiver_records
+
+_JOURNAL = "SELECT t, event, key, by, detail FROM journal ORDER BY id DESC LIMIT ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +61,6 @@ def read_alerts(
             open=tuple(record_of(row, name, silences, now) for row in book.execute(ours, values)),
             resolved=tuple(record_of(row, name, (), now) for row in book.execute(past, (*values, resolved))),
             silences=tuple(each for each in in_force if model is None or each.model in (None, model)),
-            journal=tuple(
-                JournalLine(
-                    t=row["t"], event=row["event"], key=row["key"], by=row["by"], detail=row["detail"]
-                )
-                for row in book.execute("SELECT * FROM journal ORDER BY id DESC LIMIT ?", (lines,))
-            ),
+            journal=tuple(JournalLine(**dict(row)) for row in book.execute(_JOURNAL, (lines,))),
             receivers=receiver_records(book),
         )

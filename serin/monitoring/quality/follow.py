@@ -149,12 +149,8 @@ class Follower:
         """Does a bounded piece of work. Returns whether there is more to do. What was begun before rows were
         forgotten begins again without them, and the rows that are left are counted again."""
         with following(self._home, self._model) as folder:
-            forgotten = last_forgotten(folder)
-            if forgotten != self.state.forgotten:
-                self._work = None
-                self.state.count_again(forgotten)
-            source = records_source(self.records, self._model)
-            if source != self.state.source:
+            forgotten, source = last_forgotten(folder), records_source(self.records, self._model)
+            if (forgotten, source) != (self.state.forgotten, self.state.source):
                 self._work = None
                 self.state.count_again(forgotten)
                 self.state.source = source
@@ -206,11 +202,9 @@ class Follower:
         self._add(found)
         self.state.count(found)
         self.state.received += sum(each.rows for each in files)
-        away = found.decided if file.key.of_request else set[int]()
-        left = np.ones(labels.num_rows, bool)
-        left[list(away)] = False
-        if left.any():
-            self._keep_waiting(file, labels.filter(pa.array(left)), add=True)
+        left = _undecided(file, labels, found)
+        if left.num_rows:
+            self._keep_waiting(file, left, add=True)
         self.state.labels = file.sequence
         write_state(self._folder, self.state)
 
@@ -255,11 +249,9 @@ class Follower:
                 found.settle()
                 self._add(found)
                 self.state.count(found)
-                away = found.decided if file.key.of_request else set[int]()
-                if away:
-                    left = np.ones(labels.num_rows, bool)
-                    left[list(away)] = False
-                    self._keep_waiting(file, labels.filter(pa.array(left)))
+                left = _undecided(file, labels, found)
+                if left.num_rows < labels.num_rows:
+                    self._keep_waiting(file, left)
         self.state.part = last
         write_state(self._folder, self.state)
 
@@ -293,6 +285,13 @@ class Follower:
             write_table(path, with_description(labels, like))
         else:
             path.unlink(missing_ok=True)
+
+
+def _undecided(file: LabelFile, labels: pa.Table, found: Found) -> pa.Table:
+    """The labels that a later record may be about: by request columns, all of them."""
+    left = np.ones(labels.num_rows, bool)
+    left[list(found.decided if file.key.of_request else ())] = False
+    return labels.filter(pa.array(left))
 
 
 def _alike(files: list[LabelFile]) -> Iterator[list[LabelFile]]:

@@ -173,13 +173,7 @@ def _column_keys(table: pa.Table, columns: Sequence[InputColumn]) -> tuple[pa.Ar
 def _texts(values: pa.ChunkedArray, name: str, model: str) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
-    if (
-        pa.types.is_null(values.type)
-        or pa.types.is_string(values.type)
-        or pa.types.is_large_string(values.type)
-    ):
-        return values.cast(pa.string()).combine_chunks()
-    if pa.types.is_string_view(values.type):
+    if values.type in (pa.null(), pa.string(), pa.large_string(), pa.string_view()):
         return values.cast(pa.string()).combine_chunks()
     raise LabelsUnfit(model=model, column=name, reason=f"has type {values.type}, needed are ids as text")
 

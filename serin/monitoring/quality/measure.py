@@ -132,11 +132,7 @@ def count_recorded(watched: Watched, rows: pa.Table, state: QualityState) -> Non
 def answers(rows: pa.Table, watched: Watched) -> Array:
     """The scores of recorded rows, [rows], or [rows, n] for several targets or classes."""
     values = rows.column(watched.answer).combine_chunks()
-    if (
-        pa.types.is_list(values.type)
-        or pa.types.is_large_list(values.type)
-        or pa.types.is_fixed_size_list(values.type)
-    ):
+    if pa.types.is_nested(values.type):  # a list for each row
         return np.asarray(values.flatten(), np.float32).reshape(len(values), -1)
     return np.asarray(values.fill_null(np.nan), np.float32)
 

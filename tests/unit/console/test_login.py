@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from serin.console.guard import Attempts, source_of
-from serin.console.sessions import cookie2session, new_session, session2cookie
+from serin.console.state import cookie2session, new_session, session2cookie
 from serin.errors import SpecError, StackUnusable
 from serin.host.console import (
     ROLES,

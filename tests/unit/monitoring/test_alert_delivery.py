@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from serin.monitoring.alerts.alert import ReceiverRecord
 from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.channels import Channel, LogChannel, channel_of
-from serin.monitoring.alerts.delivery import Delivery, try_receiver
+from serin.monitoring.alerts.delivery import Channel, Delivery, LogChannel, channel_of, try_receiver
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import Receiver, ReceiverFile
-from serin.monitoring.alerts.records import ReceiverRecord
 from serin.watcher.alerts_duty import Channels, event
 from tests.fakes.webhooks import webhook
 from tests.kit.waiting import until

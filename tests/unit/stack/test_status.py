@@ -13,8 +13,7 @@ from serin.errors import StoreUnreachable
 from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Child
 from serin.machine.process import ProcessState, start_ticks
-from serin.monitoring.alerts.alert import Alert
-from serin.monitoring.alerts.records import AlertRecord
+from serin.monitoring.alerts.alert import Alert, AlertRecord
 from serin.monitoring.latency import ReleaseLatency
 from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
