@@ -28,12 +28,10 @@ from serin.watcher.duty import Duty
 from serin.watcher.history_duty import HistoryDuty
 from serin.watcher.metrics import MetricsServer
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.processes_duty import ProcessesDuty
 from serin.watcher.promises import Promises
 from serin.watcher.quality_duty import QualityDuty
-from serin.watcher.refusals_duty import RefusalsDuty
+from serin.watcher.report_duties import ProcessesDuty, RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty
-from serin.watcher.rollouts_duty import RolloutsDuty
 from serin.watcher.share_duty import ShareDuty
 
 log = logging.getLogger("serin.watcher.watcher")  # not __name__, which is __main__ here

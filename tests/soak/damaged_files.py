@@ -53,9 +53,8 @@ from serin.watcher.history_duty import HistoryDuty
 from serin.watcher.objectives_duty import ObjectivesDuty
 from serin.watcher.promises import Promises
 from serin.watcher.quality_duty import QualityDuty
-from serin.watcher.refusals_duty import RefusalsDuty
+from serin.watcher.report_duties import RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty
-from serin.watcher.rollouts_duty import RolloutsDuty
 from tests.fakes.gpus import write_inventory
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter
 from tests.unit.console.conftest import visitor

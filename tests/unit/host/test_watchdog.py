@@ -34,7 +34,7 @@ from serin.machine.in_memory import remove_sockets
 from serin.machine.process import Leftovers, start_ticks
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
-from serin.watcher.processes_duty import ProcessesDuty
+from serin.watcher.report_duties import ProcessesDuty
 from tests.kit.waiting import until
 from tests.signals import hit
 from tests.unit.host.test_supervisor import sleeper

@@ -19,7 +19,7 @@ from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.store.artifacts import Release
 from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
-from serin.watcher.rollouts_duty import RolloutsDuty
+from serin.watcher.report_duties import RolloutsDuty
 from serin.watcher.watcher import Rounds
 
 
