@@ -17,8 +17,8 @@ from serin.formats.serving.request_log import START, read_requests
 from serin.formats.serving.spool import Recorded, encode_block, encode_header, spool_folder
 from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.recorder import Recorder, request_table
-from serin.monitoring.history.sketch import Sketch, bins_of
-from serin.monitoring.history.store import DAY_S, MINUTE_S, History, Series, Tally
+from serin.monitoring.history.sketch import MINUTE_S, Series, Sketch, Tally, bins_of
+from serin.monitoring.history.store import DAY_S, History
 from serin.spec.monitoring import CaptureSpec
 
 RELEASE = "model-v1"

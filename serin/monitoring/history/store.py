@@ -11,22 +11,17 @@ import contextlib
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import numpy as np
-
-from serin.formats.serving.request import CLIENT_GONE, SERVER_FAULTS, Request
 from serin.formats.serving.request_log import START, Offset, read_requests
 from serin.machine.databases import transaction
 from serin.monitoring.history.read import history_file
-from serin.monitoring.history.sketch import BINS, Array, Sketch, bins_of, merge, pack, unpack
+from serin.monitoring.history.sketch import MINUTE_S, LimitMs, Series, Tally, merge, pack, tally, unpack
 
 log = logging.getLogger(__name__)
 
-MINUTE_S: Final = 60
 DAY_S: Final = 86_400
 KEPT_S: Final = 31 * DAY_S
 # Rows of at most this width, once they are older than that, are added up to rows of the next width.
@@ -37,31 +32,6 @@ _FORGOTTEN_S: Final = 3_600
 _ROLLED_S: Final = 6 * 3_600  # the most that one call adds up
 _BATCH_BYTES: Final = 4 << 20
 _NUMBERS: Final = ("requests", "errors", "saved", "slow", "refused", "gone")
-
-
-LimitMs = Callable[[str, str], float | None]  # of a model and release: what its spec promises
-
-
-class Series(NamedTuple):
-    model: str
-    release: str
-    arm: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """`errors`: requests whose client got a server error or nothing. `saved`: the release failed and a retry elsewhere
-    saved the client. `slow`: answered later than promised, or not yet when the client went away. `refused`: the client
-    was wrong. `gone`: the client went away before it had waited as long as promised, so nobody knows what it would have
-    got: such a request is neither good nor bad."""
-
-    requests: int
-    errors: int
-    saved: int
-    slow: int
-    refused: int
-    gone: int = 0
-    latency: Sketch
 
 
 class History:
@@ -172,64 +142,3 @@ class History:
 
 def _row_of(found: Tally) -> dict[str, Any]:
     return {**{name: getattr(found, name) for name in _NUMBERS}, "latency": pack(found.latency)}
-
-
-def tally(requests: Sequence[Request], limit_ms: LimitMs) -> Mapping[tuple[Series, int], Tally]:
-    """Returns the counts of each series and minute (its start, seconds since 1970). Pure. Nothing loops over requests
-    in Python but the lookup of their names."""
-    if not requests:
-        return {}
-    columns = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
-    known: dict[Series, int] = {}
-    names = zip(columns["model"], columns["release"], columns["arm"], strict=True)
-    series = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)  # type: ignore[arg-type]
-    us = np.array(columns["us"], dtype=np.float64)  # None becomes NaN
-    marks = _marks(columns, us, series, [limit_ms(name[0], name[1]) for name in known])
-    minutes = np.array(columns["t"], dtype=np.float64).astype(np.int64) // MINUTE_S
-    first = int(minutes.min())
-    groups, group = np.unique(
-        series * (int(minutes.max()) - first + 1) + minutes - first, return_inverse=True
-    )
-    sums = {name: np.bincount(group, weights=mark).astype(np.int64) for name, mark in marks.items()}
-    sketches = _sketches(group, us, groups.size)
-    span, listed = int(minutes.max()) - first + 1, [Series(*name) for name in known]
-    return {
-        (listed[int(code) // span], (first + int(code) % span) * MINUTE_S): Tally(
-            latency=sketches[place], **{name: int(values[place]) for name, values in sums.items()}
-        )
-        for place, code in enumerate(groups)
-    }
-
-
-def _marks(
-    columns: Mapping[str, tuple[object, ...]], us: Array, series: Array, limits_ms: Sequence[float | None]
-) -> dict[str, Array]:
-    code = np.array(columns["code"], dtype=np.int64)
-    grpc = np.array(columns["grpc"], dtype=np.float64)
-    cancelled = np.array([_cancelled(flags) for flags in columns["flags"]], dtype=bool)
-    errors = (code >= 500) | np.isin(grpc, list(SERVER_FAULTS)) | ((code == 0) & ~cancelled)
-    gone = cancelled & np.isnan(us) & ~errors
-    ms, received_ms = (np.array(columns[name], dtype=np.float64) for name in ("ms", "received_ms"))
-    waited_us = np.where(gone, (ms - received_ms) * 1000.0, us)  # NaN: the request never came whole
-    limit_us = np.array([np.inf if limit is None else limit * 1000.0 for limit in limits_ms])[series]
-    refused = ~errors & (((code >= 400) & (code < 500)) | ~(np.isnan(grpc) | np.isin(grpc, (0, 1))))
-    return {
-        "requests": np.ones(len(us)),
-        "errors": errors,
-        "saved": ~errors & (np.array(columns["attempts"], dtype=np.int64) > 1),
-        "slow": ~errors & (waited_us > limit_us),
-        "refused": refused,
-        "gone": gone & ~(waited_us > limit_us),
-    }
-
-
-def _cancelled(flags: object) -> bool:
-    return flags != "-" and not CLIENT_GONE.isdisjoint(str(flags).split(","))
-
-
-def _sketches(group: Array, us: Array, groups: int) -> list[Sketch]:
-    answered = ~np.isnan(us)
-    cells, counts = np.unique(group[answered] * BINS + bins_of(us[answered]), return_counts=True)
-    ends = np.searchsorted(cells, np.arange(1, groups) * BINS)
-    bins = np.split(cells % BINS, ends)
-    return [Sketch(*pair) for pair in zip(bins, np.split(counts, ends), strict=True)]

@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 
 from serin.formats.serving.request import Request
 from serin.monitoring.history.read import counts_since, history_file, models_with_history, read_history
-from serin.monitoring.history.sketch import ERROR, Sketch, bins_of, merge, pack, quantiles_ms, unpack
-from serin.monitoring.history.store import DAY_S, KEPT_S, History, Series, Tally, tally
+from serin.monitoring.history.sketch import (
+    ERROR,
+    Series,
+    Sketch,
+    Tally,
+    bins_of,
+    merge,
+    pack,
+    quantiles_ms,
+    tally,
+    unpack,
+)
+from serin.monitoring.history.store import DAY_S, KEPT_S, History
 from tests.unit.monitoring.request_lines import GOOD, append, line
 
 T = 1_800_000_000  # a whole hour

@@ -15,7 +15,7 @@ from serin.formats.shared_captures import combined_home, records_home
 from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
-from serin.monitoring.capture import combined
+from serin.monitoring.capture import all_hosts
 from serin.monitoring.capture.read import parts
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
@@ -53,7 +53,7 @@ def agent_at(home: Path, model: str, version: int) -> None:
 
 
 def test_rows_of_all_hosts_are_copied_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combined, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(all_hosts, "_BATCH_ROWS", 3)
     a, b = host("a"), host("b")
     followed: list[int] = []
     for number in range(1, 6):
