@@ -34,7 +34,7 @@ _LONGEST_REASON = 500
 _SILENCES: Final = {"1": 3600.0, "8": 8 * 3600.0, "24": 86_400.0, "168": 7 * 86_400.0}  # hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """A command to the controller. `running`: it is for a rollout that has not ended; `drastic`: it moves traffic at
     once, and needs a reason."""
@@ -45,30 +45,16 @@ class Action:
     drastic: bool = False
 
 
+_PROMOTE = "Give the candidate all traffic now, whatever the evidence says."
+_ABORT = "Move all traffic back to the live version now and end the rollout."
+_ROLL_BACK = "Return to an earlier version: at once while it is still warm, else by a new rollout."
 ACTIONS: Final[dict[Kind, Action]] = {
-    "pause": Action(
-        label="Pause", explains="Hold the rollout where it is. Traffic stays split as it is now."
-    ),
-    "resume": Action(label="Resume", explains="Let a held rollout continue."),
-    "approve": Action(
-        label="Approve", explains="Allow the next step, where the plan asks for a person's word."
-    ),
-    "promote": Action(
-        label="Promote",
-        explains="Give the candidate all traffic now, whatever the evidence says.",
-        drastic=True,
-    ),
-    "abort": Action(
-        label="Abort",
-        explains="Move all traffic back to the live version now and end the rollout.",
-        drastic=True,
-    ),
-    "rollback": Action(
-        label="Roll back",
-        explains="Return to an earlier version: at once while it is still warm, else by a new rollout.",
-        running=False,
-        drastic=True,
-    ),
+    "pause": Action("Pause", "Hold the rollout where it is. Traffic stays split as it is now."),
+    "resume": Action("Resume", "Let a held rollout continue."),
+    "approve": Action("Approve", "Allow the next step, where the plan asks for a person's word."),
+    "promote": Action("Promote", _PROMOTE, drastic=True),
+    "abort": Action("Abort", _ABORT, drastic=True),
+    "rollback": Action("Roll back", _ROLL_BACK, running=False, drastic=True),
 }
 
 

@@ -105,7 +105,6 @@ class CaptureDuty(Duty):
                 key=f"{model}/capture/written",
                 kind="capture",
                 model=model,
-                release="",
                 severity="ticket",
                 title=f"Requests of {model} cannot be recorded",
                 text=f"{error}. They wait in the spool and are dropped once it is full; requests are answered as "
@@ -127,7 +126,6 @@ class CaptureDuty(Duty):
                     key=key,
                     kind="capture",
                     model=model,
-                    release="",
                     severity="info",
                     title=f"Requests of {model} were not recorded",
                     text=f"{dropped - before} requests that were drawn were dropped: recording cannot keep up, or "

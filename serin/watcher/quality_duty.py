@@ -223,12 +223,9 @@ class QualityVersions:
 
     def __init__(self, store: Store, model: str) -> None:
         self._store, self._model = store, model
-        self._read = watched_versions(store, model)
+        self.watched = watched_versions(store, model)
         self._known: dict[int, Known] = {}
         self.aliases: dict[str, int] = {}
-
-    def watched(self, version: int) -> Watched | None:
-        return self._read(version)
 
     def known(self, version: int) -> Known | None:
         """None for a version that is not in the store, or without a spec."""
@@ -256,7 +253,7 @@ class QualityVersions:
         return (known.monitoring if known else MonitoringSpec()).capture.keep
 
     def _find(self, version: int) -> Known | None:
-        watched = self._read(version)
+        watched = self.watched(version)
         if watched is None:
             return None
         try:

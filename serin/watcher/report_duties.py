@@ -145,7 +145,6 @@ def _problem_alert(model: str, problem: str, since: float) -> Alert:
         key=_problem_key(model),
         kind="rollout",
         model=model,
-        release="",
         severity="page",
         title=f"Rollouts of {model} need a person",
         text=f"{problem}. Its live version is served as before; `serin status` shows the state.",

@@ -146,7 +146,6 @@ def _alert(model: str, since: float, error: Exception, home: Path) -> Alert:
         key=_key(model),
         kind="capture",
         model=model,
-        release="",
         severity="ticket",
         title=f"Recorded requests of {model} cannot be uploaded",
         text=f"{error}. They are kept in {home / 'captures'} up to monitoring.capture.max_size and keep, and uploaded "

@@ -27,7 +27,7 @@ class Alert:
     key: str
     kind: Kind
     model: str
-    release: str
+    release: str = ""
     severity: Severity
     title: str
     text: str
@@ -82,11 +82,11 @@ class AlertRecord:
     alert: Alert
     fired: float
     seen: float
-    resolved: float | None
-    acknowledged: float | None
-    acknowledged_by: str | None
-    note: str | None
-    silenced_until: float | None
+    resolved: float | None = None
+    acknowledged: float | None = None
+    acknowledged_by: str | None = None
+    note: str | None = None
+    silenced_until: float | None = None
 
     @property
     def ended(self) -> str:

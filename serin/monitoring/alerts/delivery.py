@@ -159,17 +159,7 @@ def _message(name: str, now: float) -> Message:
         text="If you can read this, alerts reach you.",
         since=now,
     )
-    record = AlertRecord(
-        id=f"test-{uuid.uuid4().hex}",
-        alert=alert,
-        fired=now,
-        seen=now,
-        resolved=None,
-        acknowledged=None,
-        acknowledged_by=None,
-        note=None,
-        silenced_until=None,
-    )
+    record = AlertRecord(id=f"test-{uuid.uuid4().hex}", alert=alert, fired=now, seen=now)
     return Message(number=0, receiver=name, event="fired", record=record)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serin.formats.serving.request import Request
-from serin.monitoring.latency import ReleaseLatency, summarise
+from serin.monitoring.latency import summarise
 from serin.monitoring.objectives.burn import (
     PAIRS,
     PERIOD_S,
@@ -225,21 +225,6 @@ def request(t: float = 100.0, ms: float | None = 5.0, **changes: Any) -> Request
     return Request(
         t, "flights", 3, "stable", "flights-v1", 200, None, us, us, 1, "-", "HTTP/1.1", "a"
     )._replace(**changes)
-
-
-def latency(**changes: Any) -> ReleaseLatency:
-    fields: dict[str, Any] = {
-        "model": "flights",
-        "release": "flights-v1",
-        "arm": "stable",
-        "requests": 1000,
-        "requests_per_s": 10.0,
-        "p50_ms": 5.0,
-        "p95_ms": 9.0,
-        "p99_ms": 20.0,
-        "error_share": 0.001,
-    }
-    return ReleaseLatency(**(fields | changes))
 
 
 def test_quantiles_are_those_of_the_requests() -> None:

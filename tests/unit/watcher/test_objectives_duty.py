@@ -83,6 +83,10 @@ class World:
         self.now += 60
         self.tick()
 
+    def minutes(self, count: int, version: int, **traffic: int) -> None:
+        for _ in range(count):
+            self.minute(version, **traffic)
+
     def tick(self) -> None:
         for duty in self._duties:
             duty.tick(self.now)
@@ -123,8 +127,7 @@ def strict(home: Path) -> Iterator[World]:
     """A model whose spec allows automatic rollbacks, with two versions; the second is live."""
     made = World(home, rollback=True)
     made.promote(1)
-    for _ in range(30):
-        made.minute(1)
+    made.minutes(30, 1)
     made.promote(2)
     yield made
     made.close()
@@ -132,16 +135,14 @@ def strict(home: Path) -> Iterator[World]:
 
 def test_a_2_percent_wave_fires_in_its_window_and_resolves_after_it(world: World) -> None:
     world.promote(1)
-    for _ in range(70):
-        world.minute(1, requests=50)
+    world.minutes(70, 1, requests=50)
     found = world.minutes_until_alert(1, 60, requests=50, bad=1)
     assert found is not None
     assert 40 <= found <= 50
     (alert,) = read_alerts(world.home, now=world.now).open
     assert (alert.alert.key, alert.alert.severity, alert.alert.release) == (KEY, "page", "flights-v1")
     assert T + 69 * 60 <= alert.alert.since <= T + 72 * 60
-    for _ in range(40):
-        world.minute(1, requests=50)
+    world.minutes(40, 1, requests=50)
     assert world.open_keys() == []
     (past,) = read_alerts(world.home, now=world.now).resolved
     assert past.id == alert.id, "one alert from the beginning to the end"
@@ -162,8 +163,7 @@ def test_a_wave_of_half_the_budget_fires_nothing(world: World) -> None:
 
 def test_clients_that_leave_page_nobody_and_hide_nothing(world: World) -> None:
     world.promote(1)
-    for _ in range(20):
-        world.minute(1, requests=50)
+    world.minutes(20, 1, requests=50)
     assert world.minutes_until_alert(1, 5, requests=600, gone=600) is None
     view = read_objectives(world.home, "flights", now=world.now)
     assert view is not None
@@ -173,19 +173,13 @@ def test_clients_that_leave_page_nobody_and_hide_nothing(world: World) -> None:
     assert world.minutes_until_alert(1, 60, requests=200, gone=150, bad=1) is not None, "1 of 50 fails"
 
 
-def test_clients_that_leave_because_they_waited_longer_than_promised_burn_the_budget(world: World) -> None:
+@pytest.mark.parametrize("traffic", [{"slow": 15}, {"gone": 15, "waited_ms": 21}])
+def test_slow_answers_and_clients_that_waited_too_long_burn_the_latency_budget(
+    world: World, traffic: dict[str, int]
+) -> None:
     world.promote(1)
-    for _ in range(20):
-        world.minute(1, requests=50)
-    assert world.minutes_until_alert(1, 60, requests=50, gone=15, waited_ms=21) is not None
-    assert world.open_keys() == ["flights/objective/latency"]
-
-
-def test_slow_answers_burn_the_latency_budget(world: World) -> None:
-    world.promote(1)
-    for _ in range(20):
-        world.minute(1, requests=50)
-    assert world.minutes_until_alert(1, 60, requests=50, slow=15) is not None
+    world.minutes(20, 1, requests=50)
+    assert world.minutes_until_alert(1, 60, requests=50, **traffic) is not None
     assert world.open_keys() == ["flights/objective/latency"]
     assert "take longer than 20 ms" in read_alerts(world.home).open[0].alert.text
 
@@ -195,13 +189,10 @@ def test_after_an_outage_the_page_ends_and_a_ticket_says_what_it_cost(world: Wor
     for _ in range(3):  # a day that was good
         world.minute(1, requests=100)
         world.now += 86_400 / 3
-    for _ in range(30):
-        world.minute(1, requests=20)
-    for _ in range(10):
-        world.minute(1, requests=20, bad=20)
+    world.minutes(30, 1, requests=20)
+    world.minutes(10, 1, requests=20, bad=20)
     assert world.open_keys() == [KEY]
-    for _ in range(45):
-        world.minute(1, requests=20)
+    world.minutes(45, 1, requests=20)
     assert world.open_keys() == [f"{KEY}/slow-burn"]
     view = read_alerts(world.home, now=world.now)
     assert view.open[0].alert.severity == "ticket"
@@ -211,12 +202,9 @@ def test_after_an_outage_the_page_ends_and_a_ticket_says_what_it_cost(world: Wor
 def test_an_outage_that_drives_most_clients_away_is_still_a_page(world: World) -> None:
     """Over six hours hardly anything has failed."""
     world.promote(1)
-    for _ in range(5):
-        world.minute(1, requests=6_000)
-    for _ in range(60):
-        world.minute(1, requests=1)
-    for _ in range(12):
-        world.minute(1, requests=1, bad=1)
+    world.minutes(5, 1, requests=6_000)
+    world.minutes(60, 1, requests=1)
+    world.minutes(12, 1, requests=1, bad=1)
     assert KEY in world.open_keys()
 
 
@@ -237,12 +225,10 @@ def test_a_clock_that_jumps_neither_pages_nor_breaks_the_duty(world: World, jump
     for minute in range(30):
         world.minute(1, bad=1 if minute == 5 else 0)
     world.now += jump_s
-    for _ in range(10):
-        world.minute(1)
+    world.minutes(10, 1)
     assert world.open_keys() == []
     world.now -= jump_s
-    for _ in range(5):
-        world.minute(1)
+    world.minutes(5, 1)
     assert world.open_keys() == []
     assert world.minutes_until_alert(1, 20, bad=50) is not None
 
@@ -267,8 +253,7 @@ def test_a_release_that_burns_is_exchanged_for_the_version_before(strict: World)
 def test_the_version_it_returned_to_is_not_exchanged_again(strict: World) -> None:
     strict.minutes_until_alert(2, 20, bad=30)
     strict.scene.until(Phase.PROMOTED)
-    for _ in range(70):
-        strict.minute(1, requests=30, bad=10)
+    strict.minutes(70, 1, requests=30, bad=10)
     assert len(read_rollbacks(strict.home, "flights")) == 1
     assert model_status(strict.home, "flights").live == 1  # type: ignore[union-attr]
     assert strict.open_keys() == [KEY]
@@ -278,8 +263,7 @@ def test_the_version_it_returned_to_is_not_exchanged_again(strict: World) -> Non
 def test_a_version_that_a_person_starts_again_is_left_to_the_person(strict: World) -> None:
     strict.minutes_until_alert(2, 20, bad=30)
     strict.scene.until(Phase.PROMOTED)
-    for _ in range(70):
-        strict.minute(1, requests=30)
+    strict.minutes(70, 1, requests=30)
     strict.promote(2)
     assert strict.minutes_until_alert(2, 20, bad=30) is not None
     assert len(read_rollbacks(strict.home, "flights")) == 1
@@ -296,8 +280,7 @@ def test_nothing_is_rolled_back_while_a_rollout_decides(strict: World) -> None:
 
 def test_without_permission_there_is_an_alert_alone(world: World) -> None:
     world.promote(1)
-    for _ in range(10):
-        world.minute(1)
+    world.minutes(10, 1)
     world.promote(2)
     assert world.minutes_until_alert(2, 20, bad=30) is not None
     assert read_rollbacks(world.home, "flights") == ()
@@ -350,13 +333,11 @@ def test_a_rollback_that_was_not_submitted_is_dropped_when_another_version_is_li
 
 def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_later(strict: World) -> None:
     strict.minutes_until_alert(2, 20, bad=30)
-    for _ in range(3):
-        strict.minute(2, bad=30)
+    strict.minutes(3, 2, bad=30)
     (made,) = read_rollbacks(strict.home, "flights")
     assert (made.outcome, made.accepted) == ("the controller did not answer", False)
     assert Inbox(strict.home).pending() == []
-    for _ in range(12):
-        strict.minute(2, bad=30)
+    strict.minutes(12, 2, bad=30)
     assert len(read_rollbacks(strict.home, "flights")) == 2
 
 

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +36,10 @@ class Followed:
     def _label(self, watched: Watched, rows: pa.Table, state: QualityState) -> None:
         self.labelled.append(rows)
 
-    def run(self) -> None:
+    def run(self) -> Self:
         while self.follower.advance():
             pass
+        return self
 
     def joined(self, version: int = 1) -> dict[tuple[str, int], Any]:
         table = self.follower.joined.read(version)
@@ -58,8 +59,7 @@ def test_shuffled_labels_of_requests_with_several_rows_find_their_rows(home: Pat
     made = record(home, 60, each=3)
     order = np.random.default_rng(1).permutation(60)
     add(home, made.labels(order))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert followed.joined() == expected(made)
     assert (followed.recorded, sum(each.num_rows for each in followed.labelled)) == (60, 60)
 
@@ -68,13 +68,11 @@ def test_a_label_that_comes_before_its_record_is_kept_and_joined_later(home: Pat
     early = record(home, 5)
     later = {"_id": ["7-1-0", "never"], "_label": [1, 0]}
     add(home, pa.table(later))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert (followed.joined(), followed.follower.waiting()) == ({}, 2)
     record(home, 1, seed=7)
     add(home, early.labels(), now=NOW + 1)
-    again = Followed(home)  # a restart in the meantime
-    again.run()
+    again = Followed(home).run()  # a restart in the meantime
     assert again.joined() == {**expected(early), ("7-1-0", 0): 1.0}
     assert again.follower.waiting() == 1
     assert again.recorded == 1
@@ -88,8 +86,7 @@ def test_the_last_correction_wins(home: Path, by: str) -> None:
     time = "at" if by == "time" else None
     for now, table in enumerate((first, second)):
         add(home, table, now=NOW + now, time=time)
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     newer = 1.0 if by == "arrival" else 0.0  # by its own time the second one is older
     assert list(followed.joined().values()) == [1.0, newer, 0.0, 0.0]
     assert sum(each.num_rows for each in followed.labelled) == 4  # a correction is not a new label
@@ -104,8 +101,7 @@ def test_the_same_labels_twice_change_nothing(home: Path) -> None:
     assert add(home, made.labels()).file is not None
     assert add(home, made.labels(), now=NOW + 1).file is None
     add(home, made.labels(slice(3)), now=NOW + 2)  # a part of them once more
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert followed.joined() == expected(made)
     assert sum(each.num_rows for each in followed.labelled) == 10
 
@@ -123,8 +119,7 @@ def test_a_client_s_id_that_two_requests_share_is_counted_and_not_guessed(home: 
     shared = requests(1, seed=5).table.set_column(2, "_client_id", pa.array(["client-0-1"]))
     write_part(home, MODEL, 1, shared)
     add(home, pa.table({"order": made.table.column("_client_id"), "_label": [1, 1, 1]}), client_id="order")
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert set(followed.joined()) == {("0-1-0", 0), ("0-1-2", 0)}
     assert (followed.follower.state.ambiguous, followed.follower.waiting()) == (1, 0)
 
@@ -139,8 +134,7 @@ def test_a_client_s_id_of_two_requests_is_not_guessed_by_their_numbers_of_rows(
         write_part(home, MODEL, 1, table.set_column(2, "_client_id", same))
     labels = {"_client_id": ["same"], "_row": pa.array([row], pa.int32()), "_label": [1]}
     add(home, pa.table(labels))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     state = followed.follower.state
     assert followed.joined() == {}
     assert (state.ambiguous, state.unclear, followed.follower.waiting()) == (1, 0, 0)
@@ -149,8 +143,7 @@ def test_a_client_s_id_of_two_requests_is_not_guessed_by_their_numbers_of_rows(
 def test_a_client_s_id_used_again_after_the_label_came_is_another_request(home: Path) -> None:
     record(home, 1)
     add(home, pa.table({"_client_id": ["client-0-0"], "_label": [1]}))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     again = requests(1, seed=5, began=NOW + 60).table
     write_part(home, MODEL, 1, again.set_column(2, "_client_id", pa.array(["client-0-0"])))
     followed.run()
@@ -160,8 +153,7 @@ def test_a_client_s_id_used_again_after_the_label_came_is_another_request(home: 
 def test_a_label_without_a_row_is_not_used_for_a_request_with_several(home: Path) -> None:
     record(home, 4, each=2)
     add(home, pa.table({"_id": ["0-1-0", "0-1-1"], "_row": [None, 1.0], "_label": [1, 1]}))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert set(followed.joined()) == {("0-1-1", 1)}
     assert followed.follower.state.unclear == 1
 
@@ -177,8 +169,7 @@ def test_labels_by_the_spec_s_key_and_time_hold_for_every_request_about_it(home:
     }
     added = add(home, pa.table(labels), truth_of(data=spec))
     assert added.key.by == ("flight", "day")
-    followed = Followed(home, known)
-    followed.run()
+    followed = Followed(home, known).run()
     record(home, 1, seed=3)  # F0 is asked about again, on the same day
     followed.run()
     assert followed.joined() == {("0-1-0", 0): 1.0, ("0-1-2", 0): 0.0, ("3-1-0", 0): 1.0}
@@ -188,24 +179,21 @@ def test_labels_join_by_request_columns_that_the_caller_names(home: Path) -> Non
     made = record(home, 3)
     labels = made.table.select(["flight", "distance"]).append_column("late", pa.array([True, False, True]))
     add(home, labels, on=("flight", "distance"), value="late")
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert list(followed.joined().values()) == [1.0, 0.0, 1.0]
 
 
 def test_copies_for_a_shadow_get_no_label(home: Path) -> None:
     record(home, 3, source="shadow")
     add(home, pa.table({"_id": ["0-1-0"], "_label": [1]}))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert (followed.joined(), followed.recorded) == ({}, 0)
 
 
 def test_labels_of_another_target_are_not_used_for_a_version(home: Path) -> None:
     made = record(home, 3)
     add(home, made.labels())
-    followed = Followed(home, watched(1, data=data("arr_delay > 30")))
-    followed.run()
+    followed = Followed(home, watched(1, data=data("arr_delay > 30"))).run()
     assert followed.joined() == {}
 
 
@@ -250,8 +238,7 @@ def test_labels_go_with_the_records_of_their_rows(home: Path) -> None:
     made = record(home, 4)
     add(home, made.labels())
     add(home, pa.table({"_client_id": ["client-0-2", "other"], "_label": [1, 1]}), now=NOW + 1)
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     kept = expected(made, [0, 1, 3])
     gone = forget_rows(home, MODEL, {1: made.table.slice(2, 1)}, {1: watched(1)}.get)
     assert gone == 2  # by its id and by the client's
@@ -279,8 +266,7 @@ def test_rows_that_share_a_label_by_their_columns_keep_it_when_another_of_them_i
 ) -> None:
     first, again = record(home, 1), record(home, 1, seed=3)  # both about flight F0
     add(home, pa.table({"flight": ["F0"], "_label": [1]}), on=("flight",))
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     assert len(followed.joined()) == 2
     forget_rows(home, MODEL, {1: first.table}, {1: watched(1)}.get)
     followed.run()
@@ -303,8 +289,7 @@ def test_old_labels_are_deleted_with_old_records(home: Path) -> None:
     late = record(home, 1, seed=2, began=NOW)
     add(home, made.labels(), now=BEGAN + 60)
     add(home, late.labels(), now=NOW + 60)
-    followed = Followed(home)
-    followed.run()
+    followed = Followed(home).run()
     followed.follower.delete_before(NOW - 3600)
     assert followed.joined() == expected(late)
     assert len(label_files(home, MODEL)) == 1
@@ -313,11 +298,9 @@ def test_old_labels_are_deleted_with_old_records(home: Path) -> None:
 def test_work_that_was_interrupted_is_done_again_with_the_same_result(home: Path) -> None:
     made = record(home, 30)
     add(home, made.labels(slice(20)))
-    followed = Followed(home)
-    followed.run()
+    Followed(home).run()
     (quality_folder(home, MODEL) / "state.json").unlink()  # killed before it was written
-    again = Followed(home)
-    again.run()
+    again = Followed(home).run()
     assert again.joined() == expected(made, slice(20))
     assert again.labelled == []  # a label is evidence once
 
