@@ -6,6 +6,7 @@ session ends with its time, or when the secret of its role is replaced.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -100,7 +101,7 @@ class Console:
             lstrip_blocks=True,
         )
         self._environment.filters.update(formats.FILTERS)
-        self._environment.globals.update(asset=_Assets(STATIC).url, home_name=str(home))
+        self._environment.globals.update(asset=_asset, home_name=str(home))
 
     def session(self, request: Request) -> Session | None:
         return cookie2session(self.home, request.cookies.get(self.cookie(request), ""))
@@ -155,14 +156,8 @@ class Console:
         return urlsplit(self.settings.oidc.issuer).hostname if self.settings.oidc else None
 
 
-class _Assets:
-    """Addresses of static files with a part of their digest, so that a browser keeps each as long as it is current."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, dict[str, str]()
-
-    def url(self, name: str) -> str:
-        if name not in self._known:
-            digest = hashlib.sha256((self._folder / name).read_bytes()).hexdigest()[:12]
-            self._known[name] = f"/static/{name}?v={digest}"
-        return self._known[name]
+@functools.cache
+def _asset(name: str) -> str:
+    """The address of a static file with a part of its digest, so that a browser keeps it as long as it is current."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"

@@ -180,10 +180,10 @@ class Axes:
         for known in unbroken(points):
             self.drawing.line(self._pixels(known), colour, width=width, dashes=dashes, title=title)
 
-    def area(self, points: Points, colour: str, *, under: Points = (), opacity: float = 0.14) -> None:
-        """Fills the area between the points and those `under` them; without these, down to the lower end of `y`."""
-        floor = under or [(x, self.y.low) for x, _ in points]
-        self.drawing.area(self._pixels([*points, *reversed(floor)]), colour, opacity=opacity)
+    def area(self, points: Points, colour: str) -> None:
+        """Fills the area between the points and the lower end of `y`."""
+        floor = [(x, self.y.low) for x, _ in points]
+        self.drawing.area(self._pixels([*points, *reversed(floor)]), colour)
 
     def bar(
         self,

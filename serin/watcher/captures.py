@@ -36,12 +36,12 @@ _POLL_S: Final = 1.0
 _ORPHANED_S = 45.0  # until a file that a dead backend left open is taken over
 
 
-def record_all(home: Path, model: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def record_all(home: Path, model: str) -> None:
     """Records every request of `model` that was answered before this call. The watcher may do the same at the same
     time. Raises OSError when records cannot be written."""
     if not (home / "spool").is_dir():
         return
-    sleep(_BUFFERED_S)
+    time.sleep(_BUFFERED_S)
     recorder = Recorder(home, request_log(home), capture_settings(Store.open()), settle_s=0.0)
     waited = 0.0
     while True:
@@ -50,7 +50,7 @@ def record_all(home: Path, model: str, *, sleep: Callable[[float], None] = time.
             raise outcome.failed[model]
         if waited >= _ORPHANED_S or not waits(home, model):
             return
-        sleep(1.0)
+        time.sleep(1.0)
         waited += 1.0
 
 
@@ -202,7 +202,6 @@ def wait_until_forgotten(
     wait_s: float,
     *,
     on_wait: Callable[[Iterable[str]], None] = lambda _: None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> ForgetState:
     """Returns the state once all hosts have applied the request, or after `wait_s` seconds."""
     deadline, told = time.monotonic() + wait_s, False
@@ -213,7 +212,7 @@ def wait_until_forgotten(
         if not told:
             on_wait(state.waiting)
             told = True
-        sleep(_POLL_S)
+        time.sleep(_POLL_S)
 
 
 def _hosts(records: SharedRecords, model: str) -> set[str]:

@@ -1,16 +1,25 @@
-"""The duty that counts the gateway's requests into the history."""
+"""The duty that counts the gateway's requests into the history, by what the specs of served versions promise."""
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from serin.errors import NotFound, SerinError
 from serin.host.wiring import request_log
 from serin.monitoring.history.store import History
+from serin.serving.external import External
+from serin.spec.objectives import ObjectivesSpec
+from serin.store.artifacts import Release
+from serin.store.store import Store
 from serin.watcher.duty import Duty
-from serin.watcher.promises import Promises
 
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 60.0
 _BUSY_S: Final = 1.0  # of a tick, at most: other duties wait for it
 _TIDY_S: Final = 60.0
 
@@ -38,3 +47,52 @@ class HistoryDuty(Duty):
     def close(self) -> None:
         if self._history is not None:
             self._history.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """`objectives`: None for a server without a spec, such as one that runs elsewhere; it is only watched for the
+    default availability. `rollback`: return to the previous version when a budget burns too fast."""
+
+    objectives: ObjectivesSpec | None = None
+    rollback: bool = False
+
+
+class Promises:
+    """Reads each version's spec once: a version never changes. Servers elsewhere have none."""
+
+    def __init__(self, home: Path, store: Store | None = None) -> None:
+        self._external, self._store = External(home), store
+        self._known: dict[tuple[str, int], Promise] = {}
+        self._retry_at: dict[tuple[str, int], float] = {}
+
+    def of(self, model: str, version: int) -> Promise:
+        """Returns the default promise for a version that is not in the store, or cannot be read now."""
+        key = model, version
+        if self._external.has(Release(model=model, version=version)):
+            return Promise()
+        if key not in self._known and time.monotonic() >= self._retry_at.get(key, 0.0):
+            try:
+                self._known[key] = self._read(model, version)
+            except NotFound:
+                self._retry_at[key] = time.monotonic() + _RETRY_S
+            except (SerinError, OSError) as error:
+                self._retry_at[key] = time.monotonic() + _RETRY_S
+                log.warning("the promises of %s version %d cannot be read: %s", model, version, error)
+        return self._known.get(key, Promise())
+
+    def limit_ms(self, model: str, release: str) -> float | None:
+        """Returns the latency that a release of the request log promises."""
+        try:
+            parsed = Release.parse(release)
+        except SerinError:
+            return None
+        promised = self.of(model, parsed.version).objectives
+        return promised.latency_ms if promised else None
+
+    def _read(self, model: str, version: int) -> Promise:
+        from serin.spec.load import load_spec  # takes a while to import: only when a model is served
+
+        self._store = self._store or Store.open()
+        spec = load_spec(Path(self._store.bundle(model, version).path) / "spec.yaml")
+        return Promise(objectives=spec.objectives, rollback=spec.monitoring.rollback_on_burn)

@@ -36,7 +36,7 @@ from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
 from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.duty import Duty, look_at_each
-from serin.watcher.promises import Promise, Promises
+from serin.watcher.history_duty import Promise, Promises
 
 _LOOK_BACK_S: Final = max(WINDOWS) + BEFORE_S + FIRST_S
 _REFRESH_S: Final = 60.0  # the text of an open alert is this old at most

@@ -18,10 +18,9 @@ from serin.rollout.decide.state import Phase
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
-from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.metrics import MetricsServer
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.promises import Promises
 from tests.e2e.external_scene import asking, scene
 from tests.e2e.prometheus_server import FILES, Monitored, monitoring, needs_prometheus
 from tests.fakes.gpus import write_inventory

@@ -49,9 +49,8 @@ from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cost_duty import CostDuty
 from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.duty import Duty
-from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.promises import Promises
 from serin.watcher.quality_duty import QualityDuty
 from serin.watcher.report_duties import RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty

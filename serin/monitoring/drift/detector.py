@@ -39,15 +39,6 @@ class Findings:
     recoveries: tuple[Recovery, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesEvidence:
-    """How close a series is to an alarm: `evidence` and `threshold` in years of a false alarm's waiting time."""
-
-    series: int
-    evidence: float
-    threshold: float
-
-
 class DriftDetector:
     """Watches one release. `state()` is small and JSON-able; `resume(statistics, state)` continues exactly."""
 
@@ -102,13 +93,9 @@ class DriftDetector:
             self.open_rows += rows
         return Findings(alarms=tuple(alarms), recoveries=tuple(recoveries))
 
-    def levels(self) -> tuple[SeriesEvidence, ...]:
-        """How close each series is to an alarm."""
-        scores = self._scores()
-        return tuple(
-            SeriesEvidence(series=place, evidence=float(score), threshold=float(self.threshold[place]))
-            for place, score in enumerate(scores)
-        )
+    def levels(self) -> list[float]:
+        """How close each series is to an alarm: its evidence as a share of what an alarm needs."""
+        return [float(level) for level in self._scores() / self.threshold]
 
     def _lay_out(self, statistics: DriftStatistics) -> None:
         """Puts the bins of all series one after the other. A group is the bins of a series with the same block."""
@@ -371,7 +358,7 @@ def _shift(detector: DriftDetector, who: int, series: int) -> BinShift:
     place = int(detector.who.bin[who])
     inside = place - int(detector.first_bin[series])
     then, tolerance = float(detector.share[place]), float(detector.tolerance[place])
-    now = _now(detector, who)
+    now = float(detector.evidence.hits[who] / max(detector.evidence.rows[who], 1.0))
     column = detector.statistics.columns[detector.statistics.series[series].column]
     return BinShift(
         bin=inside,
@@ -382,10 +369,6 @@ def _shift(detector: DriftDetector, who: int, series: int) -> BinShift:
         tolerance=tolerance,
         beyond=max(abs(now - then) - tolerance, 0.0),
     )
-
-
-def _now(detector: DriftDetector, who: int) -> float:
-    return float(detector.evidence.hits[who] / max(detector.evidence.rows[who], 1.0))
 
 
 def _segments(detector: DriftDetector, series: int, who: int) -> tuple[str, ...]:

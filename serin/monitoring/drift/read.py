@@ -74,9 +74,8 @@ def _alarm(
 def _columns(watch: ReleaseWatch, importance: Importance | None) -> tuple[ColumnView, ...]:
     series = watch.statistics.series
     evidence = [0.0] * len(watch.statistics.columns)
-    for level in watch.detector.levels():
-        place = series[level.series].column
-        evidence[place] = max(evidence[place], level.evidence / level.threshold)
+    for each, level in zip(series, watch.detector.levels(), strict=True):
+        evidence[each.column] = max(evidence[each.column], level)
     counts = np.split(watch.day_counts(), watch.detector.first_bin[1:])
     found = [
         _column(watch, place, counts[place].astype(float), evidence[each.column], importance)

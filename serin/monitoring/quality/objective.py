@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import numpy as np
 
 from serin.evidence.e_process import MeanEvidence
 from serin.formats.quality import QualityReference
+from serin.formats.reason import utc
 from serin.formats.serving.quality_evidence import QualityBlocks
 from serin.machine.typed_json import Document, Stored
 from serin.monitoring.alerts.alert import Alert
@@ -165,9 +165,8 @@ def quality_alert(
 ) -> Alert:
     """`recent`: the mean loss since the excess began. `rollback`: what is done about it; empty: nothing."""
     since = objective.since or 0.0
-    began = datetime.fromtimestamp(since, UTC)
     mean = objective.mean if recent is None else recent
-    found = "" if mean is None else f" is {mean:.4g} since {began:%Y-%m-%d %H:%M} UTC,"
+    found = "" if mean is None else f" is {mean:.4g} since {utc(since)},"
     text = (
         f"the mean {objective.loss_name} of {release}{found} at most {objective.limit:.4g} is allowed "
         f"({objective.offline:.4g} on the test rows); {objective.used:,} labels were used"

@@ -17,10 +17,9 @@ from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.commands import Command, submit
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
-from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.metrics import MetricsServer, StackCollector, build
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.promises import Promises
 from tests.fakes.gpus import write_inventory
 from tests.fakes.running_controller import running_controller
 from tests.kit.waiting import until

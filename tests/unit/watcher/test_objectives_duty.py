@@ -21,9 +21,8 @@ from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 from serin.watcher import auto_rollback
-from serin.watcher.history_duty import HistoryDuty
+from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.promises import Promise, Promises
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 from tests.kit.commands import serin_main as serin
 from tests.unit.monitoring.request_lines import GOOD, append

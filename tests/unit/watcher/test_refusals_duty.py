@@ -12,8 +12,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.store.artifacts import Release
-from serin.watcher.history_duty import HistoryDuty
-from serin.watcher.promises import Promises
+from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.report_duties import RefusalsDuty
 
 NOW = 1_800_000_000.0
