@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from serin.errors import GatewayRejected, ReleaseNotReady, ReplayEnded, RolloutRefused, VerificationFailed
 from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.shadow import Batch, Difference, Mismatch
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import Judgement
+from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 
@@ -299,3 +302,18 @@ def distinct(values: Sequence[Any]) -> Iterator[Any]:
     for index, value in enumerate(values):
         if index == 0 or values[index - 1] != value:
             yield value
+
+
+def go_live(home: Path, release: Release, t: float, **facts: Any) -> None:
+    """Writes into the journal that a release was promoted, or what `facts` say of its rollout."""
+    usual = {
+        "stable": None,
+        "previous": None,
+        "phase": Phase.PROMOTED,
+        "began": t,
+        "since": t,
+        "evidence_from": t,
+    }
+    with JournalFolder(home).open(release.model) as journal:
+        decided = Rollout(id=f"r{release.version}", candidate=release, plan=Plan(), **(usual | facts))
+        journal.append(rollout2decision(decided, t))

@@ -65,6 +65,11 @@ class SharingHost:
         names = pa.repeat(release, table.num_rows)
         write_part(self.home, MODEL, version, table.append_column("_release", names))
 
+    def send(self, *numbers: int, **facts: Any) -> None:
+        """Records and shares."""
+        self.record(*numbers, **facts)
+        self.share()
+
     def merge(self, now: float = NOON + 86_400) -> None:
         merge_parts(self.home, MODEL, now)
 

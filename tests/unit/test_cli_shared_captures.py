@@ -80,8 +80,7 @@ def test_forget_asks_all_hosts_and_shows_which_have_done_it(hosts: tuple[Sharing
 def test_deleting_a_version_deletes_its_records_on_all_hosts(hosts: tuple[SharingHost, SharingHost]) -> None:
     a, b = hosts
     for each in hosts:
-        each.record(4, version=2, release="taxis-v2")
-        each.share()
+        each.send(4, version=2, release="taxis-v2")
     published(MODEL, 2)
     serin("models", "remove", f"{MODEL}:2", "--yes")
     assert a.ids() == ["a1", "a2", "b2", "b3"]

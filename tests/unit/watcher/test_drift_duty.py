@@ -22,14 +22,13 @@ from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.drift import model_watch
 from serin.monitoring.drift.model_watch import read_state, state_file
 from serin.monitoring.drift.read import read_drift
-from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.record import JournalFolder, rollout2decision
+from serin.rollout.decide.state import Phase
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.metrics import drift as metrics_of_drift
 from tests.fakes.drift import category_column, series_of, statistics_of
+from tests.fakes.rollout import go_live
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 START = 1_800_000_000
@@ -41,7 +40,11 @@ _places = iter(range(1, 1_000_000))
 @pytest.fixture(autouse=True)
 def served(home: Path, tmp_path: Path) -> None:
     publish(tmp_path)
-    go_live(home, 1)
+    go_live(home, release(1), START)
+
+
+def release(version: int) -> Release:
+    return Release(model=NAME, version=version)
 
 
 def publish(folder: Path, **monitoring: Any) -> int:
@@ -71,16 +74,6 @@ def publish(folder: Path, **monitoring: Any) -> int:
         version = store.reserve_version(NAME)
         store.publish_bundle(NAME, version, work)
     return version
-
-
-def go_live(home: Path, version: int, phase: Phase = Phase.PROMOTED, stable: int | None = None) -> None:
-    rollout = Rollout(
-        id=f"r{next(_places)}", candidate=Release(model=NAME, version=version),
-        stable=Release(model=NAME, version=stable) if stable else None, previous=None, plan=Plan(), phase=phase,
-        step=None if phase is Phase.PROMOTED else 0, began=START, since=START, evidence_from=START,
-    )  # fmt: skip
-    with JournalFolder(home).open(NAME) as journal:
-        journal.append(rollout2decision(rollout, START))
 
 
 def record(
@@ -254,11 +247,11 @@ def test_a_new_release_starts_its_own_watch_and_the_old_ones_alarms_end(home: Pa
     duty = tick(home, 30)
     assert [each.alert.key for each in read_alerts(home, NAME).open] == [KEY]
     version = publish(tmp_path)
-    go_live(home, version, Phase.BAKING, stable=1)
+    go_live(home, release(version), START, phase=Phase.BAKING, step=0, stable=release(1))
     record(home, range(30, 40), version=version)
     tick(home, 40, duty)
     assert [each.alert.release for each in read_alerts(home, NAME).open] == [f"{NAME}-v1"]
-    go_live(home, version)
+    go_live(home, release(version), START)
     record(home, range(40, 50), version=version)
     tick(home, 50, duty)
     assert read_alerts(home, NAME).open == ()
@@ -278,7 +271,7 @@ def test_going_back_to_a_version_without_drift_closes_its_alerts_unresolved(
     version = publish(tmp_path, drift=None, retrain=[])
     assert _unwatched(NAME, version).startswith(f"version {version} is not watched: ")
     assert _unwatched(NAME, 1) == ""
-    go_live(home, version)
+    go_live(home, release(version), START)
     tick(home, 40, duty)
     assert read_alerts(home, NAME).open == ()
     [ended] = read_alerts(home, NAME).resolved
@@ -303,7 +296,7 @@ def test_a_clock_that_jumps_ahead_and_back_is_no_drift_and_loses_no_row(home: Pa
 
 def test_a_model_that_does_not_ask_for_it_is_not_watched(home: Path, tmp_path: Path) -> None:
     version = publish(tmp_path, drift=None, retrain=[])
-    go_live(home, version)
+    go_live(home, release(version), START)
     record(home, range(30), version=version, unseen=0.5)
     tick(home, 30)
     assert read_state(home, NAME) is None

@@ -8,12 +8,10 @@ import pytest
 from serin.host.wiring import request_log
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
-from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.store.artifacts import Release
 from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.report_duties import RefusalsDuty
+from tests.fakes.rollout import go_live
 
 NOW = 1_800_000_000.0
 LINE = {
@@ -24,12 +22,7 @@ LINE = {
 
 @pytest.fixture(autouse=True)
 def live(home: Path) -> None:
-    rollout = Rollout(
-        id="r1", candidate=Release(model="flights", version=1), stable=None, previous=None, plan=Plan(),
-        phase=Phase.PROMOTED, began=NOW, since=NOW, evidence_from=NOW,
-    )  # fmt: skip
-    with JournalFolder(home).open("flights") as journal:
-        journal.append(rollout2decision(rollout, NOW))
+    go_live(home, Release(model="flights", version=1), NOW)
 
 
 def look(home: Path, now: float, *, fine: int, refused: int) -> None:

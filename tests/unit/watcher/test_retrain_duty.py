@@ -11,14 +11,12 @@ from serin.machine.process import start_ticks
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import RetrainBook, read_retraining
-from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.record import JournalFolder, rollout2decision
 from serin.spec.monitoring import MonitoringSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.retrain_duty import RetrainDuty
 from tests.fakes.prefect import Server, prefect_at_work
+from tests.fakes.rollout import go_live
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 HOUR = 3600.0
@@ -34,12 +32,7 @@ def retrained(home: Path, tmp_path: Path) -> None:
         write_spec(work, small_spec(tmp_path / "data", rows=10, monitoring={"retrain": ["drift", "quality"]}))
         (work / "manifest.json").write_text("{}")
         store.publish_bundle(NAME, store.reserve_version(NAME), work)
-    rollout = Rollout(
-        id="r1", candidate=LIVE, stable=None, previous=None, plan=Plan(), phase=Phase.PROMOTED, began=NOW, since=NOW,
-        evidence_from=NOW,
-    )  # fmt: skip
-    with JournalFolder(home).open(NAME) as journal:
-        journal.append(rollout2decision(rollout, NOW))
+    go_live(home, LIVE, NOW)
     book, began = RetrainBook(home, NAME), NOW - HOUR
     reason = Reason(kind="drift", text="carrier drifted", noticed=began)
     book.request(reason, MonitoringSpec(), live=LIVE.name, run="a", now=began)

@@ -56,8 +56,7 @@ def test_every_host_deletes_the_rows_here_and_in_what_it_uploaded(host: Host) ->
     a, b, reader = host("a"), host("b"), host("reader")
     for each in (a, b):
         each.record(1, 2)
-        each.record(2)
-        each.share()
+        each.send(2)
     b.record(2, 3)  # not uploaded yet
     assert len(reader.ids()) == 6
     assert ask(reader) == 1
@@ -75,8 +74,7 @@ def test_rows_that_are_recorded_after_the_request_was_read_are_deleted_as_well(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, reader = host("a"), host("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
     ask(reader)
     waiting = [True]
     monkeypatch.setattr(share_duty, "waits", lambda *_: waiting[0])
@@ -98,8 +96,7 @@ def test_a_deletion_that_is_cut_short_anywhere_is_completed_later(host: Host, do
     a, reader = host("a"), host("reader")
     for fails in range(1, 7):
         a.record(1, 2, t=NOON + 3600 * fails)
-        a.record(2, t=NOON + 3600 * fails)
-        a.share()
+        a.send(2, t=NOON + 3600 * fails)
         ask(reader)
         with pytest.raises(KeyboardInterrupt):
             for now in (NOON + 100, NOON + 103):
@@ -157,8 +154,7 @@ def test_another_host_deletes_the_rows_of_a_host_that_is_gone(host: Host) -> Non
 
 def test_a_condition_that_cannot_be_computed_is_reported_once(host: Host) -> None:
     a = host("a")
-    a.record(1)
-    a.share()
+    a.send(1)
     ask(a, "passenger_id + 1")
     apply(a)
     assert "is not a condition" in read_applied(a.records.files, MODEL)[1]["a"].problem
@@ -167,8 +163,7 @@ def test_a_condition_that_cannot_be_computed_is_reported_once(host: Host) -> Non
 
 def test_a_host_without_the_column_has_nothing_to_delete(host: Host) -> None:
     a = host("a")
-    a.record(1)
-    a.share()
+    a.send(1)
     ask(a, "tailnum = 'N1'")
     apply(a)
     applied = read_applied(a.records.files, MODEL)[1]["a"]

@@ -78,8 +78,7 @@ def test_rows_of_all_hosts_are_copied_once(host: Host, monkeypatch: pytest.Monke
 
 def test_copies_that_were_lost_are_made_again_with_later_numbers(host: Host) -> None:
     a, b = host("a"), host("b")
-    b.record(1)
-    b.share()
+    b.send(1)
     a.share()
     (before,) = parts(combined_home(a.home), MODEL)
     shutil.rmtree(a.home / "cache")
@@ -92,8 +91,7 @@ def test_copies_that_were_lost_are_made_again_with_later_numbers(host: Host) -> 
 
 def test_rows_that_are_to_be_deleted_are_deleted_in_copies_and_not_copied_again(host: Host) -> None:
     a, b = host("a"), host("b")
-    b.record(1, 2)
-    b.share()
+    b.send(1, 2)
     a.share()
     assert combined_ids(a) == ["b1", "b2"]
     write_request(a.records.files, MODEL, "passenger_id = 2", t=NOON, by="somebody")
@@ -147,8 +145,7 @@ def test_a_home_without_an_agent_follows_its_own_records(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = host("a"), host("b")
-    b.record(1)
-    b.share()
+    b.send(1)
     a.share()
     assert records_home(a.home, MODEL) != a.home
     ShareDuty(a.home, AlertBook(a.home))

@@ -65,8 +65,7 @@ def test_all_hosts_read_the_rows_of_all_hosts(host: Host) -> None:
 def test_the_small_files_of_an_hour_become_one_when_it_is_over(host: Host) -> None:
     a, reader = host("a"), host("reader")
     for number in range(1, 5):
-        a.record(number)
-        a.share()
+        a.send(number)
         assert len(reader.ids()) == number
     a.record(5)
     a.record(6)
@@ -85,8 +84,7 @@ def test_the_small_files_of_an_hour_become_one_when_it_is_over(host: Host) -> No
 
 def test_a_merge_between_two_uploads_sends_the_new_rows_alone(in_folder: Host) -> None:
     a, reader = in_folder("a"), in_folder("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
     a.record(2)
     a.record(3, t=NOON + 3600)
     a.merge()
@@ -130,16 +128,14 @@ def test_an_upload_that_is_cut_short_anywhere_doubles_and_loses_no_row(in_folder
 
 def test_rows_wait_here_while_the_store_is_away(in_folder: Host) -> None:
     a, reader = in_folder("a"), in_folder("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
 
     away = Failing.at(1, done=False, error=StoreUnreachable(url="s3://x", reason="away"))
     a.record(2)
     with pytest.raises(StoreUnreachable):
         a.share(wrap=away)
     assert reader.ids() == ["a1"]
-    a.record(3)
-    a.share()
+    a.send(3)
     assert reader.ids() == ["a1", "a2", "a3"]
 
 
@@ -163,8 +159,7 @@ def test_a_store_that_does_not_answer_fails_the_round_alone(
 
 def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(in_folder: Host) -> None:
     a = in_folder("a")
-    a.record(1, 2)
-    a.share()
+    a.send(1, 2)
     a.record(3, 4, 5)
     expire(a.home, MODEL, CaptureSpec(keep=1 * 86_400), LATER + 7200)
     assert read_document(a.home, MODEL)["lost_rows"] == 3
@@ -177,8 +172,7 @@ def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(in_fol
 def test_limits_hold_for_the_records_of_all_hosts_together(in_folder: Host) -> None:
     a, b = in_folder("a"), in_folder("b")
     for number, each in enumerate((a, b, a, b)):
-        each.record(number, t=NOON + number * 3600)
-        each.share()
+        each.send(number, t=NOON + number * 3600)
     sizes = [file.size for file in a.records.listing(MODEL)]
     a.limits = CaptureSpec(share=1, keep=100000 * 86_400, max_size=sum(sizes) - 1)
     a.share(care=True)
@@ -190,8 +184,7 @@ def test_limits_hold_for_the_records_of_all_hosts_together(in_folder: Host) -> N
 
 def test_a_file_that_was_damaged_in_the_store_is_refused(host: Host) -> None:
     a, reader = host("a"), host("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
     (file,) = a.records.listing(MODEL)
     found = a.records.files.read(file.key)
     assert found is not None
@@ -204,26 +197,21 @@ def test_a_home_that_was_set_back_does_not_overwrite_what_it_uploaded_since(
     in_folder: Host, tmp_path: Path
 ) -> None:
     a, reader = in_folder("a"), in_folder("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
     shutil.copytree(a.home, tmp_path / "backup")
-    a.record(2)
-    a.share()
+    a.send(2)
     shutil.rmtree(a.home)
     shutil.copytree(tmp_path / "backup", a.home)
     a.restart()
-    a.record(3)
-    a.share()
-    a.record(4)
-    a.share()
+    a.send(3)
+    a.send(4)
     assert reader.ids() == a.ids()
     assert a.ids() == ["a1", "a2", "a3", "a4"]
 
 
 def test_copies_of_another_host_s_files_are_fetched_once(host: Host) -> None:
     a, reader = host("a"), host("reader")
-    a.record(1)
-    a.share()
+    a.send(1)
     assert reader.ids() == ["a1"]
     (file,) = a.records.listing(MODEL)
     kept = a.records.files.read(file.key)
