@@ -32,7 +32,7 @@ from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
 from serin.host.console import ConsoleSettings
 from serin.monitoring.history.read import HistoryPoint, HistoryView, SeriesHistory
-from serin.reports.svg import DAY, NIGHT, SERIES
+from serin.reports.charts import DAY, NIGHT, SERIES
 
 _MOST_STREAMS: Final = 200
 _QUIET_S: Final = 15.0  # a comment is sent after this time, so that proxies keep the connection

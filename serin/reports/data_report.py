@@ -15,9 +15,8 @@ import numpy as np
 from serin.formats.dataset import DatasetDescription
 from serin.formats.schema import Kind
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics
-from serin.reports.charts import WIDTH, Bar, Floats, bars, histogram, moment, number, percent
+from serin.reports.charts import WIDTH, Bar, Floats, Form, bars, histogram, moment, number, percent
 from serin.reports.page import figures, html_page, meter, table
-from serin.reports.svg import Form
 
 FILE = "report.html"
 _BARS = 40

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final, Literal
 
-from serin.reports.charts import WIDTH, number, percent
+from serin.reports.charts import WIDTH, Axes, Drawing, Scale, number, percent
 from serin.reports.page import figures, html_page, meter, table
-from serin.reports.svg import Axes, Drawing, Scale
 
 _CATEGORIES: Final = 10  # shown of a column, the most frequent and those outside their tolerance
 _ROW: Final = 22.0

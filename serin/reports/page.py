@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from serin.reports.charts import percent
-from serin.reports.svg import palette
+from serin.reports.charts import palette, percent
 
 _STYLE = """
 *{box-sizing:border-box}

@@ -14,8 +14,8 @@ import numpy as np
 from serin.evidence.e_process import Array
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us, upper_us
 from serin.formats.serving.journal import NOT_PROMISED, Decision
+from serin.reports.charts import SERIES, Axes, Drawing, Scale
 from serin.reports.page import html_page, table
-from serin.reports.svg import SERIES, Axes, Drawing, Scale
 
 _WIDTH, _HEIGHT = 920.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 770.0, 16.0, 266.0

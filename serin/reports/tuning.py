@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from serin.reports.svg import Axes, Drawing, Scale
+from serin.reports.charts import Axes, Drawing, Scale
 
 Role = Literal["chosen", "before", "passed over", "other"]
 

@@ -16,9 +16,8 @@ from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.capture.counters import CapturesView, read_captures
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
-from serin.reports.charts import number
+from serin.reports.charts import Axes, Drawing, Scale, number
 from serin.reports.drift_page import ColumnView, column_drawing
-from serin.reports.svg import Axes, Drawing, Scale
 
 _HOURS = 72
 _MOST_SEGMENTS = 40

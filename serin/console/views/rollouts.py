@@ -14,6 +14,7 @@ from serin.console.views.view import Parameters, meter, stretched
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision, JournalReader
 from serin.host.wiring import request_log
+from serin.reports.charts import Drawing, Scale
 from serin.reports.rollout_page import (
     EvidencePoint,
     RolloutStory,
@@ -21,7 +22,6 @@ from serin.reports.rollout_page import (
     latency_drawing,
     proof_drawing,
 )
-from serin.reports.svg import Drawing, Scale
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
-from serin.reports.svg import Drawing
+from serin.reports.charts import Drawing
 
 T = TypeVar("T")
 Parameters = Mapping[str, str]

@@ -17,9 +17,21 @@ from serin.columns.column import Column, column_from_arrow
 from serin.etl.dataset.relate_target import relate_to_target
 from serin.etl.dataset.transform import TrainSample
 from serin.formats.statistics import ColumnStatistics, NumberStatistics
-from serin.reports.charts import Bar, bars, curves, histogram, moment, number, percent
+from serin.reports.charts import (
+    DAY,
+    NIGHT,
+    Bar,
+    Drawing,
+    Scale,
+    bars,
+    curves,
+    histogram,
+    moment,
+    number,
+    palette,
+    percent,
+)
 from serin.reports.data_report import FILE, Bins, _identity, _numbers
-from serin.reports.svg import DAY, NIGHT, Drawing, Scale, palette
 from serin.store.store import Store
 from tests.unit.etl.trips import build, spec_of, trips
 
