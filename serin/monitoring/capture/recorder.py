@@ -268,7 +268,7 @@ class LogIndex:
     """The newest lines of the log. `at_end`: everything that was in the log at the last `read` has been read."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
+        self._log, self._most = log, MOST_LINES
         self._offset: Offset | None = None
         self._pieces: deque[_Piece] = deque()
         self.at_end = False
@@ -293,7 +293,7 @@ class LogIndex:
         if self._offset is None:
             self._offset = self._place(since)
         self.at_end = False
-        while self.lines < MOST_LINES:
+        while self.lines < self._most:
             lines = read_lines(self._log, self._offset, max_bytes=_READ_BYTES)
             self._offset = lines.offset
             table = request_table(lines.data)
@@ -306,7 +306,7 @@ class LogIndex:
 
     def forget(self, before: float) -> None:
         """Drops lines of requests that ended before `before`; when there is no room for more, at least the oldest."""
-        while self._pieces and (self._pieces[0].newest < before or self.lines >= MOST_LINES):
+        while self._pieces and (self._pieces[0].newest < before or self.lines >= self._most):
             self._pieces.popleft()
 
     def find(self, ids: pa.Array) -> pa.Table:
