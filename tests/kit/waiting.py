@@ -36,3 +36,13 @@ def running(*processes: subprocess.Popen[Any]) -> Callable[[], bool]:
 def tail(log: Path, characters: int = 4000) -> Callable[[], str]:
     """The end of a log, when it is asked for."""
     return lambda: log.read_text(errors="replace")[-characters:] if log.exists() else ""
+
+
+class Clock:
+    """Moves when a test says so."""
+
+    def __init__(self, t: float = 0.0) -> None:
+        self.t = t
+
+    def __call__(self) -> float:
+        return self.t

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +45,6 @@ class Visitor:
         assert page.status_code == 200, page.text
         form = page.text.rpartition("<form")[2]
         return dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form))
-
-
-Visit = Callable[..., Visitor]
 
 
 def visitor(home: Path, settings: ConsoleSettings | None = None, base: str = BASE) -> Visitor:

@@ -11,15 +11,8 @@ from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.watcher.capture_duty import CaptureDuty, ClockTrust, read_capture_spec
+from tests.kit.waiting import Clock
 from tests.unit.monitoring.capture.spooling import NOON, Backend, keep_all, request
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.t = 0.0
-
-    def __call__(self) -> float:
-        return self.t
 
 
 class OpenAlerts:

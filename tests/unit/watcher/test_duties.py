@@ -21,6 +21,7 @@ from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
 from serin.watcher.report_duties import RolloutsDuty
 from serin.watcher.watcher import Rounds
+from tests.kit.waiting import Clock
 
 
 class Counting:
@@ -36,15 +37,8 @@ class Counting:
     def close(self) -> None: ...
 
 
-class Clock:
-    t = 100.0
-
-    def __call__(self) -> float:
-        return self.t
-
-
 def test_each_duty_runs_at_its_own_interval() -> None:
-    clock, fast, slow = Clock(), Counting("fast", 1.0), Counting("slow", 10.0)
+    clock, fast, slow = Clock(100.0), Counting("fast", 1.0), Counting("slow", 10.0)
     rounds = Rounds([fast, slow], clock)
     for _ in range(20):
         assert rounds.run(0.0) == pytest.approx(1.0)
@@ -53,7 +47,7 @@ def test_each_duty_runs_at_its_own_interval() -> None:
 
 
 def test_a_failing_duty_is_logged_once_a_minute_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    clock, good = Clock(), Counting("good", 1.0)
+    clock, good = Clock(100.0), Counting("good", 1.0)
     rounds = Rounds([Counting("bad", 1.0, fails=True), good], clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(90):
@@ -64,7 +58,7 @@ def test_a_failing_duty_is_logged_once_a_minute_and_stops_no_other(caplog: pytes
 
 
 def test_a_duty_that_waits_for_a_store_in_vain_leaves_the_recorder_time() -> None:
-    clock, recorder = Clock(), Counting("recorder", 3.0)
+    clock, recorder = Clock(100.0), Counting("recorder", 3.0)
 
     class Waiting(Counting):
         def tick(self, now: float) -> None:

@@ -14,15 +14,8 @@ from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
+from tests.kit.waiting import Clock
 from tests.unit.monitoring.capture.spooling import NOON, Backend, keep_all, log_line, request
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.t = 0.0
-
-    def __call__(self) -> float:
-        return self.t
 
 
 def recorder(home: Path, **options: object) -> Recorder:
