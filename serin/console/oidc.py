@@ -19,15 +19,8 @@ from serin.host.console import OidcSettings, Role
 
 __all__ = ["Begun", "LoginRefused", "OidcSettings", "Person", "begin", "finish"]
 
-_ALGORITHMS: Final = (
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "ES256",
-    "ES384",
-    "EdDSA",
-)  # signed by the provider's key
+# Those of signatures by the provider's key.
+_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
 _LEEWAY_S: Final = 60
 _TIMEOUT_S: Final = 10.0
 _DISCOVERED_S: Final = 3600.0

@@ -203,12 +203,8 @@ def drift(home: Path) -> Iterator[Metric]:
         if view is None:
             continue
         drifted.add_metric([model, view.release], len(view.alarms))
-        alarmed = {
-            alarm.column for alarm in view.alarms
-        }  # their evidence begins again when the alarm is raised
         for column in view.columns:
-            value = 1.0 if column.name in alarmed else column.evidence
-            evidence.add_metric([model, view.release, column.name], value)
+            evidence.add_metric([model, view.release, column.name], column.evidence)
     yield from (evidence, drifted)
 
 

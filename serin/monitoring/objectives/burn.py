@@ -161,26 +161,24 @@ def blame(
     `rows`: oldest first. The release is to blame when its own requests burn the budget too fast, the burn began before
     it was promoted or in the hour after, and the previous version kept the promise in its last six hours.
     """
+
+    def innocent(why: str) -> Verdict:
+        return Verdict(guilty=False, why=why)
+
     ours = [row for row in rows if row.version == live]
     recent = {window: add(row.share for row in ours if row.t >= now - window) for window in WINDOWS}
     pair = firing_pair(objective, recent)
     if pair is None or pair.severity != "page":
-        return Verdict(guilty=False, why=f"version {live} alone does not burn the budget too fast")
+        return innocent(f"version {live} alone does not burn the budget too fast")
     since = burning_since(objective, [(row.t, row.share) for row in ours], pair.threshold)
     if since is None or since > promoted + FIRST_S:
-        return Verdict(
-            guilty=False, why=f"the burn began more than an hour after the release of version {live}"
-        )
+        return innocent(f"the burn began more than an hour after the release of version {live}")
     before = add(row.share for row in rows if row.version == previous and row.t > since - BEFORE_S)
     if before.requests < _LEAST_BEFORE:
-        return Verdict(
-            guilty=False, why=f"version {previous} had only {before.requests} requests to compare with"
-        )
+        return innocent(f"version {previous} had only {before.requests} requests to compare with")
     if objective.burn(before) >= 1.0:
-        return Verdict(
-            guilty=False,
-            why=f"version {previous} broke the promise too: {before.bad_share:.2%} of its requests were bad",
-        )
+        bad = f"{before.bad_share:.2%} of its requests were bad"
+        return innocent(f"version {previous} broke the promise too: {bad}")
     what = "fail" if objective.name == "availability" else "are slow"
     return Verdict(
         guilty=True,

@@ -80,7 +80,7 @@ def add_labels(home: Path, of: TruthOf, table: pa.Table, columns: Columns, now: 
     """Stores the labels of a table. LabelsUnfit names a column that is missing, of the wrong type or with a value that
     is not a label; then nothing is stored."""
     if not table.num_rows:
-        raise LabelsUnfit(model=of.model, column="", reason="has no rows")
+        raise of.unfit("", "has no rows")
     _check_one_way(columns, of.model)
     key, keys, without_key, only_row = _keys(table, of, columns)
     truth, known = read_truth(table, of, columns.value)
@@ -138,7 +138,7 @@ def _keys(
         return key, keys, without_key, without_row(named, of.model) & key.of_request
     except LabelsUnfit as error:
         column = columns.given.get(error.column, error.column)
-        raise LabelsUnfit(model=of.model, column=column, reason=error.reason) from error
+        raise of.unfit(column, error.reason) from error
 
 
 def _named(table: pa.Table, columns: Columns, model: str) -> pa.Table:
@@ -203,6 +203,9 @@ class TruthOf:
         """Whether a truth is the name of a class."""
         return self.schema.task == "multiclass"
 
+    def unfit(self, column: str, reason: str) -> LabelsUnfit:
+        return LabelsUnfit(model=self.model, column=column, reason=reason)
+
 
 def read_truth(
     table: pa.Table, of: TruthOf, value: str | None = None
@@ -213,22 +216,14 @@ def read_truth(
     names = of.schema.targets
     if names:
         if value is not None:
-            raise LabelsUnfit(
-                model=of.model,
-                column=value,
-                reason=f"cannot hold the targets {', '.join(names)}; give a column each",
-            )
+            raise of.unfit(value, f"cannot hold the targets {', '.join(names)}; give a column each")
         return _several(table, of)
-    answers = {
-        output.name for output in of.schema.outputs
-    }  # a file of scores has them: they are not the truth
+    answers = {output.name for output in of.schema.outputs}  # a file of scores has them: not the truth
     usual = (name for name in FINISHED if name in table.column_names and name not in answers)
     chosen = value or next(usual, None)
     if chosen is not None:
         if chosen not in table.column_names:
-            raise LabelsUnfit(
-                model=of.model, column=chosen, reason=f"is missing{nearest(chosen, table.column_names)}"
-            )
+            raise of.unfit(chosen, f"is missing{nearest(chosen, table.column_names)}")
         return _finished(_known(table, chosen, of, of.expression), chosen, of)
     return _computed(table, of.expression, of)
 
@@ -283,8 +278,7 @@ def _computed(table: pa.Table, text: str, of: TruthOf) -> tuple[pa.Array, npt.ND
     if of.text:
         return _classes_of(result, text, of)
     if result.values.dtype.kind in "USOT":
-        reason = f"gives strings for {text!r}; needed are {_wanted(of)}"
-        raise LabelsUnfit(model=of.model, column="", reason=reason)
+        raise of.unfit("", f"gives strings for {text!r}; needed are {_wanted(of)}")
     return _numbers(Masked(result.values.astype(np.float64), result.null), "", of)
 
 
@@ -296,11 +290,7 @@ def _raw_columns(table: pa.Table, text: str, of: TruthOf) -> dict[str, Column]:
     if missing and not direct <= set(table.column_names):
         offered = f"a column {FINISHED[0]} with {text!r} itself, or the columns it is made of"
         found = ", ".join(table.column_names)
-        raise LabelsUnfit(
-            model=of.model,
-            column="",
-            reason=f"has no {', '.join(sorted(missing))}: give {offered}; found: {found}",
-        )
+        raise of.unfit("", f"has no {', '.join(sorted(missing))}: give {offered}; found: {found}")
     columns = {}
     for name in [*(name for name in wanted if name in table.column_names), *have]:
         kind = kind_of_type(table.column(name).type)
@@ -324,7 +314,7 @@ def _typed(text: str, kinds: Mapping[str, Kind], table: pa.Table, of: TruthOf) -
                 except ExpressionError:
                     continue
                 raise _other_type(of, name, table.column(name).type, f"{words} for {text!r}") from error
-        raise LabelsUnfit(model=of.model, column="", reason=f"does not fit {text!r}: {error}") from error
+        raise of.unfit("", f"does not fit {text!r}: {error}") from error
 
 
 def _is_truth(node: Node, name: str) -> bool:
@@ -342,11 +332,10 @@ _KIND_WORDS: Mapping[Kind, str] = {"float": "numbers", "string": "text", "timest
 def _numbers(result: Masked, name: str, of: TruthOf) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
     values, known = result.values, ~result.null & ~np.isnan(result.values)
     if np.isinf(values[known]).any():
-        raise LabelsUnfit(model=of.model, column=name, reason="holds infinite numbers")
+        raise of.unfit(name, "holds infinite numbers")
     if of.schema.task == "binary" and not np.isin(values[known], (0.0, 1.0)).all():
         other = values[known][~np.isin(values[known], (0.0, 1.0))]
-        reason = f"holds {_some(other)}; a binary label is true or false, 1 or 0"
-        raise LabelsUnfit(model=of.model, column=name, reason=reason)
+        raise of.unfit(name, f"holds {_some(other)}; a binary label is true or false, 1 or 0")
     return pa.array(np.where(known, values, 0.0)), known
 
 
@@ -365,8 +354,7 @@ def _classes_of(result: Masked, name: str, of: TruthOf) -> tuple[pa.Array, npt.N
     strange = pc.filter(found, pa.array(known & ~np.asarray(pc.is_in(found, pa.array(classes, pa.string())))))
     if len(strange):
         named = f"the classes are {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}"
-        reason = f"holds {_some(pc.unique(strange).to_pylist())}; {named}"
-        raise LabelsUnfit(model=of.model, column=name, reason=reason)
+        raise of.unfit(name, f"holds {_some(pc.unique(strange).to_pylist())}; {named}")
     return found, known
 
 
@@ -381,4 +369,4 @@ def _some(values: object) -> str:
 
 
 def _other_type(of: TruthOf, name: str, found: pa.DataType, wanted: str) -> LabelsUnfit:
-    return LabelsUnfit(model=of.model, column=name, reason=f"has type {found}, needed are {wanted}")
+    return of.unfit(name, f"has type {found}, needed are {wanted}")
