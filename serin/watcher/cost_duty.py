@@ -130,7 +130,7 @@ def add_look(cost: ServingCost, look: Look, *, price: float | None) -> ServingCo
         cpu_s=cost.cpu_s + cpu_s,
         peak_memory_bytes=max(cost.peak_memory_bytes, look.memory_bytes),
         gpu_s=cost.gpu_s + gpu_s,
-        gpu_peak_bytes=_most(cost.gpu_peak_bytes, look.gpu_bytes),
+        gpu_peak_bytes=max(cost.gpu_peak_bytes or 0, look.gpu_bytes or 0) or None,
         busy_share=total / looks if looks else None,
         busy_looks=looks,
         joules=cost.joules if joules is None else (cost.joules or 0.0) + joules,
@@ -174,8 +174,3 @@ def _gpu_bytes(uses: Sequence[GpuUse], release: Release) -> int | None:
         if each.release == release.name and each.used_bytes
     ]
     return sum(found) if found else None
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    known = [value for value in (one, other) if value is not None]
-    return max(known) if known else None

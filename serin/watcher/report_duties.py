@@ -9,7 +9,7 @@ from typing import Final
 
 from serin.errors import NameInvalid
 from serin.formats.reason import utc
-from serin.host.state import Stack, read_stack
+from serin.host.state import read_stack
 from serin.host.watchdog import REPORTED_S, SILENT_S, is_stopped, read_replaced, silent_for_s
 from serin.machine import environment
 from serin.monitoring.alerts.alert import Alert, Alerts, Kind, Severity
@@ -208,9 +208,11 @@ class ProcessesDuty(Duty):
 
     def _supervisor(self, now: float) -> Iterator[Alert]:
         stack = read_stack(self._home)
-        if stack is None or not stack.is_alive or not _is_frozen(stack):
+        if stack is None or not stack.is_alive:
             return
         pid = stack.supervisor_pid
+        if not is_stopped(pid) and silent_for_s(stack.home, pid) <= 5 * SILENT_S:
+            return
         yield _process_alert(
             _SUPERVISOR,
             severity="page",
@@ -219,11 +221,6 @@ class ProcessesDuty(Duty):
             f"`kill -CONT {pid}` lets it continue; `serin down` and `serin up` replace it.",
             since=now,
         )
-
-
-def _is_frozen(stack: Stack) -> bool:
-    pid = stack.supervisor_pid
-    return is_stopped(pid) or silent_for_s(stack.home, pid) > 5 * SILENT_S
 
 
 def _process_alert(name: str, *, severity: Severity, title: str, text: str, since: float) -> Alert:

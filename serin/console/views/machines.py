@@ -31,7 +31,8 @@ def read_gpus(home: Path, parameters: Parameters) -> dict[str, Any]:
 def read_runs(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
     found, trouble = _newest_runs()
-    return {"runs": found, "trouble": trouble, "longest": _longest(found), **_prefect(home)}
+    longest = max((run.seconds or 0.0 for run in found), default=0.0)
+    return {"runs": found, "trouble": trouble, "longest": longest or 1.0, **_prefect(home)}
 
 
 def _newest_runs() -> tuple[list[RunEntry], str]:
@@ -86,10 +87,6 @@ def _chart(receipts: list[Receipt]) -> str | None:
     ]
     words = ", ".join(f"{row.label} {row.text}" for row in rows)
     return bars(rows, width=640, label=90).embedded(f"Time of each stage: {words}")
-
-
-def _longest(runs: list[RunEntry]) -> float:
-    return max((run.seconds or 0.0 for run in runs), default=0.0) or 1.0
 
 
 def _prefect(home: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,8 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
                 error_share=error_share,
             )
         )
-    return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": _rolling(rows)}
+    rolling = [row.state for row in rows if row.state and row.state.rollout.running]
+    return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling}
 
 
 def _drift_state(home: Path, model: str) -> str:
@@ -132,10 +132,6 @@ def _recent(home: Path, model: str, now: float) -> tuple[float, float | None, fl
         return 0.0, None, None
     slowest = max((point.p99_ms for point in points if point.p99_ms is not None), default=None)
     return requests / (now - since), slowest, sum(point.errors for point in points) / requests
-
-
-def _rolling(rows: Sequence[ModelRow]) -> list[ModelStatus]:
-    return [row.state for row in rows if row.state and row.state.rollout.running]
 
 
 def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:

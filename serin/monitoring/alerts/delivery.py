@@ -127,7 +127,8 @@ class Delivery:
             if dropped := self._outbox.drop_excess():
                 log.warning("too many alerts wait for their receivers: the oldest %d are dropped", dropped)
         self._hung = [each for each in self._hung if not each.returned]
-        blocked = {name for name in channels if self._hung_of(name) >= _MOST_HUNG}
+        hung = [each.message.receiver for each in self._hung]
+        blocked = {name for name in channels if hung.count(name) >= _MOST_HUNG}
         for message in self._outbox.due(self._clock(), busy={*self._attempts, *blocked}):
             if message.receiver in channels:
                 self._attempts[message.receiver] = Attempt(
@@ -136,9 +137,6 @@ class Delivery:
                     timeout_s=self._timeout_s,
                     when_done=self._wake.set,
                 )
-
-    def _hung_of(self, name: str) -> int:
-        return sum(each.message.receiver == name for each in self._hung)
 
 
 def try_receiver(receiver: Receiver, *, timeout_s: float = TIMEOUT_S) -> str | None:

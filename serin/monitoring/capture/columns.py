@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from serin.formats.captures import ANSWER, METADATA, TYPE_OF_KIND, column_names
 from serin.formats.nulls import from_wire, without_null_strings
-from serin.formats.serving.spool import SpoolBlock, SpoolHeader, Strings, Tensor, Values
+from serin.formats.serving.spool import SpoolBlock, SpoolHeader, Strings
 
 SHADOW_ID = "shadow-"
 """How the ids of requests begin that a replay sent to a release which answers nobody yet."""
@@ -38,7 +38,9 @@ def block_rows(
         **_inputs(header, block, mask, drop),
     }
     for tensor, values in zip(header.outputs, block.outputs, strict=True):
-        columns[f"{ANSWER}{tensor.name}"] = _answer(tensor, values)
+        flat = text(values) if isinstance(values, Strings) else pa.array(values.reshape(-1))
+        rows = len(flat) // max(tensor.width, 1)
+        columns[f"{ANSWER}{tensor.name}"] = listed(flat, rows, tensor.width)
     return pa.table(columns)
 
 
@@ -99,11 +101,6 @@ def text(values: Strings) -> pa.StringArray:
         return values.to_arrow().cast(pa.large_string()).cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array(values.to_list(), pa.string())
-
-
-def _answer(tensor: Tensor, values: Values) -> pa.Array:
-    flat = text(values) if isinstance(values, Strings) else pa.array(values.reshape(-1))
-    return listed(flat, len(flat) // max(tensor.width, 1), tensor.width)
 
 
 def listed(flat: pa.Array, rows: int, width: int) -> pa.Array:

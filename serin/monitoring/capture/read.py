@@ -111,10 +111,10 @@ def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> 
 def read_part(part: Part, columns: Sequence[str] | None = None) -> pa.Table | None:
     """The rows of a part; None when it was merged or deleted since it was listed: list the parts again."""
     try:
-        table = _read(part.path, columns)
+        with open_part(part.path) as file:
+            return _read_file(file, columns).slice(part.offset, part.rows)
     except FileNotFoundError:
         return None
-    return table.slice(part.offset, part.rows)
 
 
 def part_tables(part: Part, columns: Sequence[str]) -> Iterator[pa.Table] | None:
@@ -212,11 +212,6 @@ def _microseconds(limit: float | None) -> tuple[int, int]:
         return -(2**63), 2**63 - 1
     exact = math.ceil(limit * 1e6)
     return exact, exact
-
-
-def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    with open_part(path) as file:
-        return _read_file(file, columns)
 
 
 def _read_file(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:

@@ -98,7 +98,7 @@ def read_history(
     """Returns a model's requests from `since` to `until`, added up to points of `step_s`, by release and arm (or by
     release alone); None when it has no history."""
     with history_file(home).reading() as book:
-        if book is None or not _known(book, model):
+        if book is None or not book.execute("SELECT 1 FROM series WHERE model = ?", (model,)).fetchone():
             return None
         rows = book.execute(
             "SELECT s.release, s.arm, c.* FROM series s JOIN counts c ON c.series = s.id"
@@ -197,10 +197,6 @@ def models_with_history(home: Path) -> list[str]:
         if book is None:
             return []
         return [row["model"] for row in book.execute("SELECT DISTINCT model FROM series ORDER BY model")]
-
-
-def _known(book: sqlite3.Connection, model: str) -> bool:
-    return book.execute("SELECT 1 FROM series WHERE model = ?", (model,)).fetchone() is not None
 
 
 def _point(t: int, width: int, rows: Iterable[sqlite3.Row]) -> HistoryPoint:

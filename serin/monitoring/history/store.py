@@ -55,7 +55,8 @@ class History:
         counted = tally(batch.requests, limit_ms)
         with self._transaction():
             self._add(counted)
-            self._set("offset", json.dumps(batch.offset.to_json()))
+            offset = json.dumps(batch.offset.to_json())
+            self._db.execute("INSERT OR REPLACE INTO state VALUES ('offset', ?)", (offset,))
         if batch.bad_lines:
             log.warning("%d lines of %s could not be read and are not counted", batch.bad_lines, path)
         return len(batch.requests), batch.more
@@ -70,7 +71,8 @@ class History:
             if oldest is not None and oldest < end:
                 for width in (MINUTE_S, *(wider for _, _, wider in LEVELS)):  # so that the index is used
                     self._db.execute("DELETE FROM counts WHERE width = ? AND start < ?", (width, end))
-                self._forget_series()
+                self._db.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM counts)")
+                self._ids.clear()
 
     def _roll_up(self, width: int, end: int, wider: int) -> None:
         """Replaces rows of `width` that start before `end` by rows of `wider`."""
@@ -92,7 +94,9 @@ class History:
     def _add(self, counted: Mapping[tuple[Series, int], Tally]) -> None:
         """A minute that was added up already (a late line, a clock that was set back) gets another row."""
         for (series, start), found in counted.items():
-            self._merge_in(self._id(series), MINUTE_S, start, [_row_of(found)])
+            numbers = {name: getattr(found, name) for name in _NUMBERS}
+            row = {**numbers, "latency": pack(found.latency)}
+            self._merge_in(self._id(series), MINUTE_S, start, [row])
 
     def _merge_in(self, series: int, width: int, start: int, members: Sequence[Any]) -> None:
         present = self._db.execute(
@@ -115,10 +119,6 @@ class History:
             ).fetchone()
         return self._ids[series]
 
-    def _forget_series(self) -> None:
-        self._db.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM counts)")
-        self._ids.clear()
-
     def _oldest(self, width: int) -> int | None:
         (found,) = self._db.execute("SELECT min(start) FROM counts WHERE width = ?", (width,)).fetchone()
         return None if found is None else int(found)
@@ -126,9 +126,6 @@ class History:
     def _offset(self) -> Offset:
         row = self._db.execute("SELECT value FROM state WHERE name = 'offset'").fetchone()
         return START if row is None else Offset.from_json(json.loads(row["value"]))
-
-    def _set(self, name: str, value: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -138,7 +135,3 @@ class History:
         except BaseException:
             self._ids.clear()  # ids that were given in it are gone
             raise
-
-
-def _row_of(found: Tally) -> dict[str, Any]:
-    return {**{name: getattr(found, name) for name in _NUMBERS}, "latency": pack(found.latency)}

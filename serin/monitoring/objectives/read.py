@@ -81,7 +81,10 @@ def read_objectives(home: Path, model: str, *, now: float | None = None) -> Obje
             _view(objective, shares_of(objective, sums), age_s) for objective in state.objectives
         ),
         rollbacks=read_rollbacks(home, model),
-        gone={window: _gone(releases).bad_share for window, releases in sums.items()},
+        gone={
+            window: add(Share(requests, gone) for requests, _, _, gone in releases.values()).bad_share
+            for window, releases in sums.items()
+        },
     )
 
 
@@ -111,10 +114,6 @@ def share_of(objective: Objective, counted: Sums) -> Share:
     """The share of bad requests. Those whose client went away are neither good nor bad."""
     requests, errors, slow, gone = counted
     return Share(requests - gone, errors if objective.name == "availability" else slow)
-
-
-def _gone(releases: Mapping[str, Sums]) -> Share:
-    return add(Share(requests, gone) for requests, _, _, gone in releases.values())
 
 
 def _view(objective: Objective, shares: dict[int, Share], age_s: float) -> ObjectiveView:
