@@ -101,9 +101,7 @@ def read_state(folder: Path) -> QualityState:
 
 
 def write_state(folder: Path, state: QualityState) -> None:
-    make_private(folder.parent.parent)
-    make_private(folder.parent)
-    make_private(folder)
+    """Writes the state into a folder that `following` has made."""
     write_whole(folder / _STATE, state.dump())
 
 
@@ -172,21 +170,18 @@ class Follower:
     def delete_before(self, moment: float) -> None:
         """Deletes what is older than records are kept."""
         with following(self._home, self._model):
-            self._delete_before(moment)
-
-    def _delete_before(self, moment: float) -> None:
-        delete_old_labels(self._home, self._model, moment)
-        self.joined.delete_before(moment)
-        for file in self._waiting():
-            table = file.read()
-            kept = table.filter(pa.array(np.asarray(table.column(ARRIVED)) >= moment * 1e6))
-            if kept.num_rows < table.num_rows:
-                self._keep_waiting(file, kept)
-        self.state.forget_before(moment)
+            delete_old_labels(self._home, self._model, moment)
+            self.joined.delete_before(moment)
+            for file in waiting_labels(self._folder):
+                table = file.read()
+                kept = table.filter(pa.array(np.asarray(table.column(ARRIVED)) >= moment * 1e6))
+                if kept.num_rows < table.num_rows:
+                    self._keep_waiting(file, kept)
+            self.state.forget_before(moment)
 
     def waiting(self) -> int:
         """How many labels are about a request that is not recorded."""
-        return sum(file.rows for file in self._waiting() if file.key.of_request)
+        return sum(file.rows for file in waiting_labels(self._folder) if file.key.of_request)
 
     def _steps(self) -> Iterator[None]:
         yield from self._new_records()
@@ -229,7 +224,7 @@ class Follower:
     def _read(self, part: Part) -> pa.Table | None:
         watched = self._versions(part.version)
         assert watched is not None
-        keys = [captured_columns(file.key, watched.schema) or () for file in self._waiting()]
+        keys = [captured_columns(file.key, watched.schema) or () for file in waiting_labels(self._folder)]
         columns = dict.fromkeys([*watched.kept, SOURCE, *(name for key in keys for name in key)])
         return read_part(part, list(columns))
 
@@ -240,7 +235,7 @@ class Follower:
             assert watched is not None
             rows = answered(alike(each))
             self._hooks.recorded(watched, rows, self.state)
-            for file in self._waiting():
+            for file in waiting_labels(self._folder):
                 columns = captured_columns(file.key, watched.schema)
                 if columns is None or watched.data.target.expression != file.expression:
                     continue
@@ -270,9 +265,6 @@ class Follower:
                     ("_row", "ascending"),
                 ]
                 self._hooks.labelled(watched, fresh.sort_by(order), self.state)
-
-    def _waiting(self) -> list[LabelFile]:
-        return waiting_labels(self._folder)
 
     def _keep_waiting(self, like: LabelFile, labels: pa.Table, *, add: bool = False) -> None:
         """Replaces the labels that wait by the same key, or adds to them."""

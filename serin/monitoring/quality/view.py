@@ -121,7 +121,6 @@ def read_quality(home: Path, model: str) -> QualityView | None:
 
 def write_quality(home: Path, view: QualityView) -> None:
     path = quality_file(home, view.model)
-    make_private(path.parent.parent)
     make_private(path.parent)
     write_whole(path, json.dumps(view.to_json(), allow_nan=False))
 
