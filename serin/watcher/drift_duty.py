@@ -16,8 +16,8 @@ from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.formats.shared_captures import records_home
 from serin.monitoring.alerts.alert import Alert, Alerts
-from serin.monitoring.drift.alerts import alert_key, drift_alert
 from serin.monitoring.drift.model_watch import ModelWatch, Watched
+from serin.monitoring.drift.read import alert_key, drift_alert
 from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store

@@ -21,15 +21,18 @@ from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_
 from serin.formats.shared_captures import combined_home, records_home
 from serin.monitoring.alerts.alert import Alerts
 from serin.monitoring.quality.follow import Follower, Hooks, QualityState, write_state
-from serin.monitoring.quality.measure import MOST_ROWS, count_recorded, measure_release, scored
-from serin.monitoring.quality.objective import (
+from serin.monitoring.quality.measure import (
+    MOST_ROWS,
     ObjectiveState,
     Watch,
     alert_key,
     blocks_of,
+    count_recorded,
     judge_blocks,
+    measure_release,
     objective_of,
     quality_alert,
+    scored,
     take_labels,
 )
 from serin.monitoring.quality.scan import Watched

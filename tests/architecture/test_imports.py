@@ -24,7 +24,7 @@ PURE = [
     ),
     "serin/monitoring/latency.py",
     "serin/monitoring/objectives/burn.py",
-    *(f"serin/monitoring/history/{name}.py" for name in ("sketch", "tally")),
+    "serin/monitoring/history/sketch.py",
     "serin/monitoring/drift/detector.py",
     "serin/formats/serving/request.py",
 ]

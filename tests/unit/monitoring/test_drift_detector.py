@@ -13,8 +13,8 @@ from serin.columns.bins import count_rows
 from serin.formats.drift import DriftStatistics, Segment
 from serin.formats.importance import ColumnImportance, Importance
 from serin.formats.reason import Reason
-from serin.monitoring.drift.alerts import drift_alert, priority_of
 from serin.monitoring.drift.detector import Alarm, BinShift, DriftDetector, Findings
+from serin.monitoring.drift.read import drift_alert, priority_of
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.soak.drift import minutes_until_found, world_alarms
 from tests.soak.drift_worlds import HOUR, World

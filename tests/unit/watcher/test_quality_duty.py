@@ -18,7 +18,7 @@ from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
-from serin.monitoring.quality.objective import FEWEST_ROWS
+from serin.monitoring.quality.measure import FEWEST_ROWS
 from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, read_quality
 from serin.rollout.decide.state import Phase

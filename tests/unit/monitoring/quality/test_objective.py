@@ -8,8 +8,14 @@ import pytest
 
 from serin.evidence.e_process import MeanEvidence
 from serin.formats.quality import QualityReference
-from serin.monitoring.quality.measure import Scored
-from serin.monitoring.quality.objective import ObjectiveState, Watch, judge_blocks, objective_of, take_labels
+from serin.monitoring.quality.measure import (
+    ObjectiveState,
+    Scored,
+    Watch,
+    judge_blocks,
+    objective_of,
+    take_labels,
+)
 from serin.spec.monitoring import QualitySpec
 
 DAY_S = 86_400.0
