@@ -43,7 +43,7 @@ def list_alerts(
     as_json: Json = False,
 ) -> None:
     """List open alerts, newest first."""
-    from serin.monitoring.alerts.read import read_alerts
+    from serin.monitoring.alerts.book import read_alerts
 
     view = read_alerts(environment.home(), model, resolved=resolved, lines=journal)
     if as_json:
@@ -187,7 +187,7 @@ def remove_receiver(name: Name) -> None:
 
 
 def _receiver_states() -> list[dict[str, Any]]:
-    from serin.monitoring.alerts.read import read_alerts
+    from serin.monitoring.alerts.book import read_alerts
     from serin.monitoring.alerts.receivers import ReceiverFile
 
     home = environment.home()
@@ -221,7 +221,7 @@ def _acknowledged(record: AlertRecord) -> str:
 
 def _hint_if_nothing_matches(made: Silence, now: float) -> None:
     """A silence may be made before its model is served, so one that matches nothing is not refused."""
-    from serin.monitoring.alerts.read import read_alerts
+    from serin.monitoring.alerts.book import read_alerts
     from serin.rollout.run.record import JournalFolder
 
     home = environment.home()

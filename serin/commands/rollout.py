@@ -150,7 +150,7 @@ def rollback(name: ModelVersion, why: Why = "", follow: Follow = True) -> None:
 
 def _unwatched(model: str, version: int | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
-    from serin.monitoring.alerts.read import read_alerts
+    from serin.monitoring.alerts.book import read_alerts
     from serin.spec.load import load_spec
     from serin.store.store import Store
 

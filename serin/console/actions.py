@@ -21,8 +21,7 @@ from serin.console.login import read_signed_form
 from serin.console.state import Console, Session
 from serin.console.views.models import known_model
 from serin.errors import SerinError
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.serving.external import External

@@ -18,7 +18,7 @@ from serin.host.supervisor import Child, find_supervisor, process_line, with_pro
 from serin.host.wiring import CONSOLE, build_gateway, request_log
 from serin.machine.contained import contained
 from serin.monitoring.alerts.alert import AlertRecord
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
 from serin.prefect import rest_api

@@ -32,7 +32,7 @@ from serin.host.console import own_secret
 from serin.host.gpu_use import read_gpu_use
 from serin.host.metrics_address import candidates, remove_address, token_file, write_address
 from serin.host.wiring import build_gateway
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import models_captured, read_captures
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.objectives.read import read_objectives

@@ -8,7 +8,7 @@ from typing import Final
 
 from serin.errors import SerinError
 from serin.monitoring.alerts.alert import AlertRecord, Alerts
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.history.read import counts_since, window_sums
 from serin.monitoring.objectives.burn import (
     BEFORE_S,

@@ -13,7 +13,7 @@ from serin.host.state import read_stack
 from serin.host.watchdog import REPORTED_S, SILENT_S, is_stopped, read_replaced, silent_for_s
 from serin.machine import environment
 from serin.monitoring.alerts.alert import Alert, Alerts, Kind, Severity
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.history.read import HistoryPoint, read_history
 from serin.rollout.decide.state import Hold
 from serin.rollout.run.access import HomeRollouts, Rollouts, StoreRollouts

@@ -14,10 +14,9 @@ from typing import Final
 from serin.errors import NotFound
 from serin.host.state import read_stack
 from serin.monitoring.alerts.alert import AlertRecord
-from serin.monitoring.alerts.book import PREFECT
+from serin.monitoring.alerts.book import PREFECT, read_alerts
 from serin.monitoring.alerts.delivery import Attempt
 from serin.monitoring.alerts.outbox import Message
-from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.retrain import RetrainBook, ask_again_at, read_retraining
 from serin.rollout.run.status import status
 from serin.spec.load import load_spec

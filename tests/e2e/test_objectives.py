@@ -12,8 +12,7 @@ from pathlib import Path
 from serin.cluster.home_controller import GatewayRouter
 from serin.formats.serving.request_log import read_since
 from serin.host.wiring import request_log
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.monitoring.history.read import counts_since
 from serin.monitoring.objectives.read import read_objectives

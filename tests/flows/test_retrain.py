@@ -15,7 +15,7 @@ from flows.retrain import retrain
 from flows.watch import watch
 from serin.errors import NotFound, StageFailed
 from serin.formats.reason import utc
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.retrain import read_retraining
 from serin.store.artifacts import Release
 from serin.store.stage_keys import notes

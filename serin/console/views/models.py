@@ -17,7 +17,7 @@ from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
 from serin.host.state import read_stack
 from serin.host.wiring import key_file
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality

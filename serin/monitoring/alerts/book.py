@@ -1,4 +1,5 @@
-"""The alert book: which alerts are open, who acknowledged or silenced them, and which messages are due.
+"""The alert book: which alerts are open, who acknowledged or silenced them, and which messages are due. `read_alerts`
+reads it for people: status, console and Prometheus.
 
 An alert and its messages are stored in one transaction, so a process that is killed loses none. Several processes may
 use the book at once.
@@ -12,13 +13,24 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from serin.errors import AlertRefused, FileBroken, ReceiverRefused
 from serin.machine.databases import Database
 from serin.machine.in_memory import memory_folder
-from serin.monitoring.alerts.alert import CLOSED, Alert, AlertRecord, Silence, book_id, record_of, silences_in
+from serin.monitoring.alerts.alert import (
+    CLOSED,
+    Alert,
+    AlertRecord,
+    ReceiverRecord,
+    Silence,
+    book_id,
+    record_of,
+    silences_in,
+)
 from serin.monitoring.alerts.receivers import ReceiverFile
 
 log = logging.getLogger(__name__)
@@ -30,6 +42,7 @@ _SEEN_S: Final = 30.0  # how exact `seen` is
 _KEPT_ALERTS: Final = 5_000
 _KEPT_LINES: Final = 20_000
 _RANK: Final = {"info": 0, "ticket": 1, "page": 2}
+_JOURNAL: Final = "SELECT t, event, key, by, detail FROM journal ORDER BY id DESC LIMIT ?"
 _TABLES: Final = """
 CREATE TABLE book (id TEXT NOT NULL);
 INSERT INTO book VALUES (lower(hex(randomblob(6))));
@@ -295,3 +308,85 @@ def _forget_old(book: sqlite3.Connection) -> None:
 
 def book_file(home: Path) -> Database:
     return Database(path=home / "alerts" / "book.sqlite", tables=_TABLES, version=1, durable=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLine:
+    t: float
+    event: str
+    key: str
+    by: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsView:
+    """`open`: newest first; `resolved`: the last ones, newest first; `silences`: those in force; `journal`: the last
+    lines, newest first. `receivers`: those that were ever sent something."""
+
+    open: tuple[AlertRecord, ...] = ()
+    resolved: tuple[AlertRecord, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    journal: tuple[JournalLine, ...] = ()
+    receivers: tuple[ReceiverRecord, ...] = ()
+
+
+def read_alerts(
+    home: Path, model: str | None = None, *, resolved: int = 50, lines: int = 0, now: float | None = None
+) -> AlertsView:
+    """Reads the alerts of a model, or all of them. A home without a book has none."""
+    now = time.time() if now is None else now
+    with book_file(home).reading() as book:
+        if book is None:
+            return AlertsView()
+        silences = silences_in(book)
+        where, values = ("", ()) if model is None else ("AND model = ?", (model,))
+        ours = f"SELECT * FROM alerts WHERE resolved IS NULL {where} ORDER BY fired DESC, id DESC"  # noqa: S608
+        past = (
+            f"SELECT * FROM alerts WHERE resolved IS NOT NULL {where} ORDER BY resolved DESC, id DESC LIMIT ?"  # noqa: S608
+        )
+        name = book_id(book)
+        in_force = (each for each in silences if now < each.until)
+        return AlertsView(
+            open=tuple(record_of(row, name, silences, now) for row in book.execute(ours, values)),
+            resolved=tuple(record_of(row, name, (), now) for row in book.execute(past, (*values, resolved))),
+            silences=tuple(each for each in in_force if model is None or each.model in (None, model)),
+            journal=tuple(JournalLine(**dict(row)) for row in book.execute(_JOURNAL, (lines,))),
+            receivers=_receiver_records(book),
+        )
+
+
+def _receiver_records(book: sqlite3.Connection) -> tuple[ReceiverRecord, ...]:
+    """Returns the outcome of the messages of each receiver that was ever sent one."""
+    waiting = pending(book)
+    counted: dict[str, dict[str, int]] = {name: {} for name in waiting}
+    for row in book.execute("SELECT receiver, what, number FROM counters"):
+        counted.setdefault(row["receiver"], {})[row["what"]] = row["number"]
+    problems = {
+        row["receiver"]: row["problem"]
+        for row in book.execute(
+            "SELECT receiver, problem, max(id) FROM deliveries WHERE attempts > 0 GROUP BY receiver"
+        )
+    }
+    return tuple(
+        ReceiverRecord(
+            name=name,
+            pending=waiting.get(name, 0),
+            sent=numbers.get("sent", 0),
+            failed_attempts=numbers.get("failed_attempts", 0),
+            given_up=numbers.get("given_up", 0),
+            dropped=numbers.get("dropped", 0),
+            problem=problems.get(name),
+        )
+        for name, numbers in sorted(counted.items())
+    )
+
+
+def pending(book: sqlite3.Connection) -> dict[str, int]:
+    """Returns how many messages wait for each receiver."""
+    return {
+        row["receiver"]: row["number"]
+        for row in book.execute(
+            "SELECT receiver, count(*) AS number FROM deliveries WHERE state = 'pending' GROUP BY receiver"
+        )
+    }

@@ -11,13 +11,12 @@ from typing import Final
 from serin.monitoring.alerts.alert import (
     AlertRecord,
     Event,
-    ReceiverRecord,
     Silence,
     book_id,
     record_of,
     silences_in,
 )
-from serin.monitoring.alerts.book import BUILT_IN, book_file
+from serin.monitoring.alerts.book import BUILT_IN, book_file, pending
 
 MOST_PENDING: Final = 1_000  # of one receiver; the oldest are dropped and counted
 _LONGEST_PAUSE_S: Final = 300.0
@@ -85,7 +84,7 @@ class Outbox:
     def drop_excess(self) -> int:
         """Drops the oldest messages of receivers with too many; returns how many. They are counted."""
         with self._file.reading() as book:
-            waiting = {} if book is None else _pending(book)
+            waiting = {} if book is None else pending(book)
         excess = {name: number - MOST_PENDING for name, number in waiting.items() if number > MOST_PENDING}
         if excess:
             with self._file.changing() as book:
@@ -108,32 +107,6 @@ class Outbox:
             book.execute("DELETE FROM counters WHERE receiver = ?", (receiver,))
 
 
-def receiver_records(book: sqlite3.Connection) -> tuple[ReceiverRecord, ...]:
-    """Returns the outcome of the messages of each receiver that was ever sent one."""
-    pending = _pending(book)
-    counted: dict[str, dict[str, int]] = {name: {} for name in pending}
-    for row in book.execute("SELECT receiver, what, number FROM counters"):
-        counted.setdefault(row["receiver"], {})[row["what"]] = row["number"]
-    problems = {
-        row["receiver"]: row["problem"]
-        for row in book.execute(
-            "SELECT receiver, problem, max(id) FROM deliveries WHERE attempts > 0 GROUP BY receiver"
-        )
-    }
-    return tuple(
-        ReceiverRecord(
-            name=name,
-            pending=pending.get(name, 0),
-            sent=numbers.get("sent", 0),
-            failed_attempts=numbers.get("failed_attempts", 0),
-            given_up=numbers.get("given_up", 0),
-            dropped=numbers.get("dropped", 0),
-            problem=problems.get(name),
-        )
-        for name, numbers in sorted(counted.items())
-    )
-
-
 def _firsts(
     rows: list[sqlite3.Row], silences: list[Silence], book: str, now: float, busy: Collection[str]
 ) -> list[Message]:
@@ -153,15 +126,6 @@ def _firsts(
             None if waits else Message(number=row["number"], receiver=name, event=row["event"], record=record)
         )
     return [message for message in found.values() if message is not None]
-
-
-def _pending(book: sqlite3.Connection) -> dict[str, int]:
-    return {
-        row["receiver"]: row["number"]
-        for row in book.execute(
-            "SELECT receiver, count(*) AS number FROM deliveries WHERE state = 'pending' GROUP BY receiver"
-        )
-    }
 
 
 def _count(book: sqlite3.Connection, receiver: str, what: str, by: int = 1) -> None:

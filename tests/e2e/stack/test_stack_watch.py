@@ -23,7 +23,7 @@ from serin.formats.bundle import read_manifest
 from serin.formats.captures import write_part
 from serin.formats.reason import read_reason
 from serin.host.state import read_stack, running_stack
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.retrain import History, read_retraining
 from serin.rollout.run.status import history, model_status

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, ask
 from serin.rollout.run.status import ModelStatus, history, model_status

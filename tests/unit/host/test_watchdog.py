@@ -32,8 +32,7 @@ from serin.host.watchdog import (
 from serin.machine.environment import child_environment
 from serin.machine.in_memory import remove_sockets
 from serin.machine.process import Leftovers, start_ticks
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.watcher.report_duties import ProcessesDuty
 from tests.kit.waiting import until
 from tests.signals import hit

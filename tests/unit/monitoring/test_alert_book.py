@@ -10,9 +10,8 @@ import pytest
 from serin.errors import AlertRefused, ReceiverRefused
 from serin.monitoring.alerts import outbox as outboxes
 from serin.monitoring.alerts.alert import Alert
-from serin.monitoring.alerts.book import AlertBook, book_file
+from serin.monitoring.alerts.book import AlertBook, book_file, read_alerts
 from serin.monitoring.alerts.outbox import Message, Outbox
-from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import ReceiverFile
 
 T = 1_800_000_000.0

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from serin.monitoring.alerts.alert import ReceiverRecord
-from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.alerts.delivery import Channel, Delivery, LogChannel, channel_of, try_receiver
 from serin.monitoring.alerts.outbox import Message, Outbox
-from serin.monitoring.alerts.read import read_alerts
 from serin.monitoring.alerts.receivers import Receiver, ReceiverFile
 from serin.watcher.alerts_duty import Channels, event
 from tests.fakes.webhooks import webhook

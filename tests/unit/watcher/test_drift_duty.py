@@ -17,8 +17,7 @@ from serin.formats.drift import FILE
 from serin.formats.importance import ColumnImportance, Importance
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
 from serin.machine.documents import write_facts
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.drift import model_watch
 from serin.monitoring.drift.model_watch import read_state, state_file
 from serin.monitoring.drift.read import read_drift

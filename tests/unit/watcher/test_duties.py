@@ -11,8 +11,7 @@ from serin.errors import StoreUnreachable
 from serin.formats.cluster.decisions import MODELS, Writer, dump_decision, prefix_of
 from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.alert import AlertRecord
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.record import JournalFolder, rollout2decision

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from serin.host.wiring import request_log
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.objectives.burn import PERIOD_S
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.rollbacks import read_rollbacks

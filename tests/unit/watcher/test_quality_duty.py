@@ -15,8 +15,7 @@ from serin.cli import app
 from serin.columns.scored import measured
 from serin.formats.serving.journal import last_decision
 from serin.formats.serving.quality_evidence import read_quality_blocks
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
 from serin.monitoring.quality.measure import FEWEST_ROWS
 from serin.monitoring.quality.store import quality_folder

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from serin.host.wiring import request_log
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.store.artifacts import Release
 from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.report_duties import RefusalsDuty

@@ -13,8 +13,7 @@ from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.forget_requests import write_request
 from serin.formats.shared_captures import combined_home, records_home
 from serin.host.state import Stack, write_stack
-from serin.monitoring.alerts.book import AlertBook
-from serin.monitoring.alerts.read import read_alerts
+from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.capture import all_hosts
 from serin.monitoring.capture.read import parts
 from serin.store.artifacts import ModelRoute, Release
