@@ -40,15 +40,13 @@ def issuer() -> Iterator[str]:
 SECRET = Path(tempfile.gettempdir()) / f"serin-oidc-{os.getpid()}"
 
 
+def provider(issuer: str) -> OidcSettings:
+    roles = {"operators": ("ml-platform",), "viewers": ("support",)}
+    return OidcSettings(issuer=issuer, client_id="serin", client_secret_file=SECRET, **roles)
+
+
 def settings(issuer: str) -> ConsoleSettings:
-    made = OidcSettings(
-        issuer=issuer,
-        client_id="serin",
-        client_secret_file=SECRET,
-        operators=("ml-platform",),
-        viewers=("support",),
-    )
-    return ConsoleSettings(url=URL, oidc=made)
+    return ConsoleSettings(url=URL, oidc=provider(issuer))
 
 
 def go_to_provider(somebody: Visitor) -> str:
@@ -107,8 +105,7 @@ def test_the_code_is_exchanged_with_the_verifier_of_the_challenge(
     issuer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider of these tests does not compare the two."""
-    wanted = settings(issuer).oidc
-    assert wanted is not None
+    wanted = provider(issuer)
     begun = oidc.begin(wanted, f"{URL}/login/oidc/done")
     sent = parse_qs(urlsplit(agree(begun.url, "ada")).query)
     assert sent["state"] == [begun.state]
@@ -129,8 +126,7 @@ def test_the_code_is_exchanged_with_the_verifier_of_the_challenge(
 
 
 def test_an_answer_that_belongs_to_another_login_is_refused(issuer: str) -> None:
-    wanted = settings(issuer).oidc
-    assert wanted is not None
+    wanted = provider(issuer)
     begun = oidc.begin(wanted, f"{URL}/login/oidc/done")
     code = parse_qs(urlsplit(agree(begun.url, "ada")).query)["code"][0]
     other = oidc.Begun(url="", state=begun.state, nonce="another", verifier=begun.verifier)
@@ -152,8 +148,7 @@ def test_a_token_that_says_something_else_is_refused(
     issuer: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], reason: str
 ) -> None:
     """Signed by a key that the provider publishes, except in the last case."""
-    wanted = settings(issuer).oidc
-    assert wanted is not None
+    wanted = provider(issuer)
     key, stranger = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
     published = jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": "one"}
     now = int(time.time())
@@ -183,8 +178,7 @@ def test_a_token_that_says_something_else_is_refused(
 def test_a_token_signed_with_the_client_s_own_secret_or_not_at_all_is_refused(
     issuer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = settings(issuer).oidc
-    assert wanted is not None
+    wanted = provider(issuer)
     now = int(time.time())
     claims = {"iss": issuer, "aud": "serin", "sub": "ada", "iat": now, "exp": now + 60, "nonce": "n"}
     real = oidc._ask

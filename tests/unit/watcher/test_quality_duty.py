@@ -69,15 +69,18 @@ def send_labels(home: Path, served: Served, bundle: Bundle, seed: int) -> tuple[
     return np.sort(known), truth[np.sort(known)]
 
 
+Two = list[tuple[Bundle, Served]]
+
+
 @pytest.fixture
-def two(home: Path) -> list[tuple[Bundle, Served]]:
+def two(home: Path) -> Two:
     """Two releases that have answered requests side by side."""
     made = [publish(Store.open(), bias) for bias in (0.0, 1.5)]
     return [(bundle, serve(home, bundle, ROWS, seed=bundle.version)) for bundle in made]
 
 
 def test_live_metrics_of_each_release_equal_the_offline_computation_on_the_same_rows(
-    home: Path, two: list[tuple[Bundle, Served]]
+    home: Path, two: Two
 ) -> None:
     expected = [(served, *send_labels(home, served, bundle, 5)) for bundle, served in two]
     view = follow(home, BEGAN + 3 * DAY_S)
@@ -94,9 +97,7 @@ def test_live_metrics_of_each_release_equal_the_offline_computation_on_the_same_
     assert (view.received, view.unknown, view.ambiguous) == (2 * int(0.8 * ROWS * 1.05), 0, 0)
 
 
-def test_the_estimate_is_there_before_labels_and_its_error_is_known_with_them(
-    home: Path, two: list[tuple[Bundle, Served]]
-) -> None:
+def test_the_estimate_is_there_before_labels_and_its_error_is_known_with_them(home: Path, two: Two) -> None:
     before = follow(home, BEGAN + DAY_S / 2)
     good = before.releases[0]
     assert not good.metrics
@@ -119,9 +120,7 @@ def test_the_estimate_is_there_before_labels_and_its_error_is_known_with_them(
     )  # calibration is what helps
 
 
-def test_segments_are_those_of_the_spec_with_metrics_of_their_own_rows(
-    home: Path, two: list[tuple[Bundle, Served]]
-) -> None:
+def test_segments_are_those_of_the_spec_with_metrics_of_their_own_rows(home: Path, two: Two) -> None:
     bundle, served = two[0]
     add(home, bundle, served.labels(slice(None)), BEGAN + DAY_S)
     release = follow(home, BEGAN + DAY_S + 60).releases[0]
@@ -140,9 +139,7 @@ def test_segments_are_those_of_the_spec_with_metrics_of_their_own_rows(
     assert found["carrier=UA"].rows == np.count_nonzero(inside)
 
 
-def test_a_lost_state_is_rebuilt_from_records_and_labels(
-    home: Path, two: list[tuple[Bundle, Served]]
-) -> None:
+def test_a_lost_state_is_rebuilt_from_records_and_labels(home: Path, two: Two) -> None:
     for bundle, served in two:
         send_labels(home, served, bundle, 7)
     before = follow(home, BEGAN + 3 * DAY_S)
@@ -153,9 +150,7 @@ def test_a_lost_state_is_rebuilt_from_records_and_labels(
     assert after.releases == before.releases
 
 
-def test_quality_and_labels_are_shown_to_people_and_programs(
-    home: Path, two: list[tuple[Bundle, Served]]
-) -> None:
+def test_quality_and_labels_are_shown_to_people_and_programs(home: Path, two: Two) -> None:
     bundle, served = two[0]
     add(
         home,
@@ -179,7 +174,7 @@ def test_quality_and_labels_are_shown_to_people_and_programs(
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_the_next_look_after_rows_were_forgotten_counts_what_is_left(
-    home: Path, two: list[tuple[Bundle, Served]], restarted: bool
+    home: Path, two: Two, restarted: bool
 ) -> None:
     bundle, served = two[0]
     add(home, bundle, served.labels(slice(500)), BEGAN + DAY_S)
@@ -200,7 +195,7 @@ def test_the_next_look_after_rows_were_forgotten_counts_what_is_left(
     assert sum(day.recorded for day in after.releases[0].days) == ROWS - 200
 
 
-def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: list[tuple[Bundle, Served]]) -> None:
+def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: Two) -> None:
     for number, (bundle, served) in enumerate(two * 3):
         add(home, bundle, served.labels(slice(100 * number, 100 * number + 100)), BEGAN + DAY_S + number)
     clock = iter(range(10_000))
@@ -269,7 +264,7 @@ def test_a_live_version_that_is_worse_is_an_alert_with_its_numbers(home: Path) -
     assert "worse than allowed" in shown
 
 
-def test_figures_of_few_labels_are_shown_with_a_warning(home: Path, two: list[tuple[Bundle, Served]]) -> None:
+def test_figures_of_few_labels_are_shown_with_a_warning(home: Path, two: Two) -> None:
     bundle, served = two[0]
     add(home, bundle, served.labels(slice(50)), BEGAN + DAY_S)
     follow(home, BEGAN + DAY_S + 60)
