@@ -35,6 +35,11 @@ _PAST: Final = 50  # ended alarms that are kept
 _BUCKET_S: Final = 10_800
 _BUCKETS: Final = 8
 _COUNTS: Final = Stored(lambda text: text2array(text, np.int64), array2text)
+_BY_COLUMN: Final = Stored(
+    lambda alarms: {alarm["column"]: alarm for alarm in alarms},
+    lambda plain: list(plain.values()),
+    typed=True,
+)
 
 _LOST = "restore it, or move it away: the drift of {model} is then watched from now on"
 
@@ -67,14 +72,14 @@ class ReleaseState(Document):
     rows: int = 0
     first: float | None = None
     newest: float | None = None
-    alarms: dict[str, Alarm] = field(default_factory=dict)
+    alarms: Annotated[dict[str, Alarm], _BY_COLUMN] = field(default_factory=dict)
     past: tuple[PastAlarm, ...] = ()
     recent: dict[int, Annotated[Array, _COUNTS]] = field(default_factory=dict)
     detector: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchState(Document, form="serin.drift_watch", version=2):
+class WatchState(Document, form="serin.drift_watch"):
     """The content of the file; see `ModelWatch`."""
 
     last: str | None
