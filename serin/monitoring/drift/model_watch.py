@@ -90,7 +90,7 @@ class WatchState(Document, form="serin.drift_watch"):
 
 
 class ReleaseWatch:
-    """The watch of one release, which continues from `state`, or anew when that belongs to other statistics. `inputs`:
+    """The watch of one release. It continues from `state`, or starts again when that is of other statistics. `inputs`:
     the request columns of the release. Raises what UNFIT names when the state is damaged."""
 
     def __init__(self, statistics: DriftStatistics, inputs: Sequence[str], state: ReleaseState) -> None:
