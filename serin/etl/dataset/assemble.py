@@ -264,19 +264,16 @@ class Answers:
         if asked:
             merged = self._engine.reduce(measure, Merge(asked), self._held, asked)
             for aggregate, answer in zip(asked, merged, strict=True):
-                self._keep(aggregate, answer)
+                column = counted_column(aggregate)
+                if isinstance(answer, Counted) and column is not None:
+                    self._counted[column] = answer
+                else:
+                    self._known[aggregate] = answer
         for aggregate in new:
             column = counted_column(aggregate)
             if column in self._counted:
                 self._known[aggregate] = answer_counted(aggregate, self._counted[column])
         return [self._known[aggregate] for aggregate in aggregates]
-
-    def _keep(self, aggregate: Aggregate, answer: Any) -> None:
-        column = counted_column(aggregate)
-        if isinstance(answer, Counted) and column is not None:
-            self._counted[column] = answer
-        else:
-            self._known[aggregate] = answer
 
 
 @gpu_aware

@@ -47,7 +47,9 @@ def find_delta(name: str, table: DeltaTable, digests: Path | None = None) -> tup
         files = []
         for action in sorted(actions, key=lambda each: (each["modification_time"], each["path"])):
             partition = tuple((key, _text(action[f"partition.{key}"])) for key in keys)
-            path = _path(root, unquote(action["path"]))
+            path = unquote(action["path"])
+            elsewhere = "://" in path or path.startswith("/")  # of a shallow clone; else it is beside the log
+            path = str(file_system(path)[1]) if elsewhere else f"{root.rstrip('/')}/{path}"
             found = describe(name, system, path, partition, digests)
             files.append(replace(found, snapshot=snapshot, declared=declared))
     except FileNotFoundError as error:
@@ -126,13 +128,6 @@ def _refuse_features(name: str, table: DeltaTable, opened: Any) -> None:
 
 def _refusal(name: str, table: DeltaTable, reason: str) -> SourceUnreadable:
     return SourceUnreadable(table=name, path=table.delta, reason=reason)
-
-
-def _path(root: str, path: str) -> str:
-    """Where a file is: beside the log, or elsewhere for a shallow clone."""
-    if "://" in path or path.startswith("/"):
-        return str(file_system(path)[1])
-    return f"{root.rstrip('/')}/{path}"
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -59,20 +60,8 @@ def read_sql(name: str, table: SqlTable, folder: Path, *, most_rows: int | None 
         raise _refusal(name, table, _without_secrets(str(error), uri)) from None
     finally:
         half.unlink(missing_ok=True)
-    return read_before(name, table, path)
-
-
-def read_before(name: str, table: SqlTable, path: Path) -> SourceFile:
-    """The rows that `read_sql` wrote."""
-    snapshot = Snapshot(kind="sql", source=table.connection, version=query_digest(table))
-    return SourceFile(
-        table=name,
-        path=str(path),
-        size=path.stat().st_size,
-        modified="",
-        content=f"sha256:{path.stem}",
-        snapshot=snapshot,
-    )
+    content = f"sha256:{path.stem}"
+    return replace(unread(name, table), path=str(path), size=path.stat().st_size, content=content)
 
 
 def _write(name: str, table: SqlTable, uri: str, target: Path, most_rows: int | None) -> None:
