@@ -103,9 +103,8 @@ def test_options_give_the_dataset_of_plain_csv(
     assert build(spec, Store(str(tmp_path / "store")), piece_rows=200).digest == plain
     (file,) = find_table("trips", spec.data.tables["trips"])
     convert(file, tmp_path / "whole")
-    monkeypatch.setattr(
-        "serin.etl.sources.convert._BLOCK_BYTES", 4000
-    )  # the first of which says little about the columns
+    # the first block says little about the columns
+    monkeypatch.setattr("serin.etl.sources.convert._BLOCK_BYTES", 4000)
     convert(file, tmp_path / "blocks")
     kinds = [
         pa.timestamp("us") if pa.types.is_temporal(each.type) else each.type
