@@ -49,7 +49,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        by_gateway = _is_by_gateway(scope)
+        server = scope.get("server")  # without a port: the gateway's unix socket, which nobody else can open
+        by_gateway = server is not None and server[1] is None
         if by_gateway:
             scope = {**scope, "scheme": "https", "client": (headers.get("x-forwarded-for", "?"), 0)}
         elif _host(headers.get("host", "")) not in self._hosts and scope["path"] != "/health":
@@ -71,12 +72,6 @@ class Guard:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
-
-
-def _is_by_gateway(scope: Scope) -> bool:
-    """Returns whether a request came through the unix socket of the gateway, which nobody else can open."""
-    server = scope.get("server")
-    return server is not None and server[1] is None
 
 
 def from_own_page(request: Request, url: str | None) -> bool:
