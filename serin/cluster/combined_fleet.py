@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from serin.errors import RequestsDiffer, RolloutRefused
-from serin.formats.schema import Schema, difference
+from serin.cluster.version_settings import SchemaOf, check_same_requests
+from serin.errors import RolloutRefused
 from serin.rollout.run.ports import Processes, Versions
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
@@ -19,9 +19,7 @@ class CombinedFleet:
     """A fleet of both kinds. A release registered as external is only called; every other one is started and stopped
     here."""
 
-    def __init__(
-        self, ours: Processes, external: External, schema_of: Callable[[Release], Schema] | None = None
-    ) -> None:
+    def __init__(self, ours: Processes, external: External, schema_of: SchemaOf) -> None:
         self._ours, self._external, self._schema_of = ours, external, schema_of
 
     def start(self, release: Release) -> None:
@@ -53,17 +51,13 @@ class CombinedFleet:
         (self._external if self._external.has(release) else self._ours).verify(release)
 
     def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
-        """Checks servers that run elsewhere, and versions in the store that will share clients.
-
-        No client could send what both versions ask for. A plan with the single step 100 changes inputs on purpose.
-        """
+        """Checks servers that run elsewhere, and versions in the store that will share clients. A plan with the single
+        step 100 changes inputs on purpose."""
         elsewhere = {self._external.has(release), self._external.has(stable)}
         if elsewhere == {True}:
             self._external.check_fits(release, stable)
-        elif elsewhere == {False} and share and self._schema_of is not None:
-            reason = difference(self._schema_of(stable), self._schema_of(release))
-            if reason:
-                raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
+        elif elsewhere == {False} and share:
+            check_same_requests(release, stable, self._schema_of)
 
     def running(self) -> Sequence[Release]:
         return self._ours.running()

@@ -14,17 +14,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
-from serin.cluster.version_settings import check_trusted, stored_replicas, stored_schema, stored_timeouts
-from serin.errors import LeadershipLost, RequestsDiffer, RolloutRefused, SerinError, StoreUnreachable
+from serin.cluster.version_settings import (
+    SchemaOf,
+    check_same_requests,
+    check_trusted,
+    stored_replicas,
+    stored_schema,
+    stored_timeouts,
+)
+from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
 from serin.formats.cluster.decisions import DecisionCache, journaled_models
-from serin.formats.schema import Schema, difference
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
 from serin.machine.private import make_private
@@ -34,7 +40,7 @@ from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.mailbox import StoreInbox
-from serin.rollout.run.ports import EvenClock, Processes, Replay, Versions
+from serin.rollout.run.ports import EvenClock, Processes, Replay
 from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
 from serin.store.open import check_conditional, open_objects
@@ -110,10 +116,11 @@ class LedController:
             commands=StoreInbox(objects, leadership, term),
             clock=EvenClock(),
             replayer=NoReplayer(),
-            check=lambda release: check_trusted(store, release),
+            check=check_trusted(store),
         )
 
     def take_over(self) -> None:
+        """Makes it impossible for an earlier leader to decide or to act."""
         self._hosts.refresh()
         self._desired.affirm()
         self._controller.affirm()
@@ -220,13 +227,7 @@ def _resign(leadership: Leadership) -> None:
 class ClusterFleet:
     """The port `Fleet` over any processes: agents (agents.py), or another scheduler's."""
 
-    def __init__(
-        self,
-        processes: Processes,
-        leadership: Leadership,
-        term: int,
-        schema_of: Callable[[Release], Schema] | None = None,
-    ) -> None:
+    def __init__(self, processes: Processes, leadership: Leadership, term: int, schema_of: SchemaOf) -> None:
         self._processes, self._leadership, self._term = processes, leadership, term
         self._schema_of = schema_of
 
@@ -255,24 +256,15 @@ class ClusterFleet:
 
     def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
         """Checks that versions which will share clients take the same requests."""
-        if share and self._schema_of is not None:
-            reason = difference(self._schema_of(stable), self._schema_of(release))
-            if reason:
-                raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
-
-
-class SharedVersions(Versions, Protocol):
-    def set_alias(
-        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
-    ) -> None:
-        """`check` is called after the aliases are read, and what it allows is written only if nobody changed them."""
+        if share:
+            check_same_requests(release, stable, self._schema_of)
 
 
 class ClusterVersions:
     """The store's versions and aliases. An alias is moved only while this controller leads: if it is frozen in the
     middle, what another leader wrote stays."""
 
-    def __init__(self, versions: SharedVersions, leadership: Leadership, term: int) -> None:
+    def __init__(self, versions: Store, leadership: Leadership, term: int) -> None:
         self._versions, self._leadership, self._term = versions, leadership, term
 
     def versions(self, model: str) -> Sequence[int]:
@@ -286,27 +278,15 @@ class ClusterVersions:
 
 
 # Each term has a new controller, built from the store alone: nothing that another term believed is carried over.
-class Led(Protocol):
-    """A controller with the ports of one term."""
-
-    def take_over(self) -> None:
-        """Makes it impossible for an earlier leader to decide or to act."""
-        ...
-
-    def tick(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Loop:
     """`build`: makes the controller of a term."""
 
     def __init__(
-        self, objects: Objects, leadership: Leadership, build: Callable[[int, DecisionCache], Led]
+        self, objects: Objects, leadership: Leadership, build: Callable[[int, DecisionCache], LedController]
     ) -> None:
         self._objects, self._leadership, self._build = objects, leadership, build
         self._cache = DecisionCache(objects)
-        self._led: Led | None = None
+        self._led: LedController | None = None
         self._term: int | None = None
 
     def round(self) -> None:
@@ -332,7 +312,7 @@ class Loop:
     def close(self) -> None:
         self._step_down()
 
-    def _began(self, term: int) -> Led:
+    def _began(self, term: int) -> LedController:
         """Builds the controller of a term. One that could not take over has not begun."""
         led = self._build(term, self._cache)
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,12 +15,10 @@ from pathlib import Path
 from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import check_trusted, stored_schema, stored_timeouts
-from serin.errors import ReleaseNotReady, SerinError
+from serin.errors import ReleaseNotReady
 from serin.formats.serving.quality_evidence import read_quality_blocks
-from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
-from serin.host.wiring import CONTROLLER, build_gateway, build_releases, follow_files, request_log
-from serin.machine import environment
-from serin.machine.heartbeat import beat
+from serin.host.standing import run_standing
+from serin.host.wiring import CONTROLLER, build_gateway, build_releases, keep_ticking, request_log
 from serin.machine.in_memory import write_problems
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -38,9 +35,6 @@ from serin.store.store import Store
 log = logging.getLogger("serin.cluster.home_controller")  # not __name__, which is __main__ here
 
 TICK_S = 0.5
-LOG_LIMIT_BYTES = 256_000_000
-
-_ROTATE_EVERY_S = 60.0
 
 
 class GatewayRouter:
@@ -53,7 +47,7 @@ class GatewayRouter:
         self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
     ) -> None:
         endpoints: dict[str, Endpoint] = {}
-        for release in _named(routes):
+        for release in {release for route in routes for release in route.releases}:
             endpoints[release.name] = self._fleet.endpoint(release)
         for release in self._fleet.running():
             with contextlib.suppress(ReleaseNotReady):  # it is being started or stopped
@@ -64,10 +58,6 @@ class GatewayRouter:
 
     def active_requests(self, release: Release) -> int:
         return self._gateway.active_requests(release)
-
-
-def _named(routes: Sequence[ModelRoute]) -> set[Release]:
-    return {release for route in routes for release in route.releases}
 
 
 def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
@@ -86,9 +76,7 @@ def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeout
 def run(home: Path, stop: threading.Event) -> None:
     """Ticks until `stop` is set."""
     store, gateway, external = Store.open(), build_gateway(home), External(home)
-    ours = BackgroundFleet(
-        build_releases(home), threads=1
-    )  # one thread: the supervisor gets one change at a time
+    ours = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
     fleet = CombinedFleet(ours, external, stored_schema(store))
     controller = Controller(
         router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
@@ -102,31 +90,22 @@ def run(home: Path, stop: threading.Event) -> None:
         versions=CombinedVersions(store, external),
         commands=Inbox(home),
         replayer=Replayer(home, store, external, fleet.endpoint),
-        check=lambda release: None if external.has(release) else check_trusted(store, release),
+        check=lambda release: None if external.has(release) else check_trusted(store)(release),
     )
     log.info("the controller has started")
-    rotate_at, told = 0.0, dict[str, str]()
+    reported = dict[str, str]()
     with contextlib.suppress(OSError):
-        write_problems(home, CONTROLLER, told)  # an earlier controller's are not this one's
+        write_problems(home, CONTROLLER, reported)  # an earlier controller's are not this one's
+
+    def tick() -> None:
+        nonlocal reported
+        controller.tick()
+        if controller.problems != reported:
+            write_problems(home, CONTROLLER, controller.problems)
+            reported = dict(controller.problems)
+
     try:
-        while not stop.is_set():
-            beat()
-            began = time.monotonic()
-            try:
-                controller.tick()
-                if controller.problems != told:
-                    write_problems(home, CONTROLLER, controller.problems)
-                    told = dict(controller.problems)
-                if began >= rotate_at:
-                    gateway.rotate_logs(LOG_LIMIT_BYTES)
-                    rotate_at = began + _ROTATE_EVERY_S
-            except (
-                OSError,
-                SerinError,
-            ) as error:  # a decision that could not be recorded was not made: retry
-                log.warning("this tick failed: %s", error)
-            follow_files(gateway)
-            stop.wait(max(0.0, TICK_S - (time.monotonic() - began)))
+        keep_ticking(tick, gateway, stop, every_s=TICK_S)
     finally:
         controller.close()
         ours.close()
@@ -134,13 +113,7 @@ def run(home: Path, stop: threading.Event) -> None:
 
 
 def main() -> None:
-    log_to_stdout()
-    stop = stop_on_signals()
-    begin_beats(environment.home(), asks_store=True)
-    try:
-        run(environment.home(), stop)
-    except SerinError as error:
-        sys.exit(f"the controller cannot continue: {error}")
+    run_standing("the controller", run, asks_store=True)
 
 
 if __name__ == "__main__":

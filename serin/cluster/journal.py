@@ -41,49 +41,30 @@ class StoreJournals:
         compact_at: int = _COMPACT,
         young_s: float = _YOUNG_S,
     ) -> None:
-        self._objects, self._leadership, self._term = objects, leadership, term
-        self._cache = cache or DecisionCache(objects)
-        self._compact_at, self._young_s = compact_at, young_s
+        self.objects, self.leadership, self.term = objects, leadership, term
+        self.cache = cache or DecisionCache(objects)
+        self.compact_at, self.young_s = compact_at, young_s
 
     def models(self) -> list[str]:
-        return journaled_models(self._objects)
+        return journaled_models(self.objects)
 
     def open(self, model: str) -> StoreJournal:
         if valid_model_name(model) not in self.models():
-            self._leadership.check(self._term)
-            add_model(self._objects, model)
-        return StoreJournal(
-            self._objects,
-            model,
-            self._leadership,
-            self._term,
-            cache=self._cache,
-            compact_at=self._compact_at,
-            young_s=self._young_s,
-        )
+            self.leadership.check(self.term)
+            add_model(self.objects, model)
+        return StoreJournal(self, model)
 
 
 class StoreJournal:
     """A journal open for writing."""
 
-    def __init__(
-        self,
-        objects: Objects,
-        model: str,
-        leadership: Leadership,
-        term: int,
-        *,
-        cache: DecisionCache,
-        compact_at: int,
-        young_s: float,
-    ) -> None:
-        self._objects, self._model, self._cache = objects, model, cache
-        self._leadership, self._term = leadership, term
-        self._compact_least = self._compact_at = compact_at
-        self._young_s = young_s
-        known = cache.all(model)
-        self._count = len(known)
-        self._writer = NumberedWriter(objects, prefix_of(model), known[-1].seq if known else 0)
+    def __init__(self, journals: StoreJournals, model: str) -> None:
+        self._journals, self._model = journals, model
+        self._compact_at = journals.compact_at
+        decisions = journals.cache.all(model)
+        self._count = len(decisions)
+        newest = decisions[-1].seq if decisions else 0
+        self._writer = NumberedWriter(journals.objects, prefix_of(model), newest)
 
     waiting = 0  # hosts follow the store alone: there is nothing to act on before a decision is there
 
@@ -93,33 +74,34 @@ class StoreJournal:
     def append(self, decision: Decision, *, urgent: bool = False) -> Decision:
         """Returns the decision with its number, once its object exists."""
         del urgent
-        writer = Writer(holder=self._leadership.holder, term=self._term)
-        self._leadership.check(self._term)
+        leadership, term = self._journals.leadership, self._journals.term
+        writer = Writer(holder=leadership.holder, term=term)
+        leadership.check(term)
         try:
             seq = self._writer.append(lambda seq: dump_decision(replace(decision, seq=seq), writer))
         except ObjectExists as error:
-            self._leadership.lose(self._term)
+            leadership.lose(term)
             raise LeadershipLost(leader=f"{error.key} is not this one's") from error
         numbered = replace(decision, seq=seq)
-        self._cache.put(self._model, numbered)
+        self._journals.cache.put(self._model, numbered)
         self._count += 1
         return numbered
 
     def all(self) -> list[Decision]:
-        return self._cache.all(self._model)
+        return self._journals.cache.all(self._model)
 
     def compact(self, keep: Keep) -> bool:
         """Removes the decisions not in `keep`, if there are many and they have doubled since; True when it did."""
         if self._count < self._compact_at:
             return False
         self._compact_at = 2 * self._count  # also when it fails: not again with each decision
-        known = self.all()
-        self._leadership.check(self._term)
-        removed = _removable(known, {*keep(known), self._writer.seq}, self._young_s)
+        decisions, journals = self.all(), self._journals
+        journals.leadership.check(journals.term)
+        removed = _removable(decisions, {*keep(decisions), self._writer.seq}, journals.young_s)
         for seq in removed:
-            self._objects.remove(numbered_key(prefix_of(self._model), seq))
-        self._count = len(known) - len(removed)
-        self._compact_at = max(self._compact_least, 2 * self._count)
+            journals.objects.remove(numbered_key(prefix_of(self._model), seq))
+        self._count = len(decisions) - len(removed)
+        self._compact_at = max(journals.compact_at, 2 * self._count)
         return True
 
     def close(self) -> None:

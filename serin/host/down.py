@@ -61,15 +61,7 @@ def _read_or_move_aside(home: Path) -> Stack | None:
         pid = int(Supervisor(home).pid_file.read_text())
     except (OSError, ValueError):
         return None
-    return Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=start_ticks(pid) or -1,
-        gateway_port=0,
-        prefect_api_url="",
-        prefect_port=None,
-        since=0.0,
-    )
+    return Stack(home=home, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or -1, gateway_port=0)
 
 
 def clear_away(home: Path) -> str:

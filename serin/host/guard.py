@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serin.errors import GatewayRejected, KeyFileBroken
@@ -17,8 +17,8 @@ from serin.serving.triton.installation import NO_FILTER
 class Guard:
     tls: bool
     certificate_days: int | None  # until the current one expires
-    keys_required: bool | None  # None: the key file is lost or broken, and the gateway is closed
-    good_keys: int
+    keys_required: bool | None = None  # None: the key file is lost or broken, and the gateway is closed
+    good_keys: int = 0
     issuers: int = 0
     trouble: str | None = None  # why the gateway is closed, and what to do
     lacks_filter: bool = False
@@ -46,15 +46,6 @@ class Guard:
         return "; ".join([tls, keys, *([NO_FILTER] if self.lacks_filter else []), *counts])
 
 
-def key_trouble(home: Path) -> str | None:
-    """Returns why the gateway is closed and what to do; None when the keys can be read."""
-    try:
-        key_file(home).read()
-    except KeyFileBroken as error:
-        return str(error)
-    return None
-
-
 def read_guard(home: Path) -> Guard:
     gateway = build_gateway(home)
     days: int | None = None
@@ -63,25 +54,10 @@ def read_guard(home: Path) -> Guard:
     with contextlib.suppress(GatewayRejected):
         refused = gateway.refused()
         days = gateway.certificate_days() if tls else None
+    guard = Guard(tls=tls, certificate_days=days, lacks_filter=lacks_filter, refused=refused)
     try:
         ring = key_file(home).read()
     except KeyFileBroken as error:
-        return Guard(
-            tls=tls,
-            certificate_days=days,
-            keys_required=None,
-            good_keys=0,
-            trouble=str(error),
-            lacks_filter=lacks_filter,
-            refused=refused,
-        )
+        return replace(guard, trouble=str(error))
     good = sum(1 for key in ring.keys if key.state(time.time()) == "good")
-    return Guard(
-        tls=tls,
-        certificate_days=days,
-        keys_required=ring.required,
-        good_keys=good,
-        issuers=len(ring.issuers),
-        lacks_filter=lacks_filter,
-        refused=refused,
-    )
+    return replace(guard, keys_required=ring.required, good_keys=good, issuers=len(ring.issuers))

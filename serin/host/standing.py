@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from serin.errors import SerinError
 from serin.host.process_scan import STACK_MARK
 from serin.host.watchdog import beat_file
 from serin.machine import environment, heartbeat
@@ -77,6 +79,24 @@ def run_server(config: Any, **options: Any) -> None:
     server.run(**options)
     if not server.started:
         sys.exit("the server could not start; see above")
+
+
+def run_standing(
+    name: str,
+    run: Callable[[Path, threading.Event], None],
+    *,
+    waits_s: float = 0.0,
+    asks_store: bool = False,
+) -> None:
+    """Run the main loop of a process of the stack until a signal asks it to stop; exit with the reason when it cannot
+    continue."""
+    log_to_stdout()
+    home, stop = environment.home(), stop_on_signals()
+    begin_beats(home, waits_s=waits_s, asks_store=asks_store)
+    try:
+        run(home, stop)
+    except SerinError as error:
+        sys.exit(f"{name} cannot continue: {error}")
 
 
 def stop_on_signals() -> threading.Event:

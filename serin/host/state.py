@@ -34,12 +34,12 @@ class Stack(Document, form="serin.stack"):
     """A stack that was started. `is_alive` tells whether it still runs."""
 
     home: Annotated[Path, Stored(Path, str)]
-    supervisor_pid: int
-    supervisor_ticks: int
     gateway_port: int
-    prefect_api_url: str
-    prefect_port: int | None  # None: a server that the stack did not start
-    since: float
+    supervisor_pid: int = 0  # 0: not launched yet
+    supervisor_ticks: int = -1
+    since: float = 0.0
+    prefect_api_url: str = ""
+    prefect_port: int | None = None  # None: a server that the stack did not start
     address: str = LOOPBACK  # on which the gateway listens
     tls: bool = False  # whether the gateway uses TLS
     pages_port: int | None = None  # where other machines reach the console and Prefect's API

@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from serin.errors import SerinError
+from serin.errors import KeyFileBroken, ProcessFailed, SerinError
 from serin.host.standing import stack_environment, standing_process
 from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Supervisor
 from serin.machine import environment
+from serin.machine.heartbeat import beat
 from serin.machine.in_memory import socket_folder
 from serin.machine.ports import LOOPBACK
 from serin.machine.process import Process, start_ticks
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
+from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 
 if TYPE_CHECKING:
-    from serin.host.console import ConsolePlace
+    from serin.serving.envoy.gateway import PeerPort
+    from serin.serving.envoy.pages import Pages
+    from serin.serving.envoy.tls import TlsFiles
     from serin.serving.triton.releases import Releases
     from serin.store.store import Store
 
@@ -30,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 CONTROLLER, WATCHER, CONSOLE, AGENT = "controller", "watcher", "console", "agent"
 PREFECT, RECONCILER = "prefect", "reconciler"
+
+_LOG_LIMIT_BYTES: Final = 256_000_000
+_ROTATE_EVERY_S: Final = 60.0
+_LOOK_S: Final = 1.0
 
 
 def worker_name(pool: str) -> str:
@@ -51,7 +62,63 @@ def build_gateway(home: Path) -> Gateway:
     )
 
 
-def follow_files(gateway: Gateway) -> None:
+def prepare_gateway(
+    home: Path,
+    port: int,
+    address: str,
+    *,
+    tls: TlsFiles | None,
+    expert: Path | None,
+    pages: Pages | None = None,
+    peers: PeerPort | None = None,
+) -> str:
+    """Write the settings that the gateway starts with and log what keeps clients away from it. Return the address on
+    which clients reach it: without the request filter only this machine's."""
+    request_filter = find_request_filter()
+    build_gateway(home).write_bootstrap(
+        port, address, tls=tls, expert=expert, request_filter=request_filter, pages=pages, peers=peers
+    )
+    for problem in (None if request_filter else NO_FILTER, key_trouble(home)):
+        if problem:
+            logger.info(problem)
+    return address if request_filter else LOOPBACK
+
+
+def key_trouble(home: Path) -> str | None:
+    """Returns why the gateway is closed and what to do; None when the keys can be read."""
+    try:
+        key_file(home).read()
+    except KeyFileBroken as error:
+        return str(error)
+    return None
+
+
+def keep_ticking(
+    tick: Callable[[], None],
+    gateway: Gateway,
+    stop: threading.Event,
+    *,
+    every_s: float,
+    wait: Callable[[float], object] | None = None,
+) -> None:
+    """Tick until `stop` is set, and look after the gateway: its logs, keys and certificates. A tick that fails is
+    repeated: a decision that could not be recorded was not made. `wait`: how to wait for the next tick."""
+    rotate_at = 0.0
+    while not stop.is_set():
+        beat()
+        began = time.monotonic()
+        try:
+            tick()
+            if began >= rotate_at:
+                gateway.rotate_logs(_LOG_LIMIT_BYTES)
+                rotate_at = began + _ROTATE_EVERY_S
+        except (OSError, SerinError) as error:
+            logger.warning("this tick failed: %s", error)
+        _follow_files(gateway)
+        (wait or stop.wait)(max(0.0, every_s - (time.monotonic() - began)))
+
+
+def _follow_files(gateway: Gateway) -> None:
     """Applies keys and certificates that changed on disk, also while Envoy was away; opens a public port that was
     taken."""
     for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow, gateway.peer_tls.follow):
@@ -106,35 +173,20 @@ def console_process(home: Path) -> Process:
     return standing_process(home, CONSOLE, "serin.console.server")
 
 
-def launch_stack(
-    home: Path,
-    *,
-    gateway_port: int,
-    prefect_api_url: str,
-    prefect_port: int | None,
-    tls: bool,
-    console: ConsolePlace | None = None,
-    address: str = LOOPBACK,
-    pages_port: int | None = None,
-) -> Stack:
+def launch_stack(planned: Stack) -> Stack:
     """Launches the supervisor, still without processes, and records the stack."""
-    pid = Supervisor(home).launch(stack_environment(home))
-    stack = Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=start_ticks(pid) or 0,
-        gateway_port=gateway_port,
-        prefect_api_url=prefect_api_url,
-        prefect_port=prefect_port,
-        since=time.time(),
-        address=address,
-        tls=tls,
-        pages_port=pages_port,
-        console_url=console.url if console else None,
-        console_port=console.port if console else None,
-    )
+    pid = Supervisor(planned.home).launch(stack_environment(planned.home))
+    stack = replace(planned, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, since=time.time())
     write_stack(stack)
     return stack
+
+
+def watch_supervisor(stack: Stack, stop: threading.Event) -> None:
+    """Return once `stop` is set. Raise ProcessFailed when the supervisor exits before."""
+    while not stop.wait(_LOOK_S):
+        if not stack.is_alive:
+            log = Supervisor(stack.home).log
+            raise ProcessFailed(name="the supervisor", reason="it has exited", log=log)
 
 
 def start_serving(stack: Stack) -> None:

@@ -18,14 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from serin.errors import SerinError, StackError, SupervisorGone
+from serin.errors import StackError, SupervisorGone
 from serin.host.process_scan import end_processes, process_began
 from serin.host.run_processes import RunProcesses, run_processes
-from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
+from serin.host.standing import run_standing
 from serin.host.state import POOLS, Stack, read_stack
 from serin.host.supervisor import Supervisor
 from serin.host.wiring import worker_name
-from serin.machine import environment
 from serin.machine.heartbeat import beat
 from serin.prefect.login import stack_api
 from serin.prefect.processes import workers_of
@@ -334,8 +333,11 @@ def _set_state(api: Api, of: str, state: Mapping[str, Any]) -> None:
 
 # It needs no clean exit: supervisord restarts it after a crash, and it only forgets since when a process is missing. It
 # waits for a Prefect server that does not answer.
-def run(stack: Stack, stop: threading.Event) -> None:
+def run(home: Path, stop: threading.Event) -> None:
     """Checks until `stop` is set."""
+    stack = read_stack(home)
+    if stack is None:
+        sys.exit(f"no stack was ever started in {home}")
     reconciler = build_reconciler(stack)
     log.info("the reconciler has started")
     silent = False
@@ -354,19 +356,5 @@ def run(stack: Stack, stop: threading.Event) -> None:
     log.info("the reconciler has stopped")
 
 
-def main() -> None:
-    log_to_stdout()
-    stop = stop_on_signals()
-    home: Path = environment.home()
-    begin_beats(home, waits_s=_WAITS_S)
-    stack = read_stack(home)
-    if stack is None:
-        sys.exit(f"no stack was ever started in {home}")
-    try:
-        run(stack, stop)
-    except SerinError as error:
-        sys.exit(f"the reconciler cannot continue: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run_standing("the reconciler", run, waits_s=_WAITS_S)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serin.errors import SerinError
-from serin.host.guard import key_trouble
 from serin.host.state import read_stack
+from serin.host.wiring import key_trouble
 from serin.machine import environment
 from serin.machine.hardware import inventory
 from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton, shortcomings

@@ -10,29 +10,30 @@ import argparse
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 
-from serin.errors import AlreadyUp, ProcessFailed, SerinError
+from serin.errors import AlreadyUp, SerinError
 from serin.host.console import NOT_INSTALLED, ConsolePlace, choose_place, is_installed, read_settings
 from serin.host.down import clear_away, take_down
-from serin.host.guard import key_trouble
 from serin.host.standing import log_to_stdout, stop_on_signals
 from serin.host.state import Stack, changing_stack, read_stack
 from serin.host.supervisor import Supervisor
-from serin.host.wiring import build_gateway, launch_stack, start_serving, start_watching
+from serin.host.waiting import wait_until_ready
+from serin.host.wiring import (
+    build_gateway,
+    launch_stack,
+    prepare_gateway,
+    start_serving,
+    start_watching,
+    watch_supervisor,
+)
 from serin.machine import environment
 from serin.machine.ports import port_claims
 from serin.machine.private import make_private
-from serin.serving.envoy.bootstrap import LOOPBACK
 from serin.serving.envoy.tls import TlsFiles, tls_pair
-from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.serving.triton.release_record import check_records
 
 log = logging.getLogger("serin.stack.serve")  # not __name__, which is __main__ here
-
-_READY_S = 30.0
-_LOOK_S = 1.0
 
 
 def serve(
@@ -52,33 +53,26 @@ def serve(
             raise AlreadyUp(home=home, pid=last.supervisor_pid)
         check_records(home / "releases")
         clear_away(home)
-        request_filter = find_request_filter()
-        build_gateway(home).write_bootstrap(
-            port, address, tls=tls, expert=envoy_file, request_filter=request_filter
-        )
-        if request_filter is None:
-            log.warning(NO_FILTER)
-            address = LOOPBACK
-        if trouble := key_trouble(home):
-            log.warning(trouble)
-        url = environment.prefect_api_url() or ""
+        reached_on = prepare_gateway(home, port, address, tls=tls, expert=envoy_file)
+        url, console = environment.prefect_api_url() or "", _console(last)
         stack = launch_stack(
-            home,
-            gateway_port=port,
-            prefect_api_url=url,
-            prefect_port=None,
-            tls=tls is not None,
-            console=_console(last),
+            Stack(
+                home=home,
+                gateway_port=port,
+                prefect_api_url=url,
+                tls=tls is not None,
+                console_url=console.url if console else None,
+                console_port=console.port if console else None,
+            )
         )
     try:
-        Supervisor(home).start(build_gateway(home).process())
+        supervisor, gateway = Supervisor(home), build_gateway(home)
+        supervisor.start(gateway.process())
         start_serving(stack)
-        _wait_for_gateway(home, stack)
+        wait_until_ready(supervisor, gateway.process(), gateway.ready)
         start_watching(stack)
-        log.info("serving on %s:%d", address, port)
-        while not stop.wait(_LOOK_S):
-            if not stack.is_alive:
-                raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
+        log.info("serving on %s:%d", reached_on, port)
+        watch_supervisor(stack, stop)
     finally:
         take_down(home)
 
@@ -92,16 +86,6 @@ def _console(last: Stack | None) -> ConsolePlace | None:
         return None
     with port_claims() as claims:
         return choose_place(read_settings(), claims, last=last.console_port if last else None)
-
-
-def _wait_for_gateway(home: Path, stack: Stack) -> None:
-    gateway = build_gateway(home)
-    deadline = time.monotonic() + _READY_S
-    while not gateway.ready():
-        if not stack.is_alive or time.monotonic() > deadline:
-            process = gateway.process()
-            raise ProcessFailed(name=process.name, reason=f"not ready within {_READY_S:g} s", log=process.log)
-        time.sleep(0.1)
 
 
 def read_options(arguments: list[str]) -> argparse.Namespace:

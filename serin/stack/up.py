@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,6 @@ from serin.host.console import (
     read_settings,
 )
 from serin.host.down import clear_away
-from serin.host.guard import key_trouble
 from serin.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.host.supervisor import Supervisor
 from serin.host.waiting import wait_until_ready
@@ -35,6 +34,7 @@ from serin.host.wiring import (
     controller_process,
     key_file,
     launch_stack,
+    prepare_gateway,
     start_serving,
     start_watching,
 )
@@ -48,7 +48,7 @@ from serin.prefect.start import start_prefect, use_prefect
 from serin.serving.envoy.gateway import DRAIN_S
 from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
-from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.installation import find_request_filter, find_triton
 from serin.serving.triton.release_record import check_records
 
 logger = logging.getLogger(__name__)
@@ -92,20 +92,20 @@ def bring_up(
         console = _console(claims, last)
         pages = _pages(home, address, claims, last, prefect_port, console)
         with _down_on_failure(home):
-            _prepare_gateway(home, gateway_port, address, tls, envoy_file, pages)
+            prepare_gateway(home, gateway_port, address, tls=tls, expert=envoy_file, pages=pages)
             _say_what_changed(last, address, tls)
-            launched = partial(
-                launch_stack,
-                home,
+            planned = Stack(
+                home=home,
                 gateway_port=gateway_port,
                 prefect_api_url=foreign or f"http://{LOOPBACK}:{prefect_port}/api",
                 prefect_port=prefect_port,
                 tls=tls is not None,
-                console=console,
+                console_url=console.url if console else None,
+                console_port=console.port if console else None,
                 address=address,
                 pages_port=pages.port if pages else None,
             )
-            return _start(launched, console)
+            return _start(planned)
 
 
 def check_address(home: Path, address: str, tls: TlsFiles | None) -> None:
@@ -185,19 +185,6 @@ def _console(claims: Claims, last: Stack | None) -> ConsolePlace | None:
     return choose_place(read_settings(), claims, last=last.console_port if last else None)
 
 
-def _prepare_gateway(
-    home: Path, port: int, address: str, tls: TlsFiles | None, envoy_file: Path | None, pages: Pages | None
-) -> None:
-    request_filter = find_request_filter()
-    build_gateway(home).write_bootstrap(
-        port, address, tls=tls, expert=envoy_file, request_filter=request_filter, pages=pages
-    )
-    if request_filter is None:
-        logger.info(NO_FILTER)
-    if trouble := key_trouble(home):
-        logger.info(trouble)
-
-
 def _switch_tls_on(stack: Stack, tls: TlsFiles) -> Stack:
     build_gateway(stack.home).tls.switch_on(tls)
     switched = replace(stack, tls=True)
@@ -232,10 +219,9 @@ def _foreign_prefect() -> str | None:
     )
 
 
-def _start(launch: Callable[[], Stack], console: ConsolePlace | None) -> Stack:
+def _start(planned: Stack) -> Stack:
     began = time.monotonic()
-    stack = launch()
-    home = stack.home
+    stack, home = launch_stack(planned), planned.home
     supervisor, gateway, settler = Supervisor(home), build_gateway(home), processes.reconciler(stack)
     supervisor.start(gateway.process())
     if stack.owns_prefect:
@@ -246,8 +232,8 @@ def _start(launch: Callable[[], Stack], console: ConsolePlace | None) -> Stack:
     wait_until_ready(supervisor, gateway.process(), gateway.ready)
     for process in (controller_process(home), settler):
         wait_until_ready(supervisor, process, partial(supervisor.runs, process.name))
-    if console:
-        _wait_for_console(supervisor, home, console)
+    if stack.console_port is not None:
+        _wait_for_console(supervisor, home, stack.console_port)
     start_watching(stack)
     processes.note_up(home)
     logger.info(f"up after {time.monotonic() - began:.1f} s")
@@ -259,9 +245,9 @@ def _start_rest(stack: Stack, settler: Process) -> None:
     Supervisor(stack.home).start(settler)
 
 
-def _wait_for_console(supervisor: Supervisor, home: Path, console: ConsolePlace) -> None:
+def _wait_for_console(supervisor: Supervisor, home: Path, port: int) -> None:
     """Waits until the console answers. A stack serves its models without one, so a failure is only reported."""
-    ready = partial(answers, read_settings().address, console.port)
+    ready = partial(answers, read_settings().address, port)
     try:
         wait_until_ready(supervisor, console_process(home), ready)
     except ProcessFailed as failure:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serin.cluster import home_controller as controller
 from serin.host.wiring import request_log
+from serin.machine import environment
 
 _true_time = time.time
 
@@ -46,7 +47,7 @@ def main() -> None:
     time.time = lambda: (now := _true_time()) + ahead_s(steps, now)
     copies = steps.with_name(f"requests-{int(_true_time() * 1000)}.jsonl")
     controller.request_log = lambda home: copies
-    arguments = (steps, request_log(controller.environment.home()), copies)
+    arguments = (steps, request_log(environment.home()), copies)
     threading.Thread(target=copy_log, args=arguments, daemon=True).start()
     controller.main()
 

@@ -100,7 +100,7 @@ def scene() -> Iterator[Scene]:
     try:
         gateway, port = start_gateway(home, host)
         external = External(home)
-        fleet = CombinedFleet(FakeFleet(), external)
+        fleet = CombinedFleet(FakeFleet(), external, {}.__getitem__)
         controller = Controller(
             router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,

@@ -10,6 +10,7 @@ from serin.cluster.hosts import Hosts
 from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
 from serin.formats.cluster.decisions import DecisionCache
+from serin.formats.schema import Schema
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.mailbox import StoreInbox
@@ -17,6 +18,8 @@ from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside
 from serin.store.objects import Objects
 from tests.fakes.rollout import FakeVersions
+
+SCHEMA = Schema(task="binary", inputs=(), outputs=())
 
 
 @dataclass
@@ -68,7 +71,7 @@ class SimulatedLed:
                 wait=has.wait,
                 steady=has.time.steady,
             ),
-            fleet=ClusterFleet(self.agents, leadership, term),
+            fleet=ClusterFleet(self.agents, leadership, term, lambda _: SCHEMA),
             judge=has.judge or ClusterJudge(objects, self.hosts, has.time.now),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(has.versions, leadership, term),

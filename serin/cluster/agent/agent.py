@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import fields, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from serin.cluster.agent.link import Link
 from serin.cluster.agent.reconcile import Memory, Seen, Table, gateway_table, next_action, report, wanted_here
 from serin.cluster.agent.settings import AgentSettings
 from serin.errors import ReleaseNotReady, VerificationFailed
@@ -16,48 +17,13 @@ from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport
 from serin.rollout.run.ports import Processes
 from serin.rollout.run.verification import FOREIGN, in_thread
+from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
-from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.artifacts import Endpoint, Release
 
 log = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 5.0  # between two attempts to check golden rows
-
-
-class Routes(Protocol):
-    """The part of the gateway that the agent uses in each tick."""
-
-    def apply(
-        self,
-        routes: Sequence[ModelRoute],
-        endpoints: Mapping[str, Endpoint],
-        timeouts: Mapping[str, Timeouts] | None = None,
-        *,
-        peers: Mapping[str, Sequence[str]] | None = None,
-        leaving: Collection[str] = (),
-        waiting: Collection[str] = (),
-        missing: Collection[str] = (),
-    ) -> None: ...
-
-    def active_requests(self, release: Release) -> int: ...
-
-    def longest_request_s(self) -> float: ...
-
-
-class Cluster(Protocol):
-    """What the agent knows of the other hosts, and where it leaves its report (link.py)."""
-
-    @property
-    def desired(self) -> DesiredState | None: ...
-
-    @property
-    def knows_peers(self) -> bool: ...
-
-    def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]: ...
-
-    def others_of(self, desired: DesiredState) -> dict[str, tuple[str, ...]]: ...
-
-    def tell(self, report: AgentReport) -> None: ...
 
 
 class Agent:
@@ -67,9 +33,9 @@ class Agent:
         self,
         settings: AgentSettings,
         *,
-        gateway: Routes,
+        gateway: Gateway,
         fleet: Processes | None,
-        link: Cluster,
+        link: Link,
         beside: Callable[[Callable[[], None]], Future[None]] = in_thread,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

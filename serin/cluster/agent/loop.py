@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +18,12 @@ from serin.cluster.agent.agent import Agent
 from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.link import Link
 from serin.cluster.agent.settings import AgentSettings, agent_folder, desired_file, view_file
-from serin.cluster.home_controller import LOG_LIMIT_BYTES
-from serin.errors import SerinError, StackUnusable
+from serin.errors import StackUnusable
 from serin.formats.cluster.host_report import AgentReport
-from serin.host.standing import begin_beats, log_to_stdout, stop_on_signals
-from serin.host.wiring import build_gateway, build_releases, follow_files, request_log
+from serin.host.standing import run_standing
+from serin.host.wiring import build_gateway, build_releases, keep_ticking, request_log
 from serin.machine import environment
 from serin.machine.durable import write_secret
-from serin.machine.heartbeat import beat
 from serin.rollout.run.background import BackgroundFleet
 from serin.store.artifacts import Bundle
 from serin.store.open import open_objects
@@ -34,7 +32,6 @@ from serin.store.store import Store
 log = logging.getLogger("serin.cluster.agent")  # not __name__, which is __main__ here
 
 TICK_S: Final = 1.0
-_ROTATE_EVERY_S: Final = 60.0
 
 
 def run(home: Path, stop: threading.Event) -> None:
@@ -59,21 +56,12 @@ def run(home: Path, stop: threading.Event) -> None:
     agent = Agent(settings, gateway=gateway, fleet=fleet, link=link)
     link.start()
     log.info("the agent of host %s has started", settings.host)
-    rotate_at = 0.0
-    while not stop.is_set():
+
+    def tick() -> None:
         news.clear()
-        beat()
-        began = time.monotonic()
-        try:
-            found = agent.tick()
-            _write_view(home, found, link.problem)
-            if began >= rotate_at:
-                gateway.rotate_logs(LOG_LIMIT_BYTES)
-                rotate_at = began + _ROTATE_EVERY_S
-        except (OSError, SerinError) as error:
-            log.warning("this tick failed: %s", error)
-        follow_files(gateway)
-        _wait(stop, news, max(0.0, TICK_S - (time.monotonic() - began)))
+        _write_view(home, agent.tick(), link.problem)
+
+    keep_ticking(tick, gateway, stop, every_s=TICK_S, wait=partial(_wait, stop, news))
     link.stop(wait_s=3.0)
     if fleet is not None:
         fleet.close()
@@ -86,19 +74,9 @@ def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:
         news.wait(min(left, 0.2))
 
 
-def _write_view(home: Path, found: AgentReport, store_problem: str) -> None:
+def _write_view(home: Path, report: AgentReport, store_problem: str) -> None:
     """Leaves the host's own view for `serin status`, which must not need the store."""
-    write_secret(view_file(home), json.dumps({"report": asdict(found), "store_problem": store_problem}))
-
-
-def main() -> None:
-    log_to_stdout()
-    stop = stop_on_signals()
-    begin_beats(environment.home(), asks_store=True)
-    try:
-        run(environment.home(), stop)
-    except SerinError as error:
-        sys.exit(f"the agent cannot continue: {error}")
+    write_secret(view_file(home), json.dumps({"report": asdict(report), "store_problem": store_problem}))
 
 
 class HostStore(Store):
@@ -111,4 +89,4 @@ class HostStore(Store):
 
 
 if __name__ == "__main__":
-    main()
+    run_standing("the agent", run, asks_store=True)

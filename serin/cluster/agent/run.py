@@ -21,24 +21,27 @@ from serin.cluster.agent.settings import AgentSettings
 from serin.errors import AlreadyUp, ProcessFailed, SerinError, StoreError
 from serin.formats.cluster.host_report import agent_key
 from serin.host.down import clear_away, take_down
-from serin.host.guard import key_trouble
-from serin.host.logs import log_tail
-from serin.host.standing import stack_environment
 from serin.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.host.supervisor import Supervisor
-from serin.host.wiring import AGENT, agent_process, build_gateway, watcher_process
+from serin.host.waiting import wait_until_ready
+from serin.host.wiring import (
+    AGENT,
+    agent_process,
+    build_gateway,
+    launch_stack,
+    prepare_gateway,
+    watch_supervisor,
+    watcher_process,
+)
 from serin.machine import environment
 from serin.machine.private import make_private
 from serin.machine.process import start_ticks
-from serin.serving.envoy.bootstrap import LOOPBACK
-from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton
+from serin.serving.triton.installation import find_triton
 from serin.serving.triton.release_record import check_records
 from serin.store.open import check_answers, open_objects
 
 log = logging.getLogger(__name__)
 
-_READY_S = 30.0
-_LOOK_S = 1.0
 _END_S = 120.0
 _STORE_S = 5.0
 
@@ -52,11 +55,10 @@ def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> Non
         last = read_stack(home)
         stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
     try:
-        _wait_for_gateway(home, stack)
+        gateway, supervisor = build_gateway(home), Supervisor(home)
+        wait_until_ready(supervisor, gateway.process(), lambda: gateway.ready() and supervisor.runs(AGENT))
         log.info("host %s: serving at %s", settings.host, settings.gateway_address)
-        while not stop.wait(_LOOK_S):
-            if not stack.is_alive:
-                raise ProcessFailed(name="the supervisor", reason="it has exited", log=Supervisor(home).log)
+        watch_supervisor(stack, stop)
         log.info("host %s: ending", settings.host)
     finally:
         take_down(home)
@@ -132,59 +134,26 @@ def _start(home: Path, settings: AgentSettings) -> Stack:
         find_triton()
         check_records(home / "releases")
     clear_away(home)
-    _prepare_gateway(home, settings)
-    settings.write(home)
-    supervisor = Supervisor(home)
-    pid = supervisor.launch(stack_environment(home))
-    stack = Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=start_ticks(pid) or 0,
-        gateway_port=settings.port,
-        prefect_api_url="",
-        prefect_port=None,
-        since=time.time(),
-        tls=settings.tls is not None,
-        agent=True,
-        agent_pid=os.getpid(),
-        agent_ticks=start_ticks(os.getpid()) or 0,
+    expert = Path(settings.envoy_file) if settings.envoy_file else None
+    reached_on = prepare_gateway(
+        home, settings.port, settings.address, tls=settings.tls, expert=expert, peers=settings.peers
     )
-    write_stack(stack)
-    watcher = watcher_process(home, owns_prefect=False)  # it records requests and serves this host's metrics
-    for process in (build_gateway(home).process(), agent_process(home), watcher):
-        supervisor.start(process)
-    return stack
-
-
-def _prepare_gateway(home: Path, settings: AgentSettings) -> None:
-    request_filter = find_request_filter()
-    build_gateway(home).write_bootstrap(
-        settings.port,
-        settings.address,
-        tls=settings.tls,
-        expert=Path(settings.envoy_file) if settings.envoy_file else None,
-        request_filter=request_filter,
-        peers=settings.peers,
-    )
-    if request_filter is None:
-        log.warning(NO_FILTER)
-        log.warning("clients reach this gateway on %s only", LOOPBACK)
-    if trouble := key_trouble(home):
-        log.warning(trouble)
+    if reached_on != settings.address:
+        log.warning("clients reach this gateway on %s only", reached_on)
     if settings.peer_port is not None and settings.peer_files is None:
         log.warning("gateways use no TLS between them: anyone who can reach the peer port gets answers")
-
-
-def _wait_for_gateway(home: Path, stack: Stack) -> None:
-    gateway, supervisor = build_gateway(home), Supervisor(home)
-    deadline = time.monotonic() + _READY_S
-    while not (gateway.ready() and supervisor.runs(AGENT)):
-        if not stack.is_alive or time.monotonic() > deadline:
-            process = gateway.process()
-            raise ProcessFailed(
-                name=process.name,
-                reason=f"not ready within {_READY_S:g} s",
-                log=process.log,
-                tail=log_tail(process.log),
-            )
-        time.sleep(0.1)
+    settings.write(home)
+    stack = launch_stack(
+        Stack(
+            home=home,
+            gateway_port=settings.port,
+            tls=settings.tls is not None,
+            agent=True,
+            agent_pid=os.getpid(),
+            agent_ticks=start_ticks(os.getpid()) or 0,
+        )
+    )
+    watcher = watcher_process(home, owns_prefect=False)  # it records requests and serves this host's metrics
+    for process in (build_gateway(home).process(), agent_process(home), watcher):
+        Supervisor(home).start(process)
+    return stack

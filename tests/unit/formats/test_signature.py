@@ -329,7 +329,7 @@ def test_a_signed_version_that_was_copied_elsewhere_is_refused_by_every_reader(
         lambda: Model.load(model, version),
         lambda: store.bundle_here(model, version),
         lambda: stored_timeouts(store)(Release(model=model, version=version)),
-        lambda: check_trusted(store, Release(model=model, version=version)),
+        lambda: check_trusted(store)(Release(model=model, version=version)),
         lambda: find_version(model, version),
     ):
         with pytest.raises(BundleBroken, match=f"it contains {MODEL} version 1"):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serin.errors import KeyFileBroken
-from serin.host.guard import key_trouble, read_guard
-from serin.host.wiring import build_gateway, key_file
+from serin.host.guard import read_guard
+from serin.host.wiring import build_gateway, key_file, key_trouble
 from serin.serving.envoy.guard import asks_for_keys
 from serin.serving.envoy.keys import KeyFile, KeyRing
 from serin.stack.doctor import examine
