@@ -17,28 +17,20 @@ from serin.commands.suggest import LazyCommands, SuggestingGroup
 from serin.errors import SerinError, file_trouble
 
 MODULES = {
-    "pipeline": "init check run etl train export",
-    "schema": "schema",
-    "search": "search",
-    "stack": "up down status deploy doctor env install",
-    "agent": "agent",
+    "pipeline": "init check run etl train export search schema",
+    "stack": "up down status deploy doctor env install console backup",
     "runs": "runs",
-    "hosts": "worker hosts",
-    "rollout": "rollout",
-    "service": "logs retire",
-    "slo": "slo",
+    "hosts": "agent controller worker hosts",
+    "rollout": "rollout logs retire",
     "models": "models predict gpus gc",
     "signing": "trust",
     "captures": "captures",
     "labels": "labels quality",
-    "drift": "drift",
+    "watch": "slo drift",
     "explain": "explain",
     "keys": "keys",
     "tuning": "tune",
     "alerts": "alerts",
-    "console": "console",
-    "controller": "controller",
-    "backup": "backup",
 }
 """The modules of serin/commands with the commands of each, in the order of help."""
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from serin.cluster.version_settings import SchemaOf, check_same_requests
-from serin.errors import RolloutRefused
+from serin.errors import RequestsDiffer, RolloutRefused
+from serin.formats.schema import Schema, difference
 from serin.rollout.run.ports import Processes, Versions
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 
 if TYPE_CHECKING:
     from serin.rollout.decide.advance import ReleaseState
+
+SchemaOf = Callable[[Release], Schema]
+
+
+def check_same_requests(release: Release, stable: Release, schema_of: SchemaOf) -> None:
+    """Raise RequestsDiffer when no client could send what both versions ask for."""
+    if reason := difference(schema_of(stable), schema_of(release)):
+        raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
 
 
 class CombinedFleet:

@@ -17,18 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
+from serin.cluster.combined_fleet import SchemaOf, check_same_requests
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
-from serin.cluster.version_settings import (
-    SchemaOf,
-    check_same_requests,
-    check_trusted,
-    stored_replicas,
-    stored_schema,
-    stored_timeouts,
-)
+from serin.cluster.version_settings import check_trusted, stored_replicas, stored_schema, stored_timeouts
 from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
 from serin.formats.cluster.decisions import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks

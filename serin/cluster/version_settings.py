@@ -7,17 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from serin.errors import RequestsDiffer
 from serin.formats.bundle import REPOSITORY
-from serin.formats.schema import Schema, difference, read_schema
+from serin.formats.schema import Schema, read_schema
 from serin.formats.trust import find_trusted
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_objectives
 from serin.store.artifacts import Release
 from serin.store.store import Store
-
-SchemaOf = Callable[[Release], Schema]
 
 
 def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
@@ -33,15 +30,9 @@ def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
     return timeouts
 
 
-def stored_schema(store: Store) -> SchemaOf:
+def stored_schema(store: Store) -> Callable[[Release], Schema]:
     """Returns the schemas of versions in the store."""
     return lambda release: read_schema(Path(store.bundle(release.model, release.version).path))
-
-
-def check_same_requests(release: Release, stable: Release, schema_of: SchemaOf) -> None:
-    """Raise RequestsDiffer when no client could send what both versions ask for."""
-    if reason := difference(schema_of(stable), schema_of(release)):
-        raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
 
 
 def check_trusted(store: Store) -> Callable[[Release], None]:

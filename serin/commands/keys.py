@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands import issuers
 from serin.commands.arguments import DurationOption
 from serin.commands.output import Json, say, show, show_json, show_table, when
-from serin.errors import StackUnusable
+from serin.errors import GatewayRejected, SpecError, StackUnusable
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.serving.envoy.issuers import Issuer
     from serin.serving.envoy.keys import ApiKey
 
 Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
+Provider = Annotated[str, typer.Argument(help="A short name of the provider.")]
+Rate = Annotated[
+    str | None, typer.Option(help="Requests that each subject may send, such as 100/s. [default: no limit]")
+]
+Burst = Annotated[
+    int | None, typer.Option(min=1, help="Requests that may come at once. [default: one unit's]")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +33,11 @@ def register(app: typer.Typer) -> None:
     group.command("list")(list_keys)
     group.command("remove")(remove)
     group.command("require")(require)
-    issuers.register(group)
+    issuers = typer.Typer(help="OpenID providers whose tokens the gateway takes.", no_args_is_help=True)
+    issuers.command("add")(add_issuer)
+    issuers.command("list")(list_issuers)
+    issuers.command("remove")(remove_issuer)
+    group.add_typer(issuers, name="issuer")
     app.add_typer(group, name="keys")
 
 
@@ -42,7 +54,7 @@ def create(
         str | None,
         typer.Option(help="Requests that the key may send, such as 100/s or 30/m. [default: no limit]"),
     ] = None,
-    burst: issuers.Burst = None,
+    burst: Burst = None,
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
@@ -50,7 +62,7 @@ def create(
 
     keys = key_file(environment.home())
     entry, key = keys.create(name, models=model, lasts_s=lasts, rate=rate, burst=burst)
-    issuers.publish()
+    _publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
         return
@@ -87,7 +99,7 @@ def remove(name: Name) -> None:
     from serin.host.wiring import key_file
 
     key_file(environment.home()).revoke(name)
-    issuers.publish()
+    _publish()
     show(f"{name} is removed")
 
 
@@ -107,7 +119,7 @@ def require(
             "run `serin down` first, or `serin up` without --address"
         )
     key_file(environment.home()).require(on)
-    issuers.publish()
+    _publish()
     show(
         "a key is required"
         if on
@@ -117,3 +129,127 @@ def require(
 
 def _facts(entry: ApiKey) -> dict[str, object]:
     return {**entry.model_dump(exclude={"sha256"}), "state": entry.state(time.time())}
+
+
+def add_issuer(
+    name: Provider,
+    url: Annotated[str, typer.Option(help="The issuer, exactly as its tokens name it (iss).")],
+    audience: Annotated[
+        list[str], typer.Option(help="An audience (aud) that tokens are made for; can be repeated.")
+    ],
+    jwks_url: Annotated[
+        str | None, typer.Option(help="Where its public keys are. [default: found by OpenID discovery]")
+    ] = None,
+    jwks_file: Annotated[
+        Path | None, typer.Option(help="A file with its public keys, instead of a URL.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model that its tokens may call; can be repeated. [default: all]"),
+    ] = None,
+    models_claim: Annotated[
+        str | None, typer.Option(help="The claim that names the models a token may call.")
+    ] = None,
+    rate: Rate = None,
+    burst: Burst = None,
+) -> None:
+    """Take the tokens of an OpenID provider. From the first one on, the gateway refuses clients without a key or
+    token."""
+    from serin.host.wiring import build_gateway, key_file
+
+    home = environment.home()
+    issuer = _issuer(
+        name=name,
+        url=url,
+        audiences=tuple(audience),
+        jwks_url=jwks_url,
+        jwks_file=None if jwks_file is None else str(jwks_file.expanduser().absolute()),
+        models=tuple(model) if model else None,
+        models_claim=models_claim,
+        rate=rate,
+        burst=burst,
+    )
+    found = build_gateway(home).keys.jwks.fetch(issuer)
+    key_file(home).add_issuer(issuer)
+    _publish()
+    show(f"tokens of {url} are taken; it has {found.count} public key{'s' if found.count != 1 else ''}")
+
+
+def list_issuers(as_json: Json = False) -> None:
+    """List the issuers, and when their public keys were last read."""
+    from serin.host.wiring import build_gateway, key_file
+
+    home = environment.home()
+    ring, jwks = key_file(home).read(), build_gateway(home).keys.jwks
+    found = [(issuer, jwks.known(issuer)) for issuer in ring.issuers]
+    if as_json:
+        facts = [
+            {
+                **issuer.model_dump(),
+                "public_keys": known.count if known else 0,
+                "public_keys_read": known.fetched if known else None,
+            }
+            for issuer, known in found
+        ]
+        show_json(facts)
+        return
+    rows = [
+        (
+            issuer.name,
+            issuer.url,
+            ", ".join(issuer.audiences),
+            _models(issuer),
+            str(issuer.limit) if issuer.limit else None,
+            f"{known.count}, {when(known.fetched)}" if known else "none: its tokens are refused",
+        )
+        for issuer, known in found
+    ]
+    columns = ("name", "issuer", "audiences", "models", "rate", "public keys, read")
+    show_table(columns, rows, empty="no issuers yet")
+
+
+def remove_issuer(name: Provider) -> None:
+    """Refuse the tokens of an issuer, effective at once. Removing the last one does not open the gateway."""
+    from serin.host.wiring import build_gateway, key_file
+
+    home = environment.home()
+    issuer = key_file(home).remove_issuer(name)
+    _publish()
+    build_gateway(home).keys.jwks.forget(issuer)
+    show(f"tokens of {issuer.url} are no longer taken")
+
+
+def _publish() -> None:
+    """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
+    from serin.host.wiring import build_gateway
+
+    gateway = build_gateway(environment.home())
+    if not gateway.ready():
+        say("no gateway is running here; the change applies from its next start")
+        return
+    try:
+        gateway.follow_keys()
+    except GatewayRejected as error:
+        say(f"stored, but not applied yet ({error}); the controller will retry")
+        raise
+
+
+def _models(issuer: Issuer) -> str:
+    if issuer.models_claim is not None:
+        return f"claim {issuer.models_claim}"
+    return ", ".join(issuer.models) if issuer.models else "all"
+
+
+def _issuer(**fields: object) -> Issuer:
+    from pydantic import ValidationError
+
+    from serin.serving.envoy.issuers import Issuer
+
+    try:
+        return Issuer.model_validate({**fields, "added": time.time()})
+    except ValidationError as error:
+        problems = [
+            (".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, "))
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise SpecError(where=f"issuer {fields['name']!r}", problems=problems) from error

@@ -1,7 +1,8 @@
-"""From a table to a model: init, check, run through Prefect; etl, train, export one at a time without it."""
+"""From a table to a model: init, check, run through Prefect; etl, train, export, search one at a time without it."""
 
 from __future__ import annotations
 
+import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.api.progress import showing_progress
-from serin.commands.output import Json, show, show_json
+from serin.commands.output import Json, show, show_json, write_file
 from serin.errors import SourceMissing, SpecError
 from serin.machine import environment
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 SpecFile = Annotated[
     Path, typer.Argument(help="The pipeline's YAML file, or the folder of pipeline.yaml.", metavar="SPEC")
+]
+SearchSpec = Annotated[
+    Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
 ]
 
 ApprovedBy = Annotated[
@@ -36,6 +40,11 @@ AsOf = Annotated[
 ]
 
 
+_SCHEMA_FILE = "spec.schema.json"
+_MODELINE = f"# yaml-language-server: $schema={_SCHEMA_FILE}\n"
+"""The first line of a spec beside its schema: editors with a YAML language server read it."""
+
+
 class Stage(StrEnum):
     ETL = "etl"
     TRAIN = "train"
@@ -43,7 +52,7 @@ class Stage(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    for command in (init, check, run, etl, train, export):
+    for command in (init, check, run, etl, train, export, search, schema):
         app.command()(command)
 
 
@@ -64,7 +73,6 @@ def init(
 ) -> None:
     """A commented spec from a table: types, target and features guessed and explained. The model is called like FOLDER,
     or like the table in this folder."""
-    from serin.commands.schema import MODELINE, SCHEMA_FILE, schema_text
     from serin.draft.guess import draft_table, model_name
 
     path = folder / "pipeline.yaml"
@@ -81,8 +89,8 @@ def init(
         problem = f"nothing at {source}; name a file, a folder of files or a URL"
         raise SpecError(where="serin init", problems=[("--table", problem)]) from error
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(MODELINE + draft.text, encoding="utf-8")
-    (folder / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
+    path.write_text(_MODELINE + draft.text, encoding="utf-8")
+    (folder / _SCHEMA_FILE).write_text(_schema_text(), encoding="utf-8")
     for notice in draft.notices:
         show(f"  {notice}")
     show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")
@@ -233,6 +241,75 @@ def export(
         return
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
     show(f"next: serin rollout start {bundle.model}:{bundle.version}")
+
+
+def search(
+    spec: SearchSpec,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the chosen spec. [default: SPEC with -chosen]")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="The total number of trials. [default: the spec's search.trials]"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try the settings that `search.space` allows and write the spec with the best ones. Resumes an interrupted
+    search."""
+    from serin.pipeline.etl import build_dataset
+    from serin.pipeline.search import search_settings
+    from serin.spec.load import load_search_spec, spec_file
+    from serin.training.search.search import write_chosen
+
+    loaded = load_search_spec(spec)
+    assert loaded.search is not None
+    if trials is not None:
+        loaded = loaded.model_copy(update={"search": loaded.search.model_copy(update={"trials": trials})})
+    datasets = [
+        build_dataset(data, loaded.features, loaded.etl, name=loaded.name).value
+        for data in loaded.fold_data()
+    ]
+    found = search_settings(loaded, datasets)
+    spec = spec_file(spec)
+    target = out or spec.with_name(f"{spec.stem}-chosen{spec.suffix}")
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(found.metrics.items()))
+    remark = (
+        f"The best of {found.complete + found.pruned + found.failed} trials, by the valid rows: {metrics}"
+    )
+    write_chosen(spec, found.settings, target, remark=remark)
+    if as_json:
+        show_json(
+            {
+                "spec": str(target),
+                "folder": found.folder,
+                "settings": found.settings,
+                "metrics": found.metrics,
+            }
+        )
+        return
+    show(f"{remark} ({found.pruned} stopped early, {found.failed} failed)")
+    for path, value in found.settings.items():
+        show(f"  {path:<32} {value}")
+    show(f"importance of settings: {found.folder}/importance.svg, every trial: {found.folder}/trials.csv")
+    show(f"next: serin train {target}")
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write to this file. [default: standard output]")] = None,
+) -> None:
+    """The JSON schema of the spec: every key with its type, default and description, for YAML editors."""
+    if out is None:
+        show(_schema_text().rstrip("\n"))
+        return
+    write_file(out, _schema_text())
+    show(f"wrote {out}")
+
+
+def _schema_text() -> str:
+    """The JSON schema as it is written to a file."""
+    from serin.spec.json_schema import editor_schema
+
+    return json.dumps(editor_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _load(path: Path, as_of: str | None = None) -> PipelineSpec:

@@ -1,37 +1,69 @@
-"""The commands `serin rollout`: they read journals and write to the controller's inbox."""
+"""A model in service: `serin rollout` reads journals and writes to the controller's inbox, `retire` takes a model out,
+`logs` shows what its parts wrote last."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from serin.commands import rollout_story
-from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, numbered
-from serin.commands.output import Json, counted, say, show, show_json, show_problems, show_table, when
+from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, Yes, numbered
+from serin.commands.output import (
+    Json,
+    confirm,
+    counted,
+    say,
+    show,
+    show_json,
+    show_problems,
+    show_table,
+    when,
+    write_file,
+)
 from serin.errors import CommandRefused, NotFound, RolloutRefused
 from serin.machine import environment
+from serin.spec.names import split_version
 
 if TYPE_CHECKING:
     from serin.formats.serving.journal import Decision
     from serin.rollout.decide.plan import Plan
     from serin.rollout.run.commands import Kind
+    from serin.rollout.run.replay import Replay
     from serin.rollout.run.status import ModelStatus
 
+_ORDERS: Final[dict[Kind, str]] = {
+    "pause": "Hold the rollout where it is.",
+    "resume": "Let a held rollout continue.",
+    "approve": "Allow the next step, where the plan asks for a person's word (`rollout.approve` in the spec).",
+    "promote": "Give the candidate all traffic now, whatever the evidence.",
+    "abort": "Send all traffic back to the live version and end the rollout.",
+}
+_JUDGED: Final = (
+    "quantiles", "margin", "bad_margin", "tolerance_ms", "warmup_s", "false_rollback", "false_promotion",
+    "error_tolerance", "max_error_share", "slo_ms", "max_slow_share",
+)  # fmt: skip
 Follow = Annotated[bool, typer.Option(help="Show every decision until the rollout has ended.")]
+
+_POLL_S: Final = 0.2
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Roll out a model version step by step.", no_args_is_help=True)
-    for command in (start, status, watch, pause, resume, approve, promote, abort, rollback):
+    for command in (start, status, watch):
         group.command()(command)
-    group.command()(rollout_story.report)
-    group.command()(rollout_story.replay)
+    for kind, text in _ORDERS.items():
+        group.command(kind, help=text)(_order(kind))
+    for command in (rollback, report, replay):
+        group.command()(command)
     app.add_typer(group, name="rollout")
+    for command in (logs, retire):
+        app.command()(command)
 
 
 def start(
@@ -69,7 +101,11 @@ def start(
     elif request_timeout is not None:
         raise typer.BadParameter("--request-timeout is for servers elsewhere; set it in the version's spec")
     else:
-        model, version, plan = _plan_of_version(name, spec)
+        from serin.store.store import Store
+
+        bundle = Store.open().find(name)
+        model, version = bundle.model, bundle.version
+        plan = _plan_of(spec or Path(bundle.path) / "spec.yaml")
     tell_controller("start", model, version=version, plan=plan, why=why)
     if follow:
         _follow(model)
@@ -112,29 +148,13 @@ def watch(model: Model) -> None:
         _follow(model)
 
 
-def pause(model: Model, why: Why = "") -> None:
-    """Hold the rollout where it is."""
-    tell_controller("pause", model, why=why)
+def _order(kind: Kind) -> Callable[[str, str], None]:
+    """Make the command that sends an order of this kind."""
 
+    def order(model: Model, why: Why = "") -> None:
+        tell_controller(kind, model, why=why)
 
-def resume(model: Model, why: Why = "") -> None:
-    """Let a held rollout continue."""
-    tell_controller("resume", model, why=why)
-
-
-def approve(model: Model, why: Why = "") -> None:
-    """Allow the next step, where the plan asks for a person's word (`rollout.approve` in the spec)."""
-    tell_controller("approve", model, why=why)
-
-
-def promote(model: Model, why: Why = "") -> None:
-    """Give the candidate all traffic now, whatever the evidence."""
-    tell_controller("promote", model, why=why)
-
-
-def abort(model: Model, why: Why = "") -> None:
-    """Send all traffic back to the live version and end the rollout."""
-    tell_controller("abort", model, why=why)
+    return order
 
 
 def rollback(name: ModelVersion, why: Why = "", follow: Follow = True) -> None:
@@ -239,17 +259,6 @@ def _plan_of(spec: Path | None) -> Plan | None:
     return Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
 
 
-def _plan_of_version(name: str, spec: Path | None) -> tuple[str, int, Plan]:
-    from serin.rollout.decide.plan import Plan
-    from serin.spec.load import load_spec
-    from serin.store.store import Store
-
-    bundle = Store.open().find(name)
-    wanted = load_spec(spec) if spec else load_spec(Path(bundle.path) / "spec.yaml")
-    plan = Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
-    return bundle.model, bundle.version, plan
-
-
 def _follow(model: str, *, returning: bool = False) -> None:
     """Prints each decision once; raises RolloutFailed when the rollout ended in a rollback that nobody requested."""
     from serin.pipeline.roll_out import follow_decisions
@@ -311,3 +320,163 @@ def _row(entry: ModelStatus) -> tuple[object, ...]:
         when(rollout.since),
         rollout.reason,
     )
+
+
+def report(
+    name: ModelVersion,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The file to write. [default: MODEL-rollout.html]", show_default=False),
+    ] = None,
+) -> None:
+    """Write the report of a rollout as one HTML file: evidence over time, both arms' latencies, every decision.
+    [default: the newest rollout]"""
+    from serin.reports.rollout_page import story2html
+    from serin.rollout.run.story import tell
+
+    path = out or Path(f"{split_version(name)[0]}-rollout.html")
+    write_file(path, story2html(tell(_decisions(name))))
+    show(str(path))
+
+
+def replay(
+    name: ModelVersion,
+    spec: Annotated[
+        Path | None, typer.Option(help="Judge as this spec says. [default: as then]", show_default=False)
+    ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--log",
+            help="Other request logs; repeat it for those of several gateways. [default: the gateway's]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge the stored requests of a rollout again, second by second, perhaps by another spec. Changes
+    nothing. [default: the newest rollout]"""
+    from serin.rollout.run.access import find_rollouts
+    from serin.rollout.run.replay import replay as judge_again
+
+    rollouts = find_rollouts()
+    logs = log or ([rollouts.log] if rollouts.log else [])
+    if not logs:
+        raise typer.BadParameter(
+            "several gateways have the requests: copy gateway/requests.jsonl of each host, and name each with --log"
+        )
+    decisions = _decisions(name)
+    found = judge_again(decisions, logs, _as_in(spec))
+    if as_json:
+        show_json(_replay_json(found))
+        return
+    _show_replay(found, decisions)
+
+
+def _as_in(spec: Path | None) -> Callable[[Plan], Plan]:
+    """Returns a function that makes a plan judge as a spec says. Its steps stay: the traffic followed them."""
+    other = _plan_of(spec)
+    if other is None:
+        return lambda plan: plan
+    return lambda plan: replace(plan, **{each: getattr(other, each) for each in _JUDGED})
+
+
+def _decisions(name: str) -> list[Decision]:
+    """The last rollout of the version that MODEL[:VERSION] names, or the model's newest. A rollout's id is taken as a
+    version, too."""
+    from serin.rollout.run.access import find_rollouts
+    from serin.rollout.run.record import decision2rollout
+    from serin.rollout.run.status import status_of
+
+    rollouts, (model, rollout) = find_rollouts(), split_version(name)
+    now = status_of(rollouts, model)
+    if now is None:
+        raise NotFound(kind="rollout of", name=model, known=[])
+    if rollout is None:
+        return rollouts.decisions(model, now.rollout.id)
+    by_version = {}  # the last of each
+    for decision in (every := rollouts.decisions(model)):
+        by_version[decision2rollout(decision).candidate.version] = decision.rollout
+    wanted = by_version.get(int(rollout), rollout) if rollout.isdecimal() else rollout
+    decisions = [decision for decision in every if decision.rollout == wanted]
+    if not decisions:
+        known = [str(version) for version in sorted(by_version)]
+        raise NotFound(kind=f"rollout of {model!r}:", name=rollout, known=known)
+    return decisions
+
+
+def _show_replay(found: Replay, decisions: list[Decision]) -> None:
+    if not found.requests:
+        show("the request log has no more requests of this rollout")
+        return
+    last, failed = found.moments[-1], found.failed
+    turned = next((decision for decision in decisions if decision.phase == "aborting"), None)
+    show(f"judged again: {found.requests} requests, {len(found.moments)} s")
+    show(
+        f"then:  {f'rolled back at {when(turned.t)}: {turned.reason}' if turned else f'ended {decisions[-1].phase}'}"
+    )
+    if failed:
+        show(f"now:   rolled back at {when(failed.point.t)}: {failed.reason}")
+    else:
+        show(f"now:   not rolled back; at the end {last.verdict}: {last.reason}")
+
+
+def _replay_json(found: Replay) -> dict[str, object]:
+    rows = [
+        {
+            "t": moment.point.t,
+            "weight_percent": moment.point.weight_percent,
+            "evidence": moment.point.total,
+            "guards": dict(moment.point.e_values),
+            "verdict": moment.verdict.value,
+            "reason": moment.reason,
+        }
+        for moment in found.moments
+    ]
+    failed = found.failed
+    return {"requests": found.requests, "failed_at": failed.point.t if failed else None, "seconds": rows}
+
+
+def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
+    """Take a model out of service: requests get 404, its servers end. Its versions stay in the store.
+
+    Requests in flight are answered first. `serin rollout start MODEL:VERSION` serves a version again.
+    """
+    from serin.rollout.run.access import find_rollouts
+    from serin.rollout.run.status import status_of
+
+    rollouts = find_rollouts()
+    status = status_of(rollouts, model)
+    if status is not None and status.live is not None and not status.rollout.running:
+        confirm(f"Take {model} (version {status.live}) out of service?", yes=yes)
+    tell_controller("retire", model, why=why)
+    while (now := status_of(rollouts, model)) is not None and now.rollout.running:
+        time.sleep(_POLL_S)
+    assert now is not None, "a journal does not lose its lines"
+    if now.rollout.phase == "retired":
+        show(f"{model} is retired; `serin rollout start {model}:{now.rollout.version}` serves it again")
+
+
+def logs(
+    model: Model,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Of each part, the last ones.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until interrupted.")] = False,
+) -> None:
+    """What a model's servers, the controller and the gateway wrote last about it."""
+    from serin.stack.model_logs import find_logs, follow_logs, last_lines
+
+    home = environment.home()
+    found = find_logs(home, model)
+    if not found:
+        from serin.rollout.run.status import status
+
+        raise NotFound(kind="log of model", name=model, known=[entry.name for entry in status(home)])
+    new_lines = follow_logs(home, model)
+    for source in found:
+        recent = last_lines(source, lines)
+        say(f"==> {source.name} ({source.path})")
+        for line in recent:
+            show(line)
+    if follow:
+        for name, line in new_lines:
+            show(f"{name}: {line}")

@@ -1,4 +1,4 @@
-"""The local stack: up, down, status, doctor, env, install."""
+"""The local stack: up, down, status, doctor, env, install; its console's secrets and its backups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
 if TYPE_CHECKING:
+    from serin.host.console import Role
     from serin.host.state import Stack
     from serin.stack.status import ServerStatus
 
@@ -39,6 +40,15 @@ def register(app: typer.Typer) -> None:
     install.command("triton")(install_triton)
     install.command("gateway")(install_gateway)
     app.add_typer(install, name="install")
+    console = typer.Typer(help="The console: the stack's web page.", no_args_is_help=True)
+    console.callback()(lambda: None)
+    console.command("secret")(secret)
+    app.add_typer(console, name="console")
+    backup = typer.Typer(help="Copy the state of a stack to a file, and restore it.", no_args_is_help=True)
+    backup.callback()(lambda: None)
+    backup.command("create")(create_copy)
+    backup.command("restore")(restore_copy)
+    app.add_typer(backup, name="backup")
 
 
 def up(
@@ -263,3 +273,78 @@ def install_gateway() -> None:
     library = install_request_filter()
     prepare()
     show(f"request filter: {library}")
+
+
+def secret(
+    role: Annotated[
+        str | None, typer.Argument(help="viewer or operator. [default: both]", show_default=False)
+    ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Replace it. Logins with the old one end at once.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the secrets of the two roles: a viewer reads, an operator may also act."""
+    from serin.host.console import role_secret, rotate_secret
+    from serin.host.state import read_stack
+
+    home = environment.home()
+    found = {name: (rotate_secret if rotate else role_secret)(home, name) for name in _roles(role)}
+    if as_json:
+        show_json(found)
+        return
+    stack = read_stack(home)
+    if stack is not None and stack.is_alive and stack.console_url:
+        say(f"the console is at {stack.console_url}")
+    for name, value in found.items():
+        show(value if role else f"{name:<9} {value}")
+
+
+def _roles(role: str | None) -> tuple[Role, ...]:
+    from serin.errors import NameInvalid
+    from serin.host.console import ROLES
+
+    if role is not None and role not in ROLES:
+        raise NameInvalid(kind="role", name=role, rule="one of viewer, operator")
+    return tuple(name for name in ROLES if role in (None, name))
+
+
+def create_copy(
+    file: Annotated[Path, typer.Argument(help="The file to write. It must not exist; it will hold secrets.")],
+    captures: Annotated[
+        bool, typer.Option("--captures/--no-captures", help="Include recorded requests, which may be large.")
+    ] = True,
+) -> None:
+    """Write journals, keys, receivers, the watch's state, Prefect's database and model versions to one file.
+
+    The stack may run. Model versions in an object store stay there. Datasets, trainings and the TLS files are left out.
+    """
+    from serin.stack.backup.create import create_backup
+    from serin.store.store import Store
+
+    made = create_backup(environment.home(), Store.open(), file.expanduser().absolute(), captures=captures)
+    manifest = made.manifest
+    show(f"{made.path}: {len(manifest.files)} files, {made.bytes:,} bytes, readable by you only")
+    for model, version in sorted(manifest.live.items()):
+        opened = "; its rollout is open" if model in manifest.open_rollouts else ""
+        show(f"  {model} version {version} is live{opened}")
+    if not manifest.with_store:
+        show(f"  model versions are not in it: back up {manifest.store} by its own means")
+    if not manifest.owns_prefect:
+        show("  the Prefect server is not the stack's: back up its database by its own means")
+
+
+def restore_copy(
+    file: Annotated[Path, typer.Argument(help="A file that `serin backup create` wrote.")],
+) -> None:
+    """Restore a backup into an empty SERIN_HOME; rollouts that were open are held. Then: serin up."""
+    from serin.stack.backup.restore import restore_backup
+    from serin.store.store import Store
+
+    home = environment.home()
+    manifest = restore_backup(home, Store.open(), file.expanduser().absolute())
+    show(f"restored into {home}; start it with `serin up`")
+    for model in manifest.open_rollouts:
+        show(
+            f"  the rollout of {model} is held: `serin rollout resume {model}` or `serin rollout abort {model}`"
+        )

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import typer
 
-from serin.commands.drift import drift
 from serin.commands.rollout import _unwatched
+from serin.commands.watch import drift
 from serin.errors import FileBroken, NotWatched
 from serin.formats.captures import write_part
 from serin.formats.drift import FILE
