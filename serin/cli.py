@@ -76,30 +76,25 @@ def main() -> None:
     try:
         with progress_lines():
             app()
-    except SerinError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"serin: {error}\n")
-        sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the output has exited
         sys.exit(1)
-    except OSError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"serin: {file_trouble(error)}\n")
-        sys.exit(1)
     except KeyboardInterrupt:
-        sys.stderr.write("serin: interrupted\n")
-        sys.exit(130)
+        sys.exit(_fail("interrupted", 130))
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        sys.stderr.write(
-            f"serin: unexpected {type(error).__name__}: {error}\n"
-            "This is a bug in Serin; `serin --debug ...` shows where it happened.\n"
-        )
-        sys.exit(1)
+        if isinstance(error, SerinError):
+            sys.exit(_fail(str(error), error.exit_code))
+        if isinstance(error, OSError):
+            sys.exit(_fail(file_trouble(error), 1))
+        bug = "This is a bug in Serin; `serin --debug ...` shows where it happened."
+        sys.exit(_fail(f"unexpected {type(error).__name__}: {error}\n{bug}", 1))
+
+
+def _fail(problem: str, code: int) -> int:
+    sys.stderr.write(f"serin: {problem}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from anyio.abc import Process
 from prefect.settings import get_current_settings
 from prefect.utilities.processutils import sanitize_subprocess_env
 
-from serin.host.run_processes import record_run, run_processes
+from serin.host.process_scan import record_run, run_processes
 from serin.machine import environment
 
 from .run_output import open_run_output  # relative: the entry point loads this package under another name

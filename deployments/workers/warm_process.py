@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.host.run_processes import record_run
+from serin.host.process_scan import record_run
 from serin.machine import environment
 from serin.prefect.processes import is_starting
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -70,13 +71,13 @@ class LedController:
 
     def __init__(
         self,
+        term: int,
+        cache: DecisionCache,
         *,
         objects: Objects,
         store: Store,
         home: Path,
         leadership: Leadership,
-        term: int,
-        cache: DecisionCache,
         fleet: Fleets,
     ) -> None:
         steady = time.monotonic
@@ -151,18 +152,9 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
     _await_store(home, objects, stop)
     holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
     leadership = Leadership(objects, holder)
-
-    def build(term: int, cache: DecisionCache) -> LedController:
-        return LedController(
-            objects=objects,
-            store=store,
-            home=home,
-            leadership=leadership,
-            term=term,
-            cache=cache,
-            fleet=fleet,
-        )
-
+    build = partial(
+        LedController, objects=objects, store=store, home=home, leadership=leadership, fleet=fleet
+    )
     loop, ended = Loop(objects, leadership, build), threading.Event()
     renewing = threading.Thread(target=leadership.run, args=(ended,), name="leadership", daemon=True)
     renewing.start()
@@ -175,7 +167,7 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
             pause = _STAND_BY_S if leadership.term is None else TICK_S
             _pause(stop, leadership, pause - (time.monotonic() - began))
     finally:
-        loop.close()
+        loop.step_down()
         ended.set()
         renewing.join(timeout=30.0)
         _resign(leadership)
@@ -287,7 +279,7 @@ class Loop:
         """Ticks once if this process leads, else gets ready to take over."""
         term = self._leadership.term
         if term is None or term != self._term:
-            self._step_down()
+            self.step_down()
         try:
             if term is None:
                 self._warm_up()
@@ -299,12 +291,9 @@ class Loop:
         except LeadershipLost as error:
             log.warning("%s", error)
             self._leadership.lose(term if term is not None else 0)
-            self._step_down()
+            self.step_down()
         except (OSError, SerinError) as error:  # a decision that was not recorded was not made: retry
             log.warning("this tick failed: %s", error)
-
-    def close(self) -> None:
-        self._step_down()
 
     def _began(self, term: int) -> LedController:
         """Builds the controller of a term. One that could not take over has not begun."""
@@ -316,7 +305,7 @@ class Loop:
             raise
         return led
 
-    def _step_down(self) -> None:
+    def step_down(self) -> None:
         if self._led is not None:
             log.info("this controller does not lead any more")
             self._led.close()

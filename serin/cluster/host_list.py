@@ -6,11 +6,11 @@ read; nothing is decided by it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from serin.errors import NotFound, StoreError
 from serin.formats.cluster.host_report import PREFIX, AgentReport, WorkerReport
@@ -19,8 +19,6 @@ from serin.store.stage_results import shared_objects
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-Report = TypeVar("Report", AgentReport, WorkerReport)
 
 SILENT_S: Final = 15.0
 _EVIDENCE: Final = "cluster/evidence/"
@@ -104,38 +102,21 @@ def _recording_hosts() -> set[str]:
 
 
 def _read(objects: Objects) -> list[HostEntry]:
-    workers: dict[str, list[WorkerReport]] = {}
-    agents: dict[str, AgentReport] = {}
+    reports: dict[str, list[AgentReport | WorkerReport]] = {}
     for key in objects.keys(PREFIX):
         host, _, name = key.removeprefix(PREFIX).partition("/")
-        found = objects.read(key)
-        if found is None:
-            continue
-        if name == "agent.json":
-            agent = _loaded(AgentReport.load, found.content)
-            agents |= {host: agent} if agent else {}
-        elif name.startswith("worker-"):
-            worker = _loaded(WorkerReport.load, found.content)
-            workers.setdefault(host, []).extend([worker] if worker else [])
-    now, entries = time.time(), []
-    for host in sorted(workers.keys() | agents.keys()):
-        times = [worker.t for worker in workers.get(host, [])]
-        times += [agents[host].t] if host in agents else []
-        if times:
-            entries.append(
-                HostEntry(
-                    host=host,
-                    age_s=now - max(times),
-                    workers=tuple(workers.get(host, [])),
-                    agent=agents.get(host),
-                )
-            )
-    return entries
-
-
-def _loaded(load: Callable[[bytes], Report], content: bytes) -> Report | None:
-    """None for a report of another version of Serin."""
-    try:
-        return load(content)
-    except (ValueError, TypeError, KeyError):
-        return None
+        kind = AgentReport if name == "agent.json" else WorkerReport if name.startswith("worker-") else None
+        stored = objects.read(key)
+        if kind is not None and stored is not None:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # of another version of Serin
+                reports.setdefault(host, []).append(kind.load(stored.content))
+    return [
+        HostEntry(
+            host=host,
+            age_s=time.time() - max(report.t for report in of_host),
+            workers=tuple(report for report in of_host if isinstance(report, WorkerReport)),
+            agent=next((report for report in of_host if isinstance(report, AgentReport)), None),
+        )
+        for host, of_host in sorted(reports.items())
+        if of_host
+    ]

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from serin.formats.cluster.host_report import PREFIX, AgentReport
+from serin.machine.typed_json import Document
 from serin.store.numbered import read_many
 from serin.store.objects import Objects
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=Document)
+
 SILENT_S: Final = 5.0
 LOST_S: Final = 30.0  # a host that is silent for so long has no releases: others take its place
 
 _GAP_S: Final = 2.0  # reports that were not looked at for longer say nothing about their hosts' silence
+
+
+def load_foreign(kind: type[T], content: bytes, name: str) -> T | None:
+    """Return the document that another host wrote; None, with a warning, for one that this version of Serin cannot
+    read."""
+    try:
+        return kind.load(content)
+    except (ValueError, TypeError, KeyError) as error:
+        logger.warning("%s cannot be read by this version of Serin: %s", name, error)
+        return None
 
 
 class Hosts:
@@ -34,11 +47,9 @@ class Hosts:
         keys = [key for key in self._objects.keys(PREFIX) if key.endswith("/agent.json")]
         reports: dict[str, AgentReport] = {}
         for key, stored in zip(keys, read_many(self._objects, keys), strict=True):
-            try:
-                if stored is not None:
-                    reports[key.removeprefix(PREFIX).partition("/")[0]] = AgentReport.load(stored.content)
-            except (ValueError, TypeError, KeyError) as error:
-                logger.warning("%s is not a host's report: %s", key, error)
+            report = load_foreign(AgentReport, stored.content, key) if stored else None
+            if report is not None:
+                reports[key.removeprefix(PREFIX).partition("/")[0]] = report
         missing = self.reports.keys() - reports.keys()
         for host in missing - self._missing:
             reports[host] = self.reports[host]

@@ -6,13 +6,12 @@ change of the leader, no second is judged twice and none is lost.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from serin.cluster.hosts import Hosts
+from serin.cluster.hosts import Hosts, load_foreign
 from serin.evidence.e_process import Array
 from serin.formats.cluster.evidence import HostEvidence, ModelEvidence, key_of
 from serin.rollout.decide.blocks import Block, json2counts
@@ -23,8 +22,6 @@ from serin.rollout.decide.verdict import Judgement, fails_by_latency_alone
 from serin.rollout.run.judge import Quality, arm_of, quality_bet, verdict_on
 from serin.store.numbered import read_many
 from serin.store.objects import Objects
-
-logger = logging.getLogger(__name__)
 
 HOSTS: Final = "hosts"  # the part of the evidence that says how far each host's objects were counted
 
@@ -46,7 +43,7 @@ class EvidenceFeed:
         for seq, stored in zip(
             wanted, read_many(self._objects, [key_of(host, seq) for seq in wanted]), strict=True
         ):
-            known[seq] = _loaded(host, seq, stored.content) if stored else None
+            known[seq] = load_foreign(HostEvidence, stored.content, key_of(host, seq)) if stored else None
         for seq in sorted(known)[:-_KEEP]:
             del known[seq]
         yield from (found for seq in range(after + 1, last + 1) if (found := known.get(seq)))
@@ -169,14 +166,6 @@ class ClusterJudge:
                 why.append(f"the clock of gateway {host} is {complete_to - due} s ahead of the controller's")
         advice = "; `serin hosts remove HOST` continues without it" if self._hosts.silent else ""
         return held, "; ".join(why) + (advice if why else "")
-
-
-def _loaded(host: str, seq: int, content: bytes) -> HostEvidence | None:
-    try:
-        return HostEvidence.load(content)
-    except (ValueError, TypeError, KeyError) as error:
-        logger.warning("%s is not evidence and is left out: %s", key_of(host, seq), error)
-        return None
 
 
 def _is_of(found: ModelEvidence, rollout: Rollout) -> bool:

@@ -13,7 +13,6 @@ from serin.formats.cluster.host_report import AgentReport
 from serin.formats.cluster.leader import KEY, Leader
 from serin.rollout.run.access import StoreRollouts, find_cluster
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, statuses
-from serin.store.artifacts import Release
 from serin.store.objects import Objects
 
 _LISTEN_S: Final = 3.0  # a controller and an agent write each second
@@ -82,15 +81,13 @@ class ClusterStatus:
         for entry in model.releases:
             at = self._ready_at(model, entry)
             ready = f"ready at {', '.join(at)}" if at else "NOT READY"
-            name = _named(model, entry)
+            name = model.release_of(entry).name
             yield f"  {name:<24} {entry.arm:<9} {entry.weight_percent:6.2f}%  {ready}"
-        rollout = model.rollout
-        if rollout.running:
-            held = f", held: {rollout.hold}" if rollout.hold else ""
-            yield f"  rolling out version {rollout.version}: {rollout.phase}{held} ({rollout.reason})"
+        if line := model.rollout_line():
+            yield line
 
     def _ready_at(self, model: ModelStatus, entry: ReleaseStatus) -> list[str]:
-        name = _named(model, entry)
+        name = model.release_of(entry).name
         return [
             host
             for host, report in self.hosts.items()
@@ -129,7 +126,3 @@ def _leader(objects: Objects) -> Leader | None:
 
 def _silent(before: Mapping[str, int], reports: Mapping[str, AgentReport]) -> frozenset[str]:
     return frozenset(host for host, report in reports.items() if before.get(host) == report.beat)
-
-
-def _named(model: ModelStatus, entry: ReleaseStatus) -> str:
-    return Release(model=model.name, version=entry.version, baseline=entry.arm == "baseline").name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -232,7 +233,7 @@ def doctor(as_json: Json = False) -> None:
 
     findings = examine(environment.home())
     if as_json:
-        show_json([finding.to_json() for finding in findings])
+        show_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             show(f"{finding.verdict:<8} {finding.what:<13} {finding.found}")

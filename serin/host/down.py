@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 from serin.errors import FileBroken, NameInvalid, NotUp, ServingError, SupervisorGone
-from serin.host.process_scan import end_processes, group_members, stack_processes
-from serin.host.run_processes import record_folder
+from serin.host.process_scan import end_processes, group_members, record_folder, stack_processes
 from serin.host.state import POOLS, Stack, changing_stack, read_stack, stack_file
 from serin.host.supervisor import Supervisor
 from serin.host.wiring import (

@@ -2,6 +2,10 @@
 
 Every process of a stack inherits STACK_MARK=<home>, also those that start their own sessions (Prefect's flow runs,
 torchrun's workers, Triton's stubs), so that `serin down` finds all of them and a crash can be cleaned up later.
+
+A process that was forked for a flow run (deployments/workers) has the environment of the process that forked it,
+without the run's id. It records its pid in <home>/stack/runs before it does anything else, so that a run always has a
+known process. Processes that it starts then inherit the id.
 """
 
 from __future__ import annotations
@@ -10,13 +14,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from serin.host.exec_wrapper import PROCESS_MARK, environment_of, stat_of
 from serin.machine.process import start_ticks
 
 STACK_MARK = "SERIN_STACK"
+RUN_MARK = "PREFECT__FLOW_RUN_ID"  # Prefect's name
 
 
 def stack_processes(home: Path) -> list[int]:
@@ -44,8 +50,14 @@ def group_members(home: Path, leader: int) -> list[int]:
 
 def process_name(pid: int) -> str:
     """Returns the name under which the supervisor started this process or one of its ancestors; '' when it did not."""
-    mark = f"{PROCESS_MARK}=".encode()
-    return next((word for word in environment_of(pid) if word.startswith(mark)), mark)[len(mark) :].decode()
+    return _variable(pid, PROCESS_MARK)
+
+
+def _variable(pid: int, name: str) -> str:
+    """Returns a variable of a process's environment; '' when it has none of that name."""
+    mark = f"{name}=".encode()
+    entry = next((word for word in environment_of(pid) if word.startswith(mark)), mark)
+    return entry[len(mark) :].decode(errors="replace")
 
 
 def end_processes(pids: Iterable[int], *, grace_s: float) -> None:
@@ -102,3 +114,85 @@ def process_began(pid: int) -> float | None:
         line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
     )
     return int(booted) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcesses:
+    """The live processes of one run: the one that runs its flow, if it lives, and those that it has started."""
+
+    engines: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    run: str
+    ticks: int  # the start of the process: a pid may be reused
+
+
+def record_folder(home: Path) -> Path:
+    return home / "stack" / "runs"
+
+
+def record_run(home: Path, run: str, pid: int) -> None:
+    """Records that process `pid`, which has its own session, runs the flow run with the id `run`."""
+    ticks = start_ticks(pid)
+    if ticks is None:  # it has ended
+        return
+    folder = record_folder(home)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sessions = _sessions()
+    for old in _records(home):
+        if old not in sessions:
+            (folder / str(old)).unlink(missing_ok=True)
+    scratch = folder / f"{pid}.new"
+    scratch.write_text(f"{run} {ticks}\n")
+    scratch.replace(folder / str(pid))
+
+
+def run_processes(home: Path) -> dict[str, RunProcesses]:
+    """Returns the processes of every run of the stack in `home`, by the run's id."""
+    records = _records(home)
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for pid in stack_processes(home):
+        record = records.get(pid)
+        if record is not None and record.ticks == start_ticks(pid):
+            found.setdefault(record.run, ([], []))[0].append(pid)
+        elif run := _variable(pid, RUN_MARK) or _forked_by(pid, records):
+            found.setdefault(run, ([], []))[1].append(pid)
+    return {
+        run: RunProcesses(engines=tuple(engines), others=tuple(others))
+        for run, (engines, others) in found.items()
+    }
+
+
+def _records(home: Path) -> dict[int, _Record]:
+    """Returns the records by pid, also of processes that have ended."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in record_folder(home).iterdir():
+            with contextlib.suppress(OSError, ValueError):  # being written or removed
+                run, ticks = path.read_text().split()
+                found[int(path.name)] = _Record(run=run, ticks=int(ticks))
+    return found
+
+
+def _forked_by(pid: int, records: Mapping[int, _Record]) -> str | None:
+    """Returns the run of a forked child that has not started a program: it has the environment of the process
+    from which its run was forked."""
+    with contextlib.suppress(ProcessLookupError):
+        leader = os.getsid(pid)
+        record = records.get(leader)
+        if record is not None and start_ticks(leader) in (None, record.ticks):
+            return record.run
+    return None
+
+
+def _sessions() -> set[int]:
+    """Returns the sessions that still have a process. A session has the pid of the process that began it."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                found.add(os.getsid(int(entry.name)))
+    return found

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.host import exec_wrapper
 from serin.host.exec_wrapper import stat_of
+from serin.host.logs import log_tail
 from serin.host.process_scan import (
     STACK_MARK,
     end_processes,
@@ -47,6 +48,9 @@ from serin.machine.process import Process, ProcessState
 from serin.machine.unix_http import UnixConnection
 
 _DAEMON = "serin.host.supervisord"  # by name: every process of the stack imports this file, one that one
+READY_S = 600.0  # seconds of work; minutes on a busy machine. A process that ends is noticed at once
+_LOOK_S = 0.05
+_ALIVE_S = 0.5  # asking the supervisor costs it and us more than a look at a port or a log
 _SAID_S = 30.0  # a busy process may be silent for a while
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
 _STATES: Mapping[str, ProcessState] = {
@@ -393,3 +397,31 @@ def call_supervisor(socket_path: Path, method: str, *arguments: Any, seconds: fl
         raise SupervisorRefused(call=call, code=fault.faultCode, reason=fault.faultString) from fault
     except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
         raise SupervisorGone(socket=socket_path, reason=str(error)) from error
+
+
+def wait_until_ready(supervisor: Supervisor, process: Process, ready: Callable[[], bool]) -> None:
+    """Waits until `ready` is true; raises ProcessFailed with the end of the log, at once when the process has died."""
+
+    def ended() -> str | None:
+        child = supervisor.child(process.name)
+        if child is None or child.state == "failed":
+            return f"it ended ({'gone' if child is None else child.detail.lower()})"
+        return None
+
+    wait_while_alive(process.name, process.log, ready, ended)
+
+
+def wait_while_alive(
+    name: str, log: Path, ready: Callable[[], bool], ended: Callable[[], str | None]
+) -> None:
+    """`wait_until_ready` for any process. `ended`: how it has died, None while it lives."""
+    began = asked = time.monotonic()
+    while not ready():
+        reason, now = None, time.monotonic()
+        if now - asked >= _ALIVE_S:
+            reason, asked = ended(), now
+        if reason is None and now > began + READY_S:
+            reason = f"not ready within {READY_S:.0f} s"
+        if reason is not None:
+            raise ProcessFailed(name=name, reason=reason, log=log, tail=log_tail(log))
+        time.sleep(_LOOK_S)

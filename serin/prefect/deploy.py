@@ -35,7 +35,6 @@ _LOOPBACK = (
     "(PREFECT_API_URL)"
 )
 _FILE = Path("deployments/prefect.yaml")
-_PROCESS = "process"  # Prefect's own type, of the pools of older stacks
 _SCHEDULED_S, _LOOK_S = 15.0, 0.5
 _SECONDS = 600.0  # ten seconds of work; minutes on a busy machine
 
@@ -53,7 +52,7 @@ def make_pools(api: rest_api.Api) -> None:
     """
     for pool in POOLS:
         found = rest_api.read_pool(api, pool)
-        if found is not None and found["type"] not in (WORKER_TYPE, _PROCESS):
+        if found is not None and found["type"] != WORKER_TYPE:
             continue
         slots = max(1, len(inventory())) if pool == "gpu" else None
         template = json.loads(pool_template(pool).read_text())
@@ -73,8 +72,6 @@ def make_missing_pools(api: rest_api.Api) -> None:
 def worker_for(stack: Stack, pool: str) -> Process | None:
     """Returns the stack's worker for a pool, of the pool's type; None for a type whose workers run elsewhere."""
     kind = rest_api.pool_type(stack_api(stack), pool) or WORKER_TYPE
-    if kind == _PROCESS:
-        kind = WORKER_TYPE
     if kind not in (WORKER_TYPE, SLURM_TYPE):
         return None
     return prefect_worker(stack, pool, template=pool_template(pool, kind=kind), kind=kind)

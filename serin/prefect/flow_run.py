@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import RunNotResumable
-from serin.host.run_processes import run_processes
+from serin.host.process_scan import run_processes
 from serin.machine import environment
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.prefect.login import needed_server

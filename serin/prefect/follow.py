@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectRefused
-from serin.host.run_processes import run_processes
+from serin.host.process_scan import run_processes
 from serin.machine.log_times import log_at
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api, call, deployments, log_entries

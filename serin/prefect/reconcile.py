@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import StackError, SupervisorGone
-from serin.host.process_scan import end_processes, process_began
-from serin.host.run_processes import RunProcesses, run_processes
+from serin.host.process_scan import RunProcesses, end_processes, process_began, run_processes
 from serin.host.standing import run_standing
 from serin.host.state import POOLS, Stack, read_stack
 from serin.host.supervisor import Supervisor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
-from serin.host.run_processes import run_processes
+from serin.host.process_scan import run_processes
 from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.prefect.login import needed_server
 from serin.prefect.rest_api import Api, call, flow_runs, run_log
@@ -20,7 +20,6 @@ _LOOK_S = 0.5
 _CANCEL_S = 90.0  # a cancelled run may clean up for 30 s, its stage on another worker for as long again
 _SETTLE_S = 20.0  # the process of a cancelled run reports a crash; its worker then says that it was cancelled
 _PICTURE = re.compile(r"!\[[^\]]*\]\(data:image/[^)]*\)\n?")
-_PIPELINES = ("pipeline",)
 _HEADING = re.compile(r"^(#+) ", re.MULTILINE)
 _MOST = 60_000  # characters: a comment on GitHub holds 65,536
 
@@ -35,6 +34,17 @@ def find_run(api: Api, run: str) -> dict[str, Any]:
     return found[0]
 
 
+def _newest_pipeline(api: Api) -> dict[str, Any]:
+    """The newest run of a pipeline that has started. NotFound when there is none."""
+    started = {"start_time": {"is_null_": False}}
+    flows = {"name": {"any_": ["pipeline"]}}
+    body = {"flows": flows, "flow_runs": started, "sort": "START_TIME_DESC", "limit": 1}
+    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    if not found:
+        raise NotFound(kind="run", name="of a pipeline", known=[])
+    return found[0]
+
+
 def cancel_run(home: Path, run: str) -> str:
     """Cancel a run and wait until it and its processes have ended; returns its name.
 
@@ -44,18 +54,8 @@ def cancel_run(home: Path, run: str) -> str:
     found = find_run(server.api, run)
     if found["state_type"] in FINAL:
         raise RunNotCancellable(run=found["name"], state=str(found["state_name"]).lower())
-    call(
-        server.api,
-        "POST",
-        f"/flow_runs/{found['id']}/set_state",
-        {
-            "state": {
-                "type": "CANCELLING",
-                "name": "Cancelling",
-                "message": "cancelled by `serin runs cancel`",
-            }
-        },
-    )
+    state = {"type": "CANCELLING", "name": "Cancelling", "message": "cancelled by `serin runs cancel`"}
+    call(server.api, "POST", f"/flow_runs/{found['id']}/set_state", {"state": state})
     deadline = time.monotonic() + _CANCEL_S
     while time.monotonic() < deadline:
         found = find_run(server.api, found["id"])
@@ -96,26 +96,13 @@ def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, f
 
 def report(api: Api, run: str | None) -> str:
     """Returns the report of the run with that name, or of the newest pipeline, without pictures."""
-    found = _find(api, run)
+    found = _newest_pipeline(api) if run is None else find_run(api, run)
     whole = [found, *_children(api, found["id"])]
     parts = [_head(found), *(_section(page) for page in _pages(api, whole))]
     if found["state_type"] not in ("COMPLETED", "RUNNING", "SCHEDULED", "PENDING"):
         parts.insert(1, f"```\n{(found.get('state') or {}).get('message') or 'no word of why'}\n```\n")
     text = "\n".join(parts)
     return text if len(text) <= _MOST else f"{text[:_MOST]}\n\n(truncated)\n"
-
-
-def _find(api: Api, run: str | None) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"sort": "START_TIME_DESC", "limit": 1}
-    if run is None:
-        wanted["flows"] = {"name": {"any_": list(_PIPELINES)}}
-        wanted["flow_runs"] = {"start_time": {"is_null_": False}}
-    else:
-        wanted["flow_runs"] = {"name": {"any_": [run]}}
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", wanted)
-    if not found:
-        raise NotFound(kind="run", name=run or "of a pipeline", known=[])
-    return found[0]
 
 
 def _children(api: Api, run: str) -> list[dict[str, Any]]:

@@ -23,13 +23,13 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from serin.errors import PrefectGone, PrefectRefused
 from serin.host.standing import log_to_stdout
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
 from serin.prefect.follow import FINAL
+from serin.prefect.login import callers_api
 from serin.prefect.reconcile import schedule_again
 from serin.prefect.rest_api import Api, call
 from serin.prefect.slurm_peers import Peers, together
@@ -79,11 +79,7 @@ class _Asked:
 
     def listen(self) -> None:
         for number, event in ((signal.SIGUSR1, self.time_is_up), (signal.SIGTERM, self.to_end)):
-            signal.signal(number, partial(_set, event))
-
-
-def _set(event: threading.Event, _signal: int, _frame: FrameType | None) -> None:
-    event.set()
+            signal.signal(number, lambda *_, event=event: event.set())
 
 
 def main() -> None:
@@ -93,11 +89,9 @@ def main() -> None:
         sys.exit("no flow run and no Prefect server: this program is started by Serin's Slurm worker")
     job, restarts, nodes, node = environment.slurm_place()
     start = Start(run=run, job=job, restarts=restarts, nodes=nodes, node=node)
-    shown = environment.prefect_credentials()
-    api = Api(url, shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY"))
     asked = _Asked()
     asked.listen()
-    sys.exit(execute(api, start, asked))
+    sys.exit(execute(callers_api(url), start, asked))
 
 
 def execute(api: Api, start: Start, asked: _Asked) -> int:

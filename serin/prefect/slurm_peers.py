@@ -19,7 +19,8 @@ from serin.errors import SerinError
 from serin.host.standing import log_to_stdout
 from serin.machine import environment
 from serin.machine.ports import free_ports
-from serin.prefect.rest_api import Api, call
+from serin.prefect.login import callers_api
+from serin.prefect.rest_api import call
 
 log = logging.getLogger("serin.prefect.slurm_peers")  # not __name__, which is __main__ here
 
@@ -75,10 +76,8 @@ def main() -> None:
     run, url = environment.flow_run_id(), environment.prefect_api_url()
     if run is None or url is None:
         sys.exit("no flow run and no Prefect server: this program is started by Serin's Slurm job")
-    shown = environment.prefect_credentials()
-    api = Api(url, shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY"))
     try:
-        join_training(call(api, "GET", f"/flow_runs/{run}")["parameters"])
+        join_training(call(callers_api(url), "GET", f"/flow_runs/{run}")["parameters"])
     except SerinError as error:
         log.warning("%s", error)
         sys.exit(error.exit_code)

@@ -16,8 +16,7 @@ from typing import TypeVar
 from serin.errors import PrefectGone
 from serin.host.logs import log_says, log_size
 from serin.host.state import POOLS, Stack
-from serin.host.supervisor import Supervisor
-from serin.host.waiting import READY_S, wait_until_ready
+from serin.host.supervisor import READY_S, Supervisor, wait_until_ready
 from serin.host.wiring import worker_name
 from serin.machine.process import Process
 from serin.prefect import prepared, processes, rest_api

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from serin.errors import ProcessFailed
-from serin.host.waiting import READY_S, wait_while_alive
+from serin.host.supervisor import READY_S, wait_while_alive
 from serin.machine.locks import locked
 from serin.machine.parent_death import die_with_parent
 from serin.machine.ports import choose_port, port_claims

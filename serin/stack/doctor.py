@@ -11,10 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from serin.errors import SerinError
 from serin.host.state import read_stack
@@ -60,16 +60,13 @@ class Finding:
     found: str
     advice: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def examine(home: Path) -> list[Finding]:
     """Returns every check, in the order in which a newcomer would fix things."""
-    checks: list[Callable[[], Finding]] = [_system, _python]
-    found = [check() for check in checks] + [_library(name) for name in _LIBRARIES]
     return [
-        *found,
+        _system(),
+        _python(),
+        *map(_library, _LIBRARIES),
         _triton(),
         *_filter(),
         _gpus(),

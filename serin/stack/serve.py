@@ -17,8 +17,7 @@ from serin.host.console import NOT_INSTALLED, ConsolePlace, choose_place, is_ins
 from serin.host.down import clear_away, take_down
 from serin.host.standing import log_to_stdout, stop_on_signals
 from serin.host.state import Stack, changing_stack, read_stack
-from serin.host.supervisor import Supervisor
-from serin.host.waiting import wait_until_ready
+from serin.host.supervisor import Supervisor, wait_until_ready
 from serin.host.wiring import (
     build_gateway,
     launch_stack,

@@ -23,7 +23,7 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
 from serin.prefect import rest_api
 from serin.prefect.login import find_server
-from serin.rollout.run.status import ModelStatus, ReleaseStatus, problems
+from serin.rollout.run.status import ModelStatus, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.serving.triton.probe import KnownReleases, ReleaseState
@@ -125,7 +125,7 @@ class Status:
     def _model_lines(self, model: ModelStatus) -> Iterator[str]:
         yield f"{model.name}: {_live_words(model)}"
         for release in model.releases:
-            name = _named(model, release).name
+            name = model.release_of(release).name
             ready = "ready" if name in self.ready else "NOT READY"
             place = f"  {self.elsewhere[name]}" if name in self.elsewhere else ""
             yield f"  {name:<24} {release.arm:<9} {release.weight_percent:6.2f}%  {ready}{place}"
@@ -134,15 +134,13 @@ class Status:
                 yield f"    as {seen.arm}: {seen.requests_per_s:.1f} requests/s, {speed}, {seen.error_share:.2%} failed"
         if view := self.objectives.get(model.name):
             yield f"  error budget of 30 days: {', '.join(map(budget_words, view.objectives))}"
-        rollout = model.rollout
-        if rollout.running:
-            held = f", held: {rollout.hold}" if rollout.hold else ""
-            yield f"  rolling out version {rollout.version}: {rollout.phase}{held} ({rollout.reason})"
+        if line := model.rollout_line():
+            yield line
 
     def _model(self, model: ModelStatus) -> dict[str, Any]:
         releases = []
         for release in model.releases:
-            name = _named(model, release).name
+            name = model.release_of(release).name
             releases.append(
                 {
                     "version": release.version,
@@ -190,7 +188,7 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         with contained(found, model.name):
             if view := read_objectives(home, model.name):
                 views[model.name] = view
-            for release in (_named(model, entry) for entry in model.releases):
+            for release in map(model.release_of, model.releases):
                 if external.has(release):
                     elsewhere[release.name] = external.endpoint(release).http
                 if _state(release, releases, external) == "ready":
@@ -297,10 +295,6 @@ def _state(release: Release, releases: KnownReleases, external: External) -> Rel
     if not external.has(release):
         return releases.state(release)
     return "absent" if release.baseline else external.state(release)
-
-
-def _named(model: ModelStatus, entry: ReleaseStatus) -> Release:
-    return Release(model=model.name, version=entry.version, baseline=entry.arm == "baseline")
 
 
 def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:

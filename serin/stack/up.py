@@ -25,8 +25,7 @@ from serin.host.console import (
 )
 from serin.host.down import clear_away
 from serin.host.state import Stack, changing_stack, read_stack, write_stack
-from serin.host.supervisor import Supervisor
-from serin.host.waiting import wait_until_ready
+from serin.host.supervisor import Supervisor, wait_until_ready
 from serin.host.wiring import (
     build_gateway,
     console_process,

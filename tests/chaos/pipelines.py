@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 from serin.errors import StackError
 from serin.host.exec_wrapper import environment_of
-from serin.host.process_scan import stack_processes
-from serin.host.run_processes import RUN_MARK, RunProcesses, run_processes
+from serin.host.process_scan import RUN_MARK, RunProcesses, run_processes, stack_processes
 from serin.host.state import POOLS, Stack, read_stack
 from serin.host.supervisor import Supervisor
 from serin.host.wiring import CONTROLLER, PREFECT, RECONCILER, worker_name

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from prefect.settings import get_current_settings
 
-from serin.host.run_processes import record_run
+from serin.host.process_scan import record_run
 from serin.machine.application import application_folder
 from serin.machine.process import start_ticks
 from serin.prefect import reconcile

@@ -24,7 +24,7 @@ from deployments.workers import run_output, standby, warm_process
 from deployments.workers.standby import APPLICATION, Source, Standby, end_group
 from deployments.workers.warm_process import Sources
 from serin.errors import PrefectRefused
-from serin.host.run_processes import RUN_MARK, record_run, run_processes
+from serin.host.process_scan import RUN_MARK, record_run, run_processes
 from serin.machine import environment
 from serin.prefect import rest_api
 from serin.prefect.processes import WORKER_TYPE

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.settings import agent_folder
+from serin.cluster.hosts import load_foreign
 from serin.errors import HostNameTaken, ObjectChanged, ObjectExists, SerinError
 from serin.formats.cluster.desired_state import PREFIX, DesiredState, key_of
 from serin.formats.cluster.host_report import AgentReport, agent_key
@@ -25,6 +26,8 @@ from serin.machine.durable import write_whole
 from serin.store.objects import Objects
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ROUND_S: Final = 1.0
 _TAG_FILE: Final = "report_tag"
@@ -53,22 +56,14 @@ class Link:
         self._peers, self._peers_kept = PeerBook(host), kept.with_name("peers.json")
         self._lock = threading.Lock()
         self._objects: Objects | None = None
-        self._desired = _read_kept(kept)
-        self._read_kept_peers()
+        self._desired = _read_kept(kept, DesiredState.load)
+        _read_kept(self._peers_kept, lambda content: self._peers.restore(content, self._clock()))
         self._report: AgentReport | None = None
         self._own = OwnReport(host, kept.with_name(_TAG_FILE))
         self._beat, self._rounds = 0, 0
         self._problem = ""
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
-
-    def _read_kept_peers(self) -> None:
-        try:
-            self._peers.restore(self._peers_kept.read_bytes(), self._clock())
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.warning("%s cannot be read: %s", self._peers_kept, error)
 
     def start(self) -> None:
         self._thread.start()
@@ -155,10 +150,8 @@ class Link:
             newer = objects.keys(PREFIX)  # the store was replaced: its numbers began again
         if not newer or (found := objects.read(newer[-1])) is None:
             return None
-        try:
-            desired = DesiredState.load(found.content)
-        except (ValueError, TypeError, KeyError) as error:
-            log.warning("%s cannot be read by this version of Serin: %s", newer[-1], error)
+        desired = load_foreign(DesiredState, found.content, newer[-1])
+        if desired is None:
             return None
         self._kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._kept, found.content)
@@ -173,7 +166,7 @@ class Link:
             hosts = self._peers.hosts(desired)[:_PEERS_AT_ONCE]
         for host in hosts:
             found = objects.read(agent_key(host))
-            report = _load(host, found.content) if found else None
+            report = load_foreign(AgentReport, found.content, agent_key(host)) if found else None
             with self._lock:
                 self._peers.note(host, report, self._clock())
         with self._lock:
@@ -236,7 +229,7 @@ class OwnReport:
         if self._seen[1] >= _UNCHANGED_ROUNDS:
             self._tag = found.tag
             return
-        report = _load(self._host, found.content)
+        report = load_foreign(AgentReport, found.content, self._key)
         raise HostNameTaken(host=self._host, address=report.address if report else "unknown")
 
     def write(self, objects: Objects, content: bytes) -> None:
@@ -267,20 +260,12 @@ def _essence(report: AgentReport) -> object:
     return report.desired_seq, report.problem, releases
 
 
-def _load(host: str, content: bytes) -> AgentReport | None:
+def _read_kept(kept: Path, load: Callable[[bytes], T]) -> T | None:
     try:
-        return AgentReport.load(content)
-    except (ValueError, TypeError, KeyError) as error:
-        log.warning("the report of host %s cannot be read by this version of Serin: %s", host, error)
-        return None
-
-
-def _read_kept(kept: Path) -> DesiredState | None:
-    try:
-        return DesiredState.load(kept.read_bytes())
+        return load(kept.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s cannot be read: %s", kept, error)
         return None
 

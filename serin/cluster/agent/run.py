@@ -22,8 +22,7 @@ from serin.errors import AlreadyUp, ProcessFailed, SerinError, StoreError
 from serin.formats.cluster.host_report import agent_key
 from serin.host.down import clear_away, take_down
 from serin.host.state import Stack, changing_stack, read_stack, write_stack
-from serin.host.supervisor import Supervisor
-from serin.host.waiting import wait_until_ready
+from serin.host.supervisor import Supervisor, wait_until_ready
 from serin.host.wiring import (
     AGENT,
     agent_process,

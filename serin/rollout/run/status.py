@@ -14,6 +14,7 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import HomeRollouts, Rollouts
 from serin.rollout.run.record import decision2rollout, torn_journals
 from serin.spec.names import valid_model_name
+from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
     from serin.reports.rollout_page import ShadowStory
@@ -58,6 +59,16 @@ class ModelStatus:
     previous: int | None
     releases: tuple[ReleaseStatus, ...]
     rollout: RolloutStatus
+
+    def release_of(self, entry: ReleaseStatus) -> Release:
+        return Release(model=self.name, version=entry.version, baseline=entry.arm == "baseline")
+
+    def rollout_line(self) -> str:
+        """The rollout that runs as a line for people; empty when none does."""
+        rollout = self.rollout
+        held = f", held: {rollout.hold}" if rollout.hold else ""
+        words = f"  rolling out version {rollout.version}: {rollout.phase}{held} ({rollout.reason})"
+        return words if rollout.running else ""
 
 
 def status(home: Path) -> list[ModelStatus]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.host.run_processes import record_folder
+from serin.host.process_scan import record_folder
 from serin.host.state import running_stack
 from serin.machine.ports import is_free
 from tests.e2e.whole_stack import Stack

@@ -18,7 +18,7 @@ import pytest
 from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
-from serin.host.run_processes import run_processes
+from serin.host.process_scan import run_processes
 from serin.host.state import running_stack
 from serin.host.supervisor import Supervisor
 from serin.machine.leases import holders

@@ -99,7 +99,7 @@ class Cluster:
 
     def close(self) -> None:
         for member in self.members.values():
-            member.loop.close()
+            member.loop.step_down()
 
 
 @pytest.fixture

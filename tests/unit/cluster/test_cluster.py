@@ -254,7 +254,7 @@ def test_another_controller_continues_a_rollout(cluster: Cluster, resigns: bool)
     first = cluster.leader
     cluster.frozen.add(first.name)
     if resigns:
-        first.loop.close()
+        first.loop.step_down()
         first.leadership.resign()
     began = cluster.time.t
     cluster.until(lambda _: any(

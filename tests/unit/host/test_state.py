@@ -18,8 +18,7 @@ from serin.errors import FileBroken, NotUp, PortTaken, StackError
 from serin.host import exec_wrapper
 from serin.host.down import clear_away, take_down
 from serin.host.guard import Guard, read_guard
-from serin.host.process_scan import STACK_MARK, end_processes, environment_of, stack_processes
-from serin.host.run_processes import record_folder
+from serin.host.process_scan import STACK_MARK, end_processes, environment_of, record_folder, stack_processes
 from serin.host.state import (
     Stack,
     changing_stack,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serin.errors import NotFound, RunNotCancellable
-from serin.host.run_processes import RunProcesses
+from serin.host.process_scan import RunProcesses
 from serin.prefect import run_control
 from serin.prefect.rest_api import Api
 from serin.prefect.run_control import cancel_run
