@@ -8,6 +8,10 @@ It runs Prefect's engine as a child and handles what Slurm does with a job:
                  lost, it still runs)
 
 The run reports no state when it is stopped (SERIN_SCHEDULER); this program and the worker do.
+
+Of a training on several nodes the first one runs the flow. The others (`--join`, started with srun) read the run's
+parameters from the Prefect server and join the training at the rendezvous (training/launch/machines.py). The run's
+folder is on a file system that all of them see.
 """
 
 from __future__ import annotations
@@ -16,27 +20,31 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from serin.errors import PrefectGone, PrefectRefused
+from serin.errors import PrefectGone, PrefectRefused, SerinError
 from serin.host.standing import log_to_stdout
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
+from serin.machine.ports import free_ports
 from serin.prefect.follow import FINAL
 from serin.prefect.login import callers_api
 from serin.prefect.reconcile import schedule_again
 from serin.prefect.rest_api import Api, call
-from serin.prefect.slurm_peers import Peers, together
 
 log = logging.getLogger("serin.prefect.slurm_job")  # not __name__, which is __main__ here
 
 _ENGINE = "prefect.engine"
+_JOIN = "--join"
 _POLL_S = 0.2
 _LOOK_S = 5.0
 _PASS_ON_S = 1.0  # Slurm sends SIGTERM to all processes of a job, or to this one alone
@@ -44,6 +52,7 @@ _SAVE_S = 90.0  # a run that is asked to stop may save for this long
 _USELESS_S = 60.0  # a run with a final state may take this long to exit
 _TRIES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
 _MOST_RESTARTS = 100  # of a stage that needs more than the time limit for what it cannot save
+_PEERS_S = 60.0  # the other nodes of a training may take this long to exit
 _TEMPORARY = 75  # the exit code of what should be run again
 
 
@@ -87,11 +96,19 @@ def main() -> None:
     run, url = environment.flow_run_id(), environment.prefect_api_url()
     if run is None or url is None:
         sys.exit("no flow run and no Prefect server: this program is started by Serin's Slurm worker")
+    api = callers_api(url)
+    if sys.argv[1:] == [_JOIN]:
+        try:
+            join_training(call(api, "GET", f"/flow_runs/{run}")["parameters"])
+        except SerinError as error:
+            log.warning("%s", error)
+            sys.exit(error.exit_code)
+        return
     job, restarts, nodes, node = environment.slurm_place()
     start = Start(run=run, job=job, restarts=restarts, nodes=nodes, node=node)
     asked = _Asked()
     asked.listen()
-    sys.exit(execute(callers_api(url), start, asked))
+    sys.exit(execute(api, start, asked))
 
 
 def execute(api: Api, start: Start, asked: _Asked) -> int:
@@ -218,6 +235,70 @@ def _end(engine: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGKILL)
     engine.wait()
+
+
+@contextlib.contextmanager
+def together(nodes: int) -> Iterator[dict[str, str | None]]:
+    """Yields the settings of a training on so many nodes: this one is where they meet."""
+    if nodes == 1:
+        yield {}
+        return
+    (port,) = free_ports(1)
+    yield {"SERIN_MACHINES": str(nodes), "SERIN_RENDEZVOUS": f"{socket.gethostname()}:{port}"}
+
+
+class Peers:
+    """The job step on the other nodes; nothing when there is one node."""
+
+    def __init__(self, nodes: int, settings: Mapping[str, str | None]) -> None:
+        self._others, self._settings = nodes - 1, settings
+        self._step: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Peers:
+        if self._others:
+            self._step = subprocess.Popen(
+                [
+                    "srun", "--relative=1", f"--nodes={self._others}", f"--ntasks={self._others}",
+                    "--ntasks-per-node=1", sys.executable, "-m", "serin.prefect.slurm_job", _JOIN,
+                ],
+                env=environment.child_environment(**self._settings),
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        return self
+
+    def ask_to_stop(self) -> None:
+        """srun passes the signal on to the nodes; the ranks agree at which step they save."""
+        if self._step is not None:
+            self._step.terminate()
+
+    def __exit__(self, *_: object) -> None:
+        if self._step is not None:
+            self._step.terminate()
+            try:
+                self._step.wait(_PEERS_S)
+            except subprocess.TimeoutExpired:
+                self._step.kill()
+                self._step.wait()
+
+
+def join_training(parameters: Mapping[str, Any]) -> None:
+    """Trains what the flow `train` with these parameters trains, together with the node that runs the flow."""
+    from serin.pipeline.train import train_model
+    from serin.spec.load import load_spec
+    from serin.store.artifacts import Dataset
+    from serin.training.launch.machines import machines_told
+
+    given = parameters["spec"]
+    plan = load_spec(given if isinstance(given, dict) else Path(given))
+    train_model(
+        plan.model,
+        plan.training,
+        Dataset(**parameters["dataset"]),
+        name=plan.name,
+        machines=machines_told(),
+        fresh=bool(parameters.get("fresh")),
+        attempt=parameters.get("attempt"),
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 from kubernetes import client
 
-from serin.cluster.kubernetes.api import Namespace
-from serin.cluster.kubernetes.fleet import KubernetesFleet
+from serin.cluster.kubernetes.fleet import KubernetesFleet, Namespace
 from serin.cluster.kubernetes.release_objects import RELEASE_LABEL, ReleaseTemplate, object_name
 from serin.errors import KubernetesRefused, ObjectNotOurs
 from serin.store.artifacts import Release
