@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from serin.cli import MODULES
-from serin.host.state import Stack, write_stack
-from serin.machine.process import start_ticks
 from tests.architecture.sources import ROOT, imported_modules, python_files, tree
 from tests.kit.commands import run
+from tests.kit.stacks import stack_in
 
 PURE = [
     *(
@@ -112,13 +111,7 @@ def test_a_command_that_looks_loads_no_heavy_library_and_no_other_command(
     words: str, own: set[str], tmp_path: Path
 ) -> None:
     if words == "status":
-        pid = os.getpid()
-        write_stack(
-            Stack(
-                home=tmp_path, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, gateway_port=1,
-                prefect_api_url="", prefect_port=None, since=0.0,
-            )
-        )  # fmt: skip
+        stack_in(tmp_path)
     program = (
         "import contextlib, io, sys; from serin.cli import main\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main()\n"

@@ -70,11 +70,7 @@ class Host:
         own = {"SERIN_HOME": str(self.home), "SERIN_HOST": name, "SERIN_METRICS": "127.0.0.1:0"}
         self._variables = {**variables, **own}
         (self.home / "labels" / MODEL).mkdir(parents=True)  # so that it follows the records of all hosts
-        stack = Stack(
-            home=self.home, supervisor_pid=1, supervisor_ticks=0, gateway_port=1, prefect_api_url="",
-            prefect_port=None, since=0.0, agent=True,
-        )  # fmt: skip
-        write_stack(stack)
+        write_stack(Stack(home=self.home, gateway_port=1, agent=True))
         self._backend = Backend(self.home, writer=f"{int(time.time()):012d}-17-{name:0>8}")
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,5 @@
 """Alerts as events of a real Prefect server."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,25 +7,18 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from serin.host.state import Stack, write_stack
-from serin.machine.process import start_ticks
 from serin.monitoring.alerts.book import PREFECT, AlertBook
 from serin.monitoring.alerts.outbox import Outbox
 from serin.prefect import rest_api
 from serin.watcher.alerts_duty import PrefectChannel
+from tests.kit.stacks import stack_in
 from tests.unit.monitoring.test_alert_book import ALERT
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def test_an_alert_and_its_end_are_one_event_each_even_when_they_are_sent_twice(home: Path) -> None:
-    home.mkdir()
-    write_stack(
-        Stack(
-            home=home, supervisor_pid=os.getpid(), supervisor_ticks=start_ticks(os.getpid()) or 0, gateway_port=1,
-            prefect_api_url=PREFECT_API_URL.value(), prefect_port=None, since=0.0,
-        )
-    )  # fmt: skip
+    stack_in(home, prefect_api_url=PREFECT_API_URL.value())
     book, now = AlertBook(home), time.time()
     book.fire(ALERT, now)
     book.resolve(ALERT.key, now)

@@ -245,12 +245,7 @@ def _furnish(home: Path) -> None:
     for role in ("viewer", "operator"):
         role_secret(home, role)  # type: ignore[arg-type]
         signing_key(home, role)  # type: ignore[arg-type]
-    write_stack(
-        Stack(
-            home=home, supervisor_pid=1, supervisor_ticks=-1, gateway_port=8080, prefect_api_url="", prefect_port=None,
-            since=time.time(),
-        )
-    )  # fmt: skip
+    write_stack(Stack(home=home, gateway_port=8080, since=time.time()))
     write_inventory(home, ("GPU-0",))
     for duty in _duties(home):
         with contextlib.suppress(SerinError):

@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import resource
 import subprocess
@@ -16,12 +15,11 @@ from typer.main import get_group
 from serin import cli
 from serin.commands.suggest import PANELS
 from serin.errors import LeaseUnavailable, Preempted
-from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Supervisor
 from serin.machine.leases import lease
-from serin.machine.process import start_ticks
 from tests.fakes.gpus import pretend_gpus
 from tests.kit.commands import serin_main
+from tests.kit.stacks import stack_in
 from tests.logs import heard
 
 # What people and scripts type. A change here breaks somebody: say so in CHANGELOG.md.
@@ -236,18 +234,7 @@ def test_a_mistake_is_one_message_and_an_exit_code(
 def test_a_command_for_a_model_without_a_rollout_names_it(
     serin: Serin, home: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    home.mkdir()
-    write_stack(
-        Stack(
-            home=home,
-            supervisor_pid=os.getpid(),
-            supervisor_ticks=start_ticks(os.getpid()) or 0,
-            gateway_port=1,
-            prefect_api_url="",
-            prefect_port=None,
-            since=0.0,
-        )
-    )
+    stack_in(home)
     assert serin("rollout", command, "nosuch") == 2
     assert "no rollout of 'nosuch'" in capsys.readouterr().err
 

@@ -11,14 +11,14 @@ from typing import NoReturn
 
 import pytest
 
-from serin.host.state import Stack, write_stack
+from serin.host.state import write_stack
 from serin.host.wiring import key_file
 from serin.machine import environment
-from serin.machine.process import start_ticks
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.run.record import JournalFolder
 from tests.fakes.webhooks import webhook
 from tests.kit.commands import serin_main as serin
+from tests.kit.stacks import stack_in
 from tests.unit.monitoring.test_alert_book import ALERT
 
 
@@ -70,12 +70,7 @@ def test_a_wrong_argument_is_one_message_and_exit_code_2(
 def test_a_gateway_that_other_machines_reach_keeps_requiring_keys(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    up = Stack(
-        home=home, supervisor_pid=os.getpid(), supervisor_ticks=start_ticks(os.getpid()) or 0, gateway_port=8080,
-        prefect_api_url="", prefect_port=None, since=0.0, tls=True, address="0.0.0.0", pages_port=8443,
-    )  # fmt: skip
-    home.mkdir(exist_ok=True)
-    write_stack(up)
+    up = stack_in(home, gateway_port=8080, tls=True, address="0.0.0.0", pages_port=8443)
     assert (up.gateway_url, up.is_public) == ("https://127.0.0.1:8080", True)
     assert replace(up, address="10.0.0.7").gateway_url == "https://10.0.0.7:8080"
     assert replace(up, address="2001:db8::7").pages_url == "https://[2001:db8::7]:8443"

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from serin.errors import NameInvalid, PortTaken
 from serin.host import console
 from serin.host.console import ConsoleSettings, choose_place, is_installed
 from serin.host.logs import mask_secrets
-from serin.host.state import Stack, write_stack
 from serin.machine import environment
 from serin.machine.ports import free_ports, port_claims
-from serin.machine.process import start_ticks
 from serin.store.runs import name_model, run_folder
 from tests.fakes.prefect import Server, prefect_at_work
 from tests.kit.commands import serin
+from tests.kit.stacks import stack_in
 
 RUN = {
     "id": "7",
@@ -48,18 +46,7 @@ def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]
             "POST /flow_runs/filter": (200, [RUN]),
             "POST /logs/filter": (200, [{"timestamp": "2026-11-15T10:00:01.5", "message": "published"}]),
         }
-        pid = os.getpid()
-        write_stack(
-            Stack(
-                home=tmp_path,
-                supervisor_pid=pid,
-                supervisor_ticks=start_ticks(pid) or 0,
-                gateway_port=1,
-                prefect_api_url=server.url,
-                prefect_port=None,
-                since=0.0,
-            )
-        )
+        stack_in(tmp_path, prefect_api_url=server.url)
         yield server
 
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,6 @@ from serin.host.down import clear_away, take_down
 from serin.host.guard import Guard, read_guard
 from serin.host.process_scan import STACK_MARK, end_processes, environment_of, record_folder, stack_processes
 from serin.host.state import (
-    Stack,
     changing_stack,
     read_stack,
     running_stack,
@@ -31,7 +29,6 @@ from serin.host.state import (
 from serin.host.wiring import build_gateway, key_file
 from serin.machine.in_memory import remove_sockets, socket_folder
 from serin.machine.ports import choose_port, is_free, port_claims
-from serin.machine.process import start_ticks
 from serin.prefect import processes
 from serin.prefect.login import make_login, stack_api
 from serin.serving.envoy.issuers import Issuer
@@ -39,32 +36,18 @@ from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.process import new_place
 from serin.store.artifacts import Release
 from tests.e2e.serving_certificates import Authority
+from tests.kit.stacks import stack_in
 from tests.logs import heard
 
 
-def stack(home: Path, pid: int, ticks: int) -> Stack:
-    return Stack(
-        home=home,
-        supervisor_pid=pid,
-        supervisor_ticks=ticks,
-        gateway_port=8080,
-        prefect_api_url="http://127.0.0.1:4200/api",
-        prefect_port=4200,
-        since=time.time(),
-    )
-
-
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    ticks = start_ticks(os.getpid())
-    assert ticks is not None
-    written = stack(tmp_path, os.getpid(), ticks)
-    write_stack(written)
-    assert read_stack(tmp_path) == written
-    assert running_stack(tmp_path).gateway_url == "http://127.0.0.1:8080"
+    written = stack_in(tmp_path, gateway_port=8080)
+    assert read_stack(tmp_path) == running_stack(tmp_path) == written
+    assert written.gateway_url == "http://127.0.0.1:8080"
 
 
 def test_a_pid_that_was_given_to_another_process_is_not_the_stack(tmp_path: Path) -> None:
-    write_stack(stack(tmp_path, os.getpid(), 1))
+    write_stack(replace(stack_in(tmp_path), supervisor_ticks=1))
     with pytest.raises(NotUp, match="start one with `serin up`"):
         running_stack(tmp_path)
 
@@ -75,12 +58,6 @@ def test_an_unreadable_file_is_not_taken_for_a_stack_that_is_down(tmp_path: Path
     with pytest.raises(FileBroken, match=r"stack\.json.*`serin down` ends it"):
         read_stack(tmp_path)
     assert stack_file(tmp_path).read_text() == content
-
-
-def test_the_file_carries_its_format_and_version(tmp_path: Path) -> None:
-    write_stack(stack(tmp_path, 1, 1))
-    content = json.loads(stack_file(tmp_path).read_text())
-    assert (content["format"], content["version"]) == ("serin.stack", 1)
 
 
 def test_a_second_change_of_the_same_stack_is_refused(tmp_path: Path) -> None:
@@ -148,7 +125,7 @@ def test_a_stack_shows_its_own_server_its_login_and_another_what_the_caller_has(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ada:lovelace")
     monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
-    own = stack(tmp_path, 1, 1)
+    own = stack_in(tmp_path, prefect_port=4200)
     login = make_login(tmp_path)
     assert (stack_api(own).login, stack_api(own).key) == (login, None)
     foreign = replace(own, prefect_port=None)
@@ -159,7 +136,7 @@ def test_only_a_reconciler_for_another_s_server_is_given_the_caller_s_credential
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ada:lovelace")
-    own = stack(tmp_path, 1, 1)
+    own = stack_in(tmp_path, prefect_port=4200)
     foreign = replace(own, prefect_port=None, prefect_api_url="http://company.example/api")
     assert "PREFECT_API_AUTH_STRING" not in processes.reconciler(own).environment
     given = processes.reconciler(foreign).environment
@@ -310,12 +287,8 @@ def test_a_release_record_that_a_crash_cut_short_does_not_stop_the_cleaning(tmp_
     record = tmp_path / "releases" / "flights-v3" / "release.json"
     record.parent.mkdir(parents=True)
     record.write_text('{"place": {')
+    of_a_run = record_folder(tmp_path) / "1"
+    of_a_run.parent.mkdir(parents=True)
+    of_a_run.write_text("0d9f1f6e 1")
     assert clear_away(tmp_path) == ""
-
-
-def test_the_records_of_runs_are_removed(tmp_path: Path) -> None:
-    record = record_folder(tmp_path) / "1"
-    record.parent.mkdir(parents=True)
-    record.write_text("0d9f1f6e 1")
-    clear_away(tmp_path)
-    assert not record.parent.exists()
+    assert not of_a_run.parent.exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serin.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
-from serin.host.state import Stack, write_stack
+from serin.host.state import Stack
 from serin.host.supervisor import Supervisor, find_supervisor
 from serin.host.watchdog import (
     REPORTED_S,
@@ -31,9 +31,10 @@ from serin.host.watchdog import (
 )
 from serin.machine.environment import child_environment
 from serin.machine.in_memory import remove_sockets
-from serin.machine.process import Leftovers, start_ticks
+from serin.machine.process import Leftovers
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.watcher.report_duties import ProcessesDuty
+from tests.kit.stacks import stack_in
 from tests.kit.waiting import until
 from tests.signals import hit
 from tests.unit.host.test_supervisor import sleeper
@@ -219,13 +220,7 @@ def test_only_a_child_that_was_there_for_a_while_can_be_lost() -> None:
 
 
 def _stack(supervisor: Supervisor) -> Stack:
-    pid = int(supervisor.pid_file.read_text())
-    stack = Stack(
-        home=supervisor.home, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, gateway_port=1,
-        prefect_api_url="", prefect_port=None, since=0.0,
-    )  # fmt: skip
-    write_stack(stack)
-    return stack
+    return stack_in(supervisor.home, int(supervisor.pid_file.read_text()))
 
 
 def _child(home: Path, leader: int) -> int:

@@ -185,10 +185,7 @@ def test_deployments_are_applied_once_and_again_when_their_sources_changed(
     monkeypatch.setattr(deploy, "apply_file", lambda *_: applied.append(digest))
     server.answers["POST /deployments/filter"] = (200, [{"flow_id": "1", "name": "inline"}])
     server.answers["POST /flows/filter"] = (200, [{"id": "1", "name": "pipeline"}])
-    stack = Stack(
-        home=tmp_path, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url=server.url,
-        prefect_port=1, since=0.0,
-    )  # fmt: skip
+    stack = Stack(home=tmp_path, gateway_port=1, prefect_api_url=server.url, prefect_port=1)
     for _ in range(2):
         assert deploy.apply_deployments(stack, {}) == ["pipeline/inline"]
     assert applied == ["first"]

@@ -10,14 +10,14 @@ import typer
 
 from serin.commands.stack import status
 from serin.errors import StoreUnreachable
-from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Child
-from serin.machine.process import ProcessState, start_ticks
+from serin.machine.process import ProcessState
 from serin.monitoring.alerts.alert import Alert, AlertRecord
 from serin.monitoring.latency import ReleaseLatency
 from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
 from serin.stack.status import Address, Status
+from tests.kit.stacks import stack_in
 
 ROLLOUT = RolloutStatus(
     id="r1",
@@ -226,14 +226,7 @@ def test_it_answers_while_the_store_hangs(
 ) -> None:
     monkeypatch.setattr("serin.commands.stack._STORE_S", 0.05)
     if stack_is_here:
-        home.mkdir(exist_ok=True)
-        own = os.getpid()
-        write_stack(
-            Stack(
-                home=home, supervisor_pid=own, supervisor_ticks=start_ticks(own) or 0, gateway_port=1,
-                prefect_api_url="", prefect_port=None, since=0.0,
-            )
-        )  # fmt: skip
+        stack_in(home)
     ended: list[Exception] = []
 
     def ask() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
 from serin.host.process_scan import stack_processes
-from serin.host.state import Stack, changing_stack, write_stack
+from serin.host.state import changing_stack
 from serin.host.wiring import key_file
 from serin.machine.ports import free_ports
-from serin.machine.process import start_ticks
 from serin.serving.envoy.tls import TlsFiles
 from serin.stack.serve import serve
 from serin.stack.up import bring_up, check_address
+from tests.kit.stacks import stack_in
 
 
 def nothing_started(home: Path) -> bool:
@@ -24,17 +24,7 @@ def nothing_started(home: Path) -> bool:
 
 
 def test_a_stack_that_is_up_already_is_named(tmp_path: Path) -> None:
-    write_stack(
-        Stack(
-            home=tmp_path,
-            supervisor_pid=os.getpid(),
-            supervisor_ticks=start_ticks(os.getpid()) or 0,
-            gateway_port=1,
-            prefect_api_url="http://127.0.0.1:2/api",
-            prefect_port=2,
-            since=0.0,
-        )
-    )
+    stack_in(tmp_path)
     with pytest.raises(AlreadyUp, match=f"process {os.getpid()}"):
         bring_up(tmp_path)
 
