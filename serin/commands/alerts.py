@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.arguments import DurationOption, Why
+from serin.commands.arguments import DurationOption, Why, add_group
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.machine import environment
 
@@ -23,17 +23,16 @@ ModelOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Alerts: list, acknowledge, silence, deliver.", no_args_is_help=True)
-    group.command("list")(list_alerts)
-    for command in (ack, silence, unsilence):
-        group.command()(command)
-    group.command("test")(send_test)
-    receivers = typer.Typer(help="Who is notified of alerts.", no_args_is_help=True)
-    receivers.command("add")(add_receiver)
-    receivers.command("list")(list_receivers)
-    receivers.command("remove")(remove_receiver)
-    group.add_typer(receivers, name="receivers")
-    app.add_typer(group, name="alerts")
+    commands = {
+        "list": list_alerts,
+        "ack": ack,
+        "silence": silence,
+        "unsilence": unsilence,
+        "test": send_test,
+    }
+    group = add_group(app, "alerts", "Alerts: list, acknowledge, silence, deliver.", commands)
+    receivers = {"add": add_receiver, "list": list_receivers, "remove": remove_receiver}
+    add_group(group, "receivers", "Who is notified of alerts.", receivers)
 
 
 def list_alerts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,18 @@ def DurationOption(help: str, *, zero: bool = False) -> Any:  # noqa: N802, A002
         return found
 
     return typer.Option(parser=parsed, metavar="DURATION", help=help, show_default=False)
+
+
+def add_group(
+    app: typer.Typer, name: str, about: str, commands: Mapping[str, Callable[..., None]]
+) -> typer.Typer:
+    """Add a group of commands to `app`. Without a command it shows its help."""
+    group = typer.Typer(help=about, no_args_is_help=True)
+    group.callback()(lambda: None)
+    for command, function in commands.items():
+        group.command(command)(function)
+    app.add_typer(group, name=name)
+    return group
 
 
 def numbered(name: str) -> tuple[str, int | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.arguments import DurationOption, Model, ModelVersion, Yes, numbered
+from serin.commands.arguments import DurationOption, Model, ModelVersion, Yes, add_group, numbered
 from serin.commands.output import (
     Json,
     confirm,
@@ -38,12 +38,13 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Recorded requests.", no_args_is_help=True)
-    group.command("list")(list_captures)
-    group.command("show")(show_captures)
-    group.command("export")(export_captures)
-    group.command("forget")(forget_captures)
-    app.add_typer(group, name="captures")
+    commands = {
+        "list": list_captures,
+        "show": show_captures,
+        "export": export_captures,
+        "forget": forget_captures,
+    }
+    add_group(app, "captures", "Recorded requests.", commands)
 
 
 def list_captures(

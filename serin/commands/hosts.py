@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from serin.commands.arguments import Yes
+from serin.commands.arguments import Yes, add_group
 from serin.commands.output import Json, confirm, show, show_json, show_table
 from serin.machine import environment
 
@@ -23,10 +23,7 @@ class Pool(StrEnum):
 def register(app: typer.Typer) -> None:
     for command in (agent, controller, worker):
         app.command()(command)
-    hosts = typer.Typer(help="The hosts that share a store.", no_args_is_help=True)
-    hosts.command("list")(list_hosts)
-    hosts.command("remove")(remove)
-    app.add_typer(hosts, name="hosts")
+    add_group(app, "hosts", "The hosts that share a store.", {"list": list_hosts, "remove": remove})
 
 
 _Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port for clients.")]

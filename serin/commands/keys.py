@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import DurationOption
+from serin.commands.arguments import DurationOption, add_group
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError, StackUnusable
 from serin.machine import environment
@@ -28,17 +28,10 @@ Burst = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
-    group.command("create")(create)
-    group.command("list")(list_keys)
-    group.command("remove")(remove)
-    group.command("require")(require)
-    issuers = typer.Typer(help="OpenID providers whose tokens the gateway takes.", no_args_is_help=True)
-    issuers.command("add")(add_issuer)
-    issuers.command("list")(list_issuers)
-    issuers.command("remove")(remove_issuer)
-    group.add_typer(issuers, name="issuer")
-    app.add_typer(group, name="keys")
+    commands = {"create": create, "list": list_keys, "remove": remove, "require": require}
+    group = add_group(app, "keys", "API keys of the gateway.", commands)
+    issuers = {"add": add_issuer, "list": list_issuers, "remove": remove_issuer}
+    add_group(group, "issuer", "OpenID providers whose tokens the gateway takes.", issuers)
 
 
 def create(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import Model, ModelVersion
+from serin.commands.arguments import Model, ModelVersion, add_group
 from serin.commands.output import Json, counted, say, show, show_json, show_table, when
 from serin.errors import NotRecorded
 from serin.machine import environment
@@ -75,10 +75,8 @@ Time = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The truth about a model's answers, which is known later.", no_args_is_help=True)
-    group.command("add")(add_labels)
-    group.command("show")(show_labels)
-    app.add_typer(group, name="labels")
+    commands = {"add": add_labels, "show": show_labels}
+    add_group(app, "labels", "The truth about a model's answers, which is known later.", commands)
     app.command("quality")(show_quality)
 
 

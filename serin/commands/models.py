@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from serin.commands import signing
-from serin.commands.arguments import DurationOption, ModelVersion, Yes
+from serin.commands.arguments import DurationOption, ModelVersion, Yes, add_group
 from serin.commands.output import (
     Json,
     confirm,
@@ -52,15 +52,11 @@ _UNITS = {"cpu_s": "CPU s", "gpu_s": "GPU s", "joules": "J", "cost": "cost"}
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Published model versions.", no_args_is_help=True)
-    group.command("list")(list_models)
-    group.command("show")(show_model)
-    group.command("diff")(diff_models)
-    group.command("verify")(signing.verify_model)
-    group.command("sign")(signing.sign_model)
-    group.command("import")(import_model)
-    group.command("remove")(remove_model)
-    app.add_typer(group, name="models")
+    commands = {
+        "list": list_models, "show": show_model, "diff": diff_models, "verify": signing.verify_model,
+        "sign": signing.sign_model, "import": import_model, "remove": remove_model,
+    }  # fmt: skip
+    add_group(app, "models", "Published model versions.", commands)
     for command in (predict, gpus, gc):
         app.command()(command)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, Yes, numbered
+from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, Yes, add_group, numbered
 from serin.commands.output import (
     Json,
     confirm,
@@ -54,14 +54,10 @@ _POLL_S: Final = 0.2
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Roll out a model version step by step.", no_args_is_help=True)
-    for command in (start, status, watch):
-        group.command()(command)
-    for kind, text in _ORDERS.items():
-        group.command(kind, help=text)(_order(kind))
-    for command in (rollback, report, replay):
-        group.command()(command)
-    app.add_typer(group, name="rollout")
+    orders = {kind: _order(kind) for kind in _ORDERS}
+    first = {"start": start, "status": status, "watch": watch}
+    commands = {**first, **orders, "rollback": rollback, "report": report, "replay": replay}
+    add_group(app, "rollout", "Roll out a model version step by step.", commands)
     for command in (logs, retire):
         app.command()(command)
 
@@ -154,6 +150,7 @@ def _order(kind: Kind) -> Callable[[str, str], None]:
     def order(model: Model, why: Why = "") -> None:
         tell_controller(kind, model, why=why)
 
+    order.__doc__ = _ORDERS[kind]
     return order
 
 

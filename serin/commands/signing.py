@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import ModelVersion
+from serin.commands.arguments import ModelVersion, add_group
 from serin.commands.output import Json, say, show, show_json, show_table
 from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
@@ -19,15 +19,8 @@ Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        help="Keys that must have signed a version before it is loaded.", no_args_is_help=True
-    )
-    group.command("create")(create)
-    group.command("add")(add)
-    group.command("list")(list_keys)
-    group.command("remove")(remove)
-    group.command("off")(off)
-    app.add_typer(group, name="trust")
+    commands = {"create": create, "add": add, "list": list_keys, "remove": remove, "off": off}
+    add_group(app, "trust", "Keys that must have signed a version before it is loaded.", commands)
 
 
 def sign_model(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from serin.commands.arguments import add_group
 from serin.commands.output import Json, say, show, show_json
 from serin.machine import environment
 from serin.machine.ports import LOOPBACK
@@ -36,20 +37,11 @@ class Shown(Protocol):
 def register(app: typer.Typer) -> None:
     for command in (up, down, status, deploy, doctor, env):
         app.command()(command)
-    install = typer.Typer(help="Install parts that pip cannot install.", no_args_is_help=True)
-    install.callback()(lambda: None)
-    install.command("triton")(install_triton)
-    install.command("gateway")(install_gateway)
-    app.add_typer(install, name="install")
-    console = typer.Typer(help="The console: the stack's web page.", no_args_is_help=True)
-    console.callback()(lambda: None)
-    console.command("secret")(secret)
-    app.add_typer(console, name="console")
-    backup = typer.Typer(help="Copy the state of a stack to a file, and restore it.", no_args_is_help=True)
-    backup.callback()(lambda: None)
-    backup.command("create")(create_copy)
-    backup.command("restore")(restore_copy)
-    app.add_typer(backup, name="backup")
+    parts = {"triton": install_triton, "gateway": install_gateway}
+    add_group(app, "install", "Install parts that pip cannot install.", parts)
+    add_group(app, "console", "The console: the stack's web page.", {"secret": secret})
+    copies = {"create": create_copy, "restore": restore_copy}
+    add_group(app, "backup", "Copy the state of a stack to a file, and restore it.", copies)
 
 
 def up(
