@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +12,6 @@ import typer
 from serin.commands.arguments import Yes, add_group
 from serin.commands.output import Json, confirm, show, show_json, show_table
 from serin.machine import environment
-
-
-class Pool(StrEnum):
-    CPU = "cpu"
-    GPU = "gpu"
 
 
 def register(app: typer.Typer) -> None:
@@ -131,7 +125,9 @@ def controller(
 
 
 def worker(
-    pool: Annotated[Pool, typer.Argument(help="Whose runs it takes: gpu on hosts with GPUs, else cpu.")],
+    pool: Annotated[
+        Literal["cpu", "gpu"], typer.Argument(help="Whose runs it takes: gpu on hosts with GPUs, else cpu.")
+    ],
     limit: Annotated[
         int | None, typer.Option(min=1, help="The most runs at a time. [default: no limit]")
     ] = None,
@@ -142,7 +138,7 @@ def worker(
     """
     from serin.cluster.host_worker import worker_command
 
-    command, variables, folder = worker_command(environment.home(), pool.value, limit=limit)
+    command, variables, folder = worker_command(environment.home(), pool, limit=limit)
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background commands ignore it; Prefect needs it
     os.execve(command[0], command, variables)

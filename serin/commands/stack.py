@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,22 +15,13 @@ from serin.machine import environment
 from serin.machine.ports import LOOPBACK
 
 if TYPE_CHECKING:
+    from serin.cluster.agent.status import AgentStatus
+    from serin.cluster.status import ClusterStatus
     from serin.host.console import Role
     from serin.host.state import Stack
-    from serin.stack.status import ServerStatus
+    from serin.stack.status import ServerStatus, Status
 
 _STORE_S = 1.0  # a status shows what it can when the store does not answer
-
-
-class Shown(Protocol):
-    """What `serin status` shows: of an agent, of several hosts or of this machine's stack."""
-
-    @property
-    def well(self) -> bool: ...
-
-    def to_json(self) -> dict[str, Any]: ...
-
-    def lines(self) -> Iterable[str]: ...
 
 
 def register(app: typer.Typer) -> None:
@@ -131,7 +121,7 @@ def status(as_json: Json = False) -> None:
     from serin.machine.process import stack_decides  # while the store is asked
 
     decides = stack_decides(home)
-    found: Shown | None = None if decides else _of_agent(home)
+    found: AgentStatus | ClusterStatus | ServerStatus | Status | None = None if decides else _of_agent(home)
     server: ServerStatus | None = None
     try:
         probe.check(_STORE_S)
@@ -161,7 +151,7 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _of_agent(home: Path) -> Shown | None:
+def _of_agent(home: Path) -> AgentStatus | None:
     from serin.host.state import read_stack
 
     if read_stack(home) is None:
@@ -179,13 +169,13 @@ def _of_server(home: Path) -> ServerStatus | None:
     return read_server_status(home)
 
 
-def _of_cluster(home: Path) -> Shown | None:
+def _of_cluster(home: Path) -> ClusterStatus | None:
     from serin.cluster.status import read_cluster_status
 
     return read_cluster_status(home)
 
 
-def _of_stack(home: Path, *, ask_store: bool) -> Shown:
+def _of_stack(home: Path, *, ask_store: bool) -> Status:
     from serin.stack.status import read_status
 
     return read_status(home, ask_store=ask_store)

@@ -44,6 +44,10 @@ def pool_template(pool: str, *, kind: str = WORKER_TYPE) -> Path:
     return (folder / "slurm" if kind == SLURM_TYPE else folder) / f"{pool}-pool.json"
 
 
+def _template(pool: str, kind: str = WORKER_TYPE) -> dict[str, Any]:
+    return dict(json.loads(pool_template(pool, kind=kind).read_text()))
+
+
 def make_pools(api: rest_api.Api) -> None:
     """Creates the pools cpu and gpu on the stack's own server, with a slot in `gpu` for each GPU of this machine.
 
@@ -55,18 +59,16 @@ def make_pools(api: rest_api.Api) -> None:
         if found is not None and found["type"] != WORKER_TYPE:
             continue
         slots = max(1, len(inventory())) if pool == "gpu" else None
-        template = json.loads(pool_template(pool).read_text())
-        wanted = {"type": WORKER_TYPE, "base_job_template": template, "concurrency_limit": slots}
+        wanted = {"type": WORKER_TYPE, "base_job_template": _template(pool), "concurrency_limit": slots}
         if found is None or any(found.get(name, ...) != value for name, value in wanted.items()):
-            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=slots)
+            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=_template(pool), slots=slots)
 
 
 def make_missing_pools(api: rest_api.Api) -> None:
     """Creates the pools cpu and gpu on a server for several hosts, without a limit: each host leases its own GPUs."""
     for pool in POOLS:
         if rest_api.pool_type(api, pool) is None:
-            template = json.loads(pool_template(pool).read_text())
-            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=template, slots=None)
+            rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=_template(pool), slots=None)
 
 
 def worker_for(stack: Stack, pool: str) -> Process | None:
@@ -141,8 +143,7 @@ def _use_slurm(api: rest_api.Api, pools: Collection[str]) -> None:
         if pool not in POOLS:
             raise NotFound(kind="work pool", name=pool, known=list(POOLS))
         if rest_api.pool_type(api, pool) != SLURM_TYPE:
-            template = json.loads(pool_template(pool, kind=SLURM_TYPE).read_text())
-            rest_api.ensure_pool(api, pool, kind=SLURM_TYPE, template=template, slots=None)
+            rest_api.ensure_pool(api, pool, kind=SLURM_TYPE, template=_template(pool, SLURM_TYPE), slots=None)
 
 
 def apply_deployments(stack: Stack, settings: Mapping[str, str], *, again: bool = False) -> list[str]:
@@ -183,17 +184,9 @@ def apply_file(settings: Mapping[str, str], log: Path, *, file: Path | None = No
     end of its output when it fails."""
     with log.open("wb") as output:
         try:
+            command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file"]
             code = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "prefect",
-                    "--no-prompt",
-                    "deploy",
-                    "--all",
-                    "--prefect-file",
-                    str(file or _FILE),
-                ],
+                [*command, str(file or _FILE)],
                 cwd=application_folder(),
                 env=dict(settings),
                 stdin=subprocess.DEVNULL,

@@ -38,6 +38,9 @@ class Address:
     url: str
     ready: bool
 
+    def __str__(self) -> str:
+        return f"{self.url}  {'ready' if self.ready else 'NOT READY'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
@@ -102,13 +105,13 @@ class Status:
         if not self.up or self.gateway is None:
             yield f"no stack is up in {self.home}; start one with `serin up`"
             return
-        yield f"gateway  {self.gateway.url}  {'ready' if self.gateway.ready else 'NOT READY'}"
+        yield f"gateway  {self.gateway}"
         if self.guard:
             yield f"         {self.guard.words}"
         if self.prefect:
-            yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else 'NOT READY'}"
+            yield f"Prefect  {self.prefect}"
         if self.console:
-            yield f"console  {self.console.url}  {'ready' if self.console.ready else 'NOT READY'}"
+            yield f"console  {self.console}"
         if self.metrics:
             yield f"metrics  {self.metrics}  (for Prometheus)"
         if self.supervisor_problem:
@@ -173,12 +176,8 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
     children = with_problems(home, supervisor.children(), time.time())
     external, found = External(home), problems(home)
     known = CombinedVersions(Store.open(), external)
-    models, ready, elsewhere, views = (
-        list[ModelStatus](),
-        set[str](),
-        dict[str, str](),
-        dict[str, ObjectivesView](),
-    )
+    models, ready = list[ModelStatus](), set[str]()
+    elsewhere, views = dict[str, str](), dict[str, ObjectivesView]()
     releases = KnownReleases(home / "releases", host=supervisor)
     for model in rollout_statuses(home):
         with contained(found, model.name):
@@ -248,7 +247,7 @@ class ServerStatus:
             yield f"{name}: {f'version {live} is live' if live else 'no version is live'}; {newest}"
 
     def prefect_lines(self) -> Iterator[str]:
-        yield f"Prefect  {self.prefect.url}  {'ready' if self.prefect.ready else f'NOT READY: {self.problem}'}"
+        yield f"Prefect  {self.prefect}{f': {self.problem}' if self.problem else ''}"
         for pool, count in self.workers.items():
             yield f"  pool {pool:<19} {f'{count} workers online' if count else 'no worker online'}"
 

@@ -39,7 +39,11 @@ SILENT_S: Final = 5.0
 
 class Link:
     """`open_store` is called in the thread, again until it succeeds. `on_news` is called when the desired state or the
-    peers have changed. `kept`: the file with the last desired state; beside it are the last reports of the peers."""
+    peers have changed. `kept`: the file with the last desired state; beside it are the last reports of the peers.
+
+    `desired`: the newest desired state; None: this host has never seen one. `problem`: why the store was not reached in
+    the last round; empty: it was.
+    """
 
     def __init__(
         self,
@@ -54,14 +58,14 @@ class Link:
         self._host, self._open, self._kept = host, open_store, kept
         self._evidence, self._on_news, self._clock = evidence, on_news, clock
         self._peers, self._peers_kept = PeerBook(host), kept.with_name("peers.json")
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the peers
         self._objects: Objects | None = None
-        self._desired = _read_kept(kept, DesiredState.load)
+        self.desired = _read_kept(kept, DesiredState.load)
         _read_kept(self._peers_kept, lambda content: self._peers.restore(content, self._clock()))
         self._report: AgentReport | None = None
         self._own = OwnReport(host, kept.with_name(_TAG_FILE))
         self._beat, self._rounds = 0, 0
-        self._problem = ""
+        self.problem = ""
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
@@ -74,22 +78,9 @@ class Link:
         self._thread.join(wait_s)
 
     @property
-    def desired(self) -> DesiredState | None:
-        """The newest desired state; None: this host has never seen one."""
-        with self._lock:
-            return self._desired
-
-    @property
-    def problem(self) -> str:
-        """Why the store was not reached in the last round; empty: it was."""
-        with self._lock:
-            return self._problem
-
-    @property
     def knows_peers(self) -> bool:
         """Whether peers were read since this process began; until then it may know too few of them."""
-        with self._lock:
-            return self._rounds > 0
+        return self._rounds > 0
 
     def peers_of(self, releases: set[str]) -> dict[str, tuple[str, ...]]:
         with self._lock:
@@ -101,8 +92,7 @@ class Link:
 
     def tell(self, report: AgentReport) -> None:
         """Sets what the next rounds upload; `beat` and `evidence_seq` are set there. A change is uploaded at once."""
-        with self._lock:
-            before, self._report = self._report, report
+        before, self._report = self._report, report
         if before is None or _essence(before) != _essence(report):
             self._wake.set()  # the controller waits for it
 
@@ -112,18 +102,15 @@ class Link:
             self._objects = self._open()
         self._own.claim(self._objects)
         newer = self._read_desired(self._objects)
-        changed = self._read_peers(self._objects, newer or self._desired)
-        with self._lock:
-            self._rounds += 1
-            if newer is not None:  # not before its peers are known: routes to them would be left out
-                self._desired = newer
+        changed = self._read_peers(self._objects, newer or self.desired)
+        self._rounds += 1
+        if newer is not None:  # not before its peers are known: routes to them would be left out
+            self.desired = newer
         if newer is not None or changed:
             self._on_news()
         self._write_report(self._objects)
-        with self._lock:
-            desired, report = self._desired, self._report
-        if desired is not None and report is not None:
-            self._evidence.step(self._objects, desired, report.desired_seq)
+        if self.desired is not None and (report := self._report) is not None:
+            self._evidence.step(self._objects, self.desired, report.desired_seq)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -134,8 +121,7 @@ class Link:
                 self.round()
             except (OSError, SerinError) as error:
                 problem = str(error)
-            with self._lock:
-                before, self._problem = self._problem, problem
+            before, self.problem = self.problem, problem
             if problem and not before:
                 log.warning("no exchange with the store, serving continues: %s", problem)
             elif before and not problem:
@@ -144,7 +130,7 @@ class Link:
 
     def _read_desired(self, objects: Objects) -> DesiredState | None:
         """Returns a newer desired state, kept on disk; None when there is none."""
-        seq = self._desired.seq if self._desired else 0
+        seq = self.desired.seq if self.desired else 0
         newer = objects.keys(PREFIX, after=key_of(seq) if seq else "")
         if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 0 and objects.read(key_of(seq)) is None:
             newer = objects.keys(PREFIX)  # the store was replaced: its numbers began again
@@ -177,8 +163,7 @@ class Link:
         return changed
 
     def _write_report(self, objects: Objects) -> None:
-        with self._lock:
-            report = self._report
+        report = self._report
         if report is None:
             return
         self._beat += 1

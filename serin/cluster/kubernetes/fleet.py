@@ -36,13 +36,12 @@ from serin.errors import (
     ReleaseNotReady,
     TemplateUnfit,
 )
-from serin.formats.schema import Schema, read_schema
+from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
 from serin.serving.triton.probe import RowTimes, answers
 from serin.serving.triton.repository import serving_settings
 from serin.serving.triton.verify import verify_release
-from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 
@@ -287,12 +286,10 @@ class KubernetesFleet:
             if reason:
                 logger.warning("%s: %s", release.name, reason)
             return state
-        began, patience_s = (
-            time.monotonic(),
-            self._row_times.patience_s(release, self._serving(release).request_timeout),
-        )
+        bundle, began = self._bundle(release), time.monotonic()
+        patience_s = self._row_times.patience_s(release, serving_settings(bundle).request_timeout)
         endpoint = self._reach(service_endpoint(release, self._namespace.name))
-        if answers(endpoint.http, release, self._schema(release), timeout_s=patience_s):
+        if answers(endpoint.http, release, read_schema(Path(bundle.path)), timeout_s=patience_s):
             self._row_times.note(release, time.monotonic() - began)
             return "ready"
         return "dead" if self._row_times.known(release) else "starting"
@@ -385,12 +382,6 @@ class KubernetesFleet:
                 place = f"kubectl --namespace {self._namespace.name} get pods -l {RELEASE_LABEL}={object_name(release)}"
                 raise ReleaseNotReady(release=release.name, reason=reason, log=place)
             time.sleep(_LOOK_S)
-
-    def _serving(self, release: Release) -> ServingSpec:
-        return serving_settings(self._bundle(release))
-
-    def _schema(self, release: Release) -> Schema:
-        return read_schema(Path(self._bundle(release).path))
 
 
 def _terminating(found: Object) -> bool:
