@@ -70,7 +70,7 @@ class AgentProcesses:
         if not hosts:  # stopped; absent once no host has it any more
             return "starting" if release in self._reported() else "absent"
         found = self._found(release)
-        if self._is_live(release):
+        if any(route.stable == release for route in self._desired.state.routes):  # it is live
             present = [found[host].state for host in found if not self._hosts.silent_s(host)]
             return _of_live(present)
         if any(report.problem and report.state == "absent" for report in found.values()):
@@ -156,10 +156,6 @@ class AgentProcesses:
         if state == "ready" or host not in self._away:
             return "starting" if state == "absent" else state
         return "ready" if (release.name, host) in self._instances else "starting"
-
-    def _is_live(self, release: Release) -> bool:
-        """Returns whether the release is the stable one of its model's route."""
-        return any(route.stable == release for route in self._desired.state.routes)
 
     def _hosts_of(self, release: Release) -> tuple[str, ...]:
         return self._desired.state.hosts.get(release.name, ())

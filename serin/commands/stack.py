@@ -305,9 +305,9 @@ def create_copy(
     from serin.stack.backup.create import create_backup
     from serin.store.store import Store
 
-    made = create_backup(environment.home(), Store.open(), file.expanduser().absolute(), captures=captures)
-    manifest = made.manifest
-    show(f"{made.path}: {len(manifest.files)} files, {made.bytes:,} bytes, readable by you only")
+    path = file.expanduser().absolute()
+    manifest = create_backup(environment.home(), Store.open(), path, captures=captures)
+    show(f"{path}: {len(manifest.files)} files, {path.stat().st_size:,} bytes, readable by you only")
     for model, version in sorted(manifest.live.items()):
         opened = "; its rollout is open" if model in manifest.open_rollouts else ""
         show(f"  {model} version {version} is live{opened}")

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectRefused
@@ -138,7 +137,7 @@ def follow_run(server: PrefectServer, run: str, *, what: str, log: RunLog) -> No
         if state == "COMPLETED":
             _last_words(log)
             return
-        if state in ENDED_BADLY and not _still_there(server.home, run):
+        if state in ENDED_BADLY and run not in run_processes(server.home):
             _last_words(log)
             reason = found["state"].get("message") or ""
             url = f"{server.ui_url}/runs/flow-run/{run}"
@@ -156,10 +155,6 @@ def may_be_queued_again(state: Mapping[str, Any]) -> bool:
     """
     lasts = datetime.now(UTC) - datetime.fromisoformat(state["timestamp"])
     return state["type"] == "CRASHED" and lasts < _QUEUED_AGAIN
-
-
-def _still_there(home: Path, run: str) -> bool:
-    return run in run_processes(home)
 
 
 def _pass_on(log: RunLog) -> None:

@@ -9,6 +9,23 @@ from typing import Any
 from serin.prefect import rest_api
 from tests.kit.web import Handler, in_a_thread
 
+FAILED_RUN = {
+    "id": "7",
+    "name": "brave-owl",
+    "flow_id": "f",
+    "state_type": "FAILED",
+    "state_name": "Failed",
+    "state": {
+        "type": "FAILED",
+        "timestamp": "2026-11-15T10:00:00+00:00",
+        "message": "column 'age' is missing",
+    },
+    "start_time": "2026-11-15T10:00:00+00:00",
+    "estimated_run_time": 3.0,
+    "tags": ["serin", "flights"],
+    "parameters": {"spec": "spec.yaml"},
+}
+
 
 class Server:
     """Answers what it was told to, and remembers what it was asked."""

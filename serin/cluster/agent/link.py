@@ -285,10 +285,8 @@ class PeerBook:
         named = {host for hosts in desired.hosts.values() for host in hosts} - {self._host}
         for gone in {*self._entries} - named:
             del self._entries[gone]
-        return sorted(named, key=lambda host: (self._read_at(host), host))
-
-    def _read_at(self, host: str) -> float:
-        return self._entries[host].read_at if host in self._entries else float("-inf")
+        read_at = {host: entry.read_at for host, entry in self._entries.items()}
+        return sorted(named, key=lambda host: (read_at.get(host, float("-inf")), host))
 
     def note(self, host: str, report: AgentReport | None, t: float) -> None:
         """Records a report as it was read at `t`; None: the host has none (it was forgotten)."""

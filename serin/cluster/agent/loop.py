@@ -19,7 +19,6 @@ from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.link import Link
 from serin.cluster.agent.settings import AgentSettings, agent_folder, desired_file, view_file
 from serin.errors import StackUnusable
-from serin.formats.cluster.host_report import AgentReport
 from serin.host.standing import run_standing
 from serin.host.wiring import build_gateway, build_releases, keep_ticking, request_log
 from serin.machine import environment
@@ -59,7 +58,8 @@ def run(home: Path, stop: threading.Event) -> None:
 
     def tick() -> None:
         news.clear()
-        _write_view(home, agent.tick(), link.problem)
+        view = {"report": asdict(agent.tick()), "store_problem": link.problem}
+        write_secret(view_file(home), json.dumps(view))  # for `serin status`, which must not need the store
 
     keep_ticking(tick, gateway, stop, every_s=TICK_S, wait=partial(_wait, stop, news))
     link.stop(wait_s=3.0)
@@ -72,11 +72,6 @@ def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not stop.is_set() and not news.is_set() and (left := end - time.monotonic()) > 0:
         news.wait(min(left, 0.2))
-
-
-def _write_view(home: Path, report: AgentReport, store_problem: str) -> None:
-    """Leaves the host's own view for `serin status`, which must not need the store."""
-    write_secret(view_file(home), json.dumps({"report": asdict(report), "store_problem": store_problem}))
 
 
 class HostStore(Store):

@@ -33,15 +33,8 @@ from serin.store.store import Store
 _TRIES = 50  # a rollout decides twice a second; reading a journal takes milliseconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Created:
-    path: Path
-    bytes: int
-    manifest: Manifest
-
-
-def create_backup(home: Path, store: Store, path: Path, *, captures: bool = True) -> Created:
-    """Writes the backup to `path`, complete or not at all, readable by its owner only: it holds secrets.
+def create_backup(home: Path, store: Store, path: Path, *, captures: bool = True) -> Manifest:
+    """Write the backup to `path`, complete or not at all, readable by its owner only: it holds secrets.
 
     Raises BackupRefused when there is no stack in `home`, or when `path` exists.
     """
@@ -63,7 +56,7 @@ def create_backup(home: Path, store: Store, path: Path, *, captures: bool = True
         sync(path.parent.absolute())
     finally:
         scratch.unlink(missing_ok=True)
-    return Created(path=path, bytes=path.stat().st_size, manifest=manifest)
+    return manifest
 
 
 @dataclass(slots=True)

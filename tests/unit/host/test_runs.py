@@ -17,22 +17,11 @@ from serin.host.logs import mask_secrets
 from serin.machine import environment
 from serin.machine.ports import free_ports, port_claims
 from serin.store.runs import name_model, run_folder
-from tests.fakes.prefect import Server, prefect_at_work
+from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.kit.stacks import stack_in
 
-RUN = {
-    "id": "7",
-    "name": "brave-owl",
-    "flow_id": "f",
-    "state_type": "COMPLETED",
-    "state_name": "Completed",
-    "state": {"message": "well done"},
-    "start_time": "2026-11-15T10:00:00+00:00",
-    "estimated_run_time": 3.0,
-    "tags": ["serin", "flights"],
-    "parameters": {"spec": "spec.yaml"},
-}
+RUN = {**FAILED_RUN, "state_type": "COMPLETED", "state_name": "Completed", "state": {"message": "well done"}}
 
 
 @pytest.fixture

@@ -18,26 +18,10 @@ from serin.prefect.flow_run import run_pipeline
 from serin.prefect.follow import RunLog, follow_run, last_line
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api
-from tests.fakes.prefect import Server, prefect_at_work
+from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.logs import heard
 
-RUN = {
-    "id": "7",
-    "name": "brave-owl",
-    "flow_id": "f",
-    "state_type": "FAILED",
-    "state_name": "Failed",
-    "state": {
-        "type": "FAILED",
-        "timestamp": "2026-11-15T10:00:00+00:00",
-        "message": "column 'age' is missing",
-    },
-    "start_time": "2026-11-15T10:00:00+00:00",
-    "estimated_run_time": 3.0,
-    "tags": ["serin", "flights"],
-    "parameters": {"spec": "spec.yaml"},
-}
 LINE = {
     "id": "1", "timestamp": "2026-11-15T10:00:01+00:00", "message": "reading flights.csv", "level": 20,
     "name": "prefect.flow_runs", "task_run_id": None,
@@ -60,10 +44,10 @@ def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.answers = {
             "GET /health": (200, True),
             "GET /deployments/name/pipeline/placed": (200, {"id": "d"}),
-            "POST /deployments/d/create_flow_run": (200, RUN),
-            "GET /flow_runs/7": (200, RUN),
+            "POST /deployments/d/create_flow_run": (200, FAILED_RUN),
+            "GET /flow_runs/7": (200, FAILED_RUN),
             "POST /flows/filter": (200, [{"id": "f", "name": "pipeline"}]),
-            "POST /flow_runs/filter": (200, [RUN]),
+            "POST /flow_runs/filter": (200, [FAILED_RUN]),
             "POST /deployments/filter": (200, [{"flow_id": "f", "name": "nightly"}]),
             "POST /logs/filter": (200, [LINE]),
             "GET /work_pools/cpu": (200, {"type": "serin"}),

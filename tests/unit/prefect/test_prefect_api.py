@@ -51,26 +51,6 @@ def test_a_refusal_carries_the_servers_words(server: Server) -> None:
         rest_api.ensure_pool(server.url, "cpu", kind="serin", template={}, slots=None)
 
 
-def test_a_pool_that_exists_is_brought_up_to_date(server: Server) -> None:
-    server.answers["POST /work_pools/"] = (409, {"detail": "exists"})
-    server.answers["GET /work_pools/gpu"] = (200, {"type": "serin"})
-    server.answers["PATCH /work_pools/gpu"] = (204, None)
-    rest_api.ensure_pool(server.url, "gpu", kind="serin", template={"variables": {}}, slots=2)
-    assert server.asked[-1] == (
-        "PATCH /work_pools/gpu",
-        {"concurrency_limit": 2, "base_job_template": {"variables": {}}},
-    )
-
-
-def test_a_pool_of_another_type_is_replaced(server: Server) -> None:
-    server.answers["POST /work_pools/"] = (409, {"detail": "exists"})
-    server.answers["GET /work_pools/gpu"] = (200, {"type": "process"})
-    server.answers["DELETE /work_pools/gpu"] = (204, None)
-    with pytest.raises(PrefectRefused):  # the fake server keeps answering that the pool exists
-        rest_api.ensure_pool(server.url, "gpu", kind="serin", template={"variables": {}}, slots=2)
-    assert [asked for asked, _ in server.asked[-2:]] == ["DELETE /work_pools/gpu", "POST /work_pools/"]
-
-
 def test_runs_that_nobody_can_be_running_are_closed(server: Server) -> None:
     server.answers["POST /flow_runs/filter"] = (200, [{"id": "7", "name": "slim-whippet"}])
     server.answers["POST /flow_runs/7/set_state"] = (201, {})

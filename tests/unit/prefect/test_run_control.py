@@ -10,7 +10,7 @@ import pytest
 
 from serin.errors import NotFound, RunNotCancellable
 from serin.host.process_scan import RunProcesses
-from serin.prefect import run_control
+from serin.prefect import rest_api, run_control
 from serin.prefect.rest_api import Api
 from serin.prefect.run_control import cancel_run
 from serin.prefect.run_summary import summary
@@ -135,7 +135,8 @@ class FakeServer:
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, server: FakeServer, run: str | None = None) -> str:
-    monkeypatch.setattr(run_control, "call", server)
+    for module in (run_control, rest_api):
+        monkeypatch.setattr(module, "call", server)
     return run_control.report(API, run)
 
 

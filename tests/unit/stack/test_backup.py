@@ -82,10 +82,10 @@ def test_a_restored_home_serves_the_same_versions_and_holds_the_rollout_that_was
 ) -> None:
     home, store = stack
     made = create_backup(home, store, tmp_path / "b.tar")
-    assert made.path.stat().st_mode & 0o777 == 0o600
-    assert (dict(made.manifest.live), made.manifest.open_rollouts) == ({bundles.MODEL: 1}, (bundles.MODEL,))
+    assert (tmp_path / "b.tar").stat().st_mode & 0o777 == 0o600
+    assert (dict(made.live), made.open_rollouts) == ({bundles.MODEL: 1}, (bundles.MODEL,))
     new_home, new_store = target(tmp_path)
-    restore_backup(new_home, new_store, made.path)
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
     assert new_home.stat().st_mode & 0o777 == 0o700
     for name in KEPT:
         assert (new_home / name).read_text() == f"the content of {name}"
@@ -114,7 +114,8 @@ def test_a_command_that_waits_is_not_obeyed_after_a_restore(
     home, store = stack
     submit(home, Command(kind="promote", model=bundles.MODEL, by="ada"))
     new_home, new_store = target(tmp_path)
-    restore_backup(new_home, new_store, create_backup(home, store, tmp_path / "b.tar").path)
+    create_backup(home, store, tmp_path / "b.tar")
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
     assert Inbox(new_home).pending() == []
 
 
@@ -122,8 +123,8 @@ def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_p
     home, store = stack
     decide(home, replace(SHIFTING, phase=Phase.PROMOTED))
     made = create_backup(home, store, tmp_path / "b.tar")
-    restore_backup(*target(tmp_path), made.path)
-    assert made.manifest.open_rollouts == ()
+    restore_backup(*target(tmp_path), tmp_path / "b.tar")
+    assert made.open_rollouts == ()
     last = last_decision(target(tmp_path)[0] / "rollouts" / bundles.MODEL / "journal.jsonl")
     assert last == last_decision(home / "rollouts" / bundles.MODEL / "journal.jsonl")
 
@@ -138,10 +139,10 @@ def test_a_database_in_use_is_copied_as_of_its_last_transaction(
         book.execute("INSERT INTO alerts VALUES ('committed')")
         book.commit()
         book.execute("INSERT INTO alerts VALUES ('never committed')")
-        made = create_backup(home, store, tmp_path / "b.tar")
+        create_backup(home, store, tmp_path / "b.tar")
         book.rollback()
     new_home, new_store = target(tmp_path)
-    restore_backup(new_home, new_store, made.path)
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
     with contextlib.closing(sqlite3.connect(new_home / "alerts" / "book.sqlite")) as copy:
         assert copy.execute("SELECT name FROM alerts").fetchall() == [("committed",)]
     assert not list((new_home / "alerts").glob("book.sqlite-*"))
@@ -166,9 +167,9 @@ def test_journal_and_aliases_are_read_again_when_the_controller_decided_in_betwe
 
     monkeypatch.setattr(create, "_read", deciding)
     made = create_backup(home, store, tmp_path / "b.tar")
-    assert (dict(made.manifest.live), made.manifest.open_rollouts) == ({bundles.MODEL: 2}, ())
+    assert (dict(made.live), made.open_rollouts) == ({bundles.MODEL: 2}, ())
     new_home, new_store = target(tmp_path)
-    restore_backup(new_home, new_store, made.path)
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
     decision = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
     assert decision is not None
     assert decision.phase == Phase.PROMOTED
@@ -194,12 +195,12 @@ def test_versions_in_an_object_store_stay_there_and_must_be_found_when_it_is_res
     bundles.publish(remote, bias=0.0)
     remote.set_alias(bundles.MODEL, "live", 1)
     made = create_backup(home, remote, tmp_path / "b.tar")
-    assert not [name for name in made.manifest.files if name.startswith("store/")]
+    assert not [name for name in made.files if name.startswith("store/")]
     new_home = tmp_path / "elsewhere"
     with pytest.raises(BackupRefused, match=r"has no delays version 1; set SERIN_STORE .*some/where"):
-        restore_backup(new_home, Store(f"{bucket}/another", cache=tmp_path / "c"), made.path)
+        restore_backup(new_home, Store(f"{bucket}/another", cache=tmp_path / "c"), tmp_path / "b.tar")
     assert not new_home.exists()
-    restore_backup(new_home, remote, made.path)
+    restore_backup(new_home, remote, tmp_path / "b.tar")
     assert (new_home / "keys.json").exists()
 
 
@@ -207,22 +208,23 @@ def test_a_home_or_store_that_is_not_empty_is_left_as_it_is(
     stack: tuple[Path, Store], tmp_path: Path
 ) -> None:
     home, store = stack
-    made = create_backup(home, store, tmp_path / "b.tar")
+    create_backup(home, store, tmp_path / "b.tar")
     with pytest.raises(BackupRefused, match="it is not empty; restore into an empty SERIN_HOME"):
-        restore_backup(home, store, made.path)
+        restore_backup(home, store, tmp_path / "b.tar")
     new_home = tmp_path / "elsewhere"
     with pytest.raises(BackupRefused, match="name an empty folder in SERIN_STORE"):
-        restore_backup(new_home, store, made.path)
+        restore_backup(new_home, store, tmp_path / "b.tar")
     assert not new_home.exists()
     with pytest.raises(BackupRefused, match="it exists; name a new file"):
-        create_backup(home, store, made.path)
+        create_backup(home, store, tmp_path / "b.tar")
     with pytest.raises(BackupRefused, match="there is no stack here"):
         create_backup(tmp_path / "nothing", store, tmp_path / "c.tar")
 
 
 def test_a_damaged_backup_restores_nothing(stack: tuple[Path, Store], tmp_path: Path) -> None:
     home, store = stack
-    data = create_backup(home, store, tmp_path / "b.tar").path.read_bytes()
+    create_backup(home, store, tmp_path / "b.tar")
+    data = (tmp_path / "b.tar").read_bytes()
     broken = tmp_path / "broken.tar"
     for damaged in (data[: len(data) // 2], data.replace(b"of keys.json", b"of keys.JSON"), b"", data[512:]):
         assert damaged != data
@@ -247,12 +249,12 @@ def test_a_backup_writes_nowhere_but_into_the_home(tmp_path: Path, name: str) ->
 
 def test_links_and_files_behind_the_manifest_are_refused(stack: tuple[Path, Store], tmp_path: Path) -> None:
     home, store = stack
-    made = create_backup(home, store, tmp_path / "b.tar")
-    with tarfile.open(made.path, "a") as archive:
+    create_backup(home, store, tmp_path / "b.tar")
+    with tarfile.open(tmp_path / "b.tar", "a") as archive:
         entry = tarfile.TarInfo("home/more")
         archive.addfile(entry, io.BytesIO(b""))
     with pytest.raises(BackupBroken, match="'home/more' does not belong in it"):
-        restore_backup(*target(tmp_path), made.path)
+        restore_backup(*target(tmp_path), tmp_path / "b.tar")
     with tarfile.open(tmp_path / "link.tar", "w") as archive:
         link = tarfile.TarInfo("home/link")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -327,7 +329,8 @@ def test_a_stack_that_asked_for_signatures_asks_for_them_again(
     home, store = stack
     (home / "trusted-keys").mkdir()
     new_home, new_store = target(tmp_path)
-    restore_backup(new_home, new_store, create_backup(home, store, tmp_path / "b.tar").path)
+    create_backup(home, store, tmp_path / "b.tar")
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
     assert Trust(new_home / "trusted-keys").is_required
 
 
