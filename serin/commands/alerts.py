@@ -15,6 +15,8 @@ from serin.machine import environment
 
 if TYPE_CHECKING:
     from serin.monitoring.alerts.alert import AlertRecord, Silence
+    from serin.monitoring.alerts.book import AlertBook
+    from serin.monitoring.alerts.receivers import ReceiverFile
 
 Name = Annotated[str, typer.Argument(help="The receiver's name.")]
 ModelOption = Annotated[
@@ -69,10 +71,8 @@ def ack(
 
     An alert that is acknowledged already is only taken over with a note.
     """
-    from serin.monitoring.alerts.book import AlertBook
-
     user = environment.user()
-    before = AlertBook(environment.home()).acknowledge(key, by=user, note=note, now=time.time())
+    before = _book().acknowledge(key, by=user, note=note, now=time.time())
     if before.acknowledged is None:
         show(f"{key} is acknowledged by {user}")
         return
@@ -98,12 +98,10 @@ def silence(
 
     The watcher's log and Prefect's events are not silenced.
     """
-    from serin.monitoring.alerts.book import AlertBook
-
     if (pattern is None) == (model is None):
         raise typer.BadParameter("give either a PATTERN or --model")
     now = time.time()
-    made = AlertBook(environment.home()).silence(
+    made = _book().silence(
         pattern=pattern, model=model, until=now + lasts, by=environment.user(), why=why, now=now
     )
     show(f"silence {made.id} lasts until {when(made.until)}; `serin alerts unsilence {made.id}` ends it")
@@ -114,9 +112,7 @@ def unsilence(
     number: Annotated[int, typer.Argument(help="The silence, as `serin alerts list` numbers it.")],
 ) -> None:
     """End a silence before its time."""
-    from serin.monitoring.alerts.book import AlertBook
-
-    AlertBook(environment.home()).end_silence(number, by=environment.user(), now=time.time())
+    _book().end_silence(number, by=environment.user(), now=time.time())
     show(f"silence {number} has ended")
 
 
@@ -128,9 +124,8 @@ def send_test(
     """Send a test message to receivers now. Exit code 1 when one of them does not accept it."""
     from serin.errors import NotFound
     from serin.monitoring.alerts.delivery import try_receiver
-    from serin.monitoring.alerts.receivers import ReceiverFile
 
-    known = ReceiverFile(environment.home()).read()
+    known = _receivers().read()
     chosen = [each for each in known if name in (None, each.name)]
     if name is not None and not chosen:
         raise NotFound(kind="receiver", name=name, known=[each.name for each in known])
@@ -156,11 +151,11 @@ def add_receiver(
 ) -> None:
     """Add a receiver: a webhook (http, https), or anything that apprise knows (mailtos://, slack://, ...)."""
     from serin.monitoring.alerts.delivery import channel_of
-    from serin.monitoring.alerts.receivers import ReceiverFile, valid_receiver
+    from serin.monitoring.alerts.receivers import valid_receiver
 
     secret = url or environment.receiver_url() or _url_from_stdin()
     channel_of(valid_receiver(name, secret))  # refuses what cannot be used, before it is stored
-    added = ReceiverFile(environment.home()).add(name, secret)
+    added = _receivers().add(name, secret)
     show(f"{name} ({added.shown}) gets alerts from now on; `serin alerts test {name}` sends a test message")
 
 
@@ -178,19 +173,29 @@ def list_receivers(as_json: Json = False) -> None:
 def remove_receiver(name: Name) -> None:
     """Remove a receiver. Messages that wait for it are not sent."""
     from serin.monitoring.alerts.outbox import Outbox
-    from serin.monitoring.alerts.receivers import ReceiverFile
 
-    ReceiverFile(environment.home()).remove(name)
+    _receivers().remove(name)
     Outbox(environment.home()).cancel(name)
     show(f"{name} is removed")
 
 
-def _receiver_states() -> list[dict[str, Any]]:
-    from serin.monitoring.alerts.book import read_alerts
+def _book() -> AlertBook:
+    from serin.monitoring.alerts.book import AlertBook
+
+    return AlertBook(environment.home())
+
+
+def _receivers() -> ReceiverFile:
     from serin.monitoring.alerts.receivers import ReceiverFile
 
+    return ReceiverFile(environment.home())
+
+
+def _receiver_states() -> list[dict[str, Any]]:
+    from serin.monitoring.alerts.book import read_alerts
+
     home = environment.home()
-    urls: dict[str, str] = {each.name: each.shown for each in ReceiverFile(home).read()}
+    urls: dict[str, str] = {each.name: each.shown for each in _receivers().read()}
     counted = {each.name: dataclasses.asdict(each) for each in read_alerts(home, resolved=0).receivers}
     empty = {"pending": 0, "sent": 0, "failed_attempts": 0, "given_up": 0, "dropped": 0, "problem": None}
     names = [*urls, *(name for name in counted if name in ("log", "prefect"))]

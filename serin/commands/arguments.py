@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from serin.spec.names import split_version
+
+if TYPE_CHECKING:
+    from serin.store.store import Store
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 ModelVersion = Annotated[
@@ -52,7 +55,11 @@ def add_group(
 
 def numbered(name: str) -> tuple[str, int | None]:
     """The model and the number of the version that MODEL[:VERSION] names; None when it names none."""
+    model, version = split_version(name)
+    return model, None if version is None else open_store().release(name).version
+
+
+def open_store() -> Store:
     from serin.store.store import Store
 
-    model, version = split_version(name)
-    return model, None if version is None else Store.open().release(name).version
+    return Store.open()

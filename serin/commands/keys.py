@@ -14,8 +14,9 @@ from serin.errors import GatewayRejected, SpecError, StackUnusable
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.serving.envoy.gateway import Gateway
     from serin.serving.envoy.issuers import Issuer
-    from serin.serving.envoy.keys import ApiKey
+    from serin.serving.envoy.keys import ApiKey, KeyFile
 
 Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
 Provider = Annotated[str, typer.Argument(help="A short name of the provider.")]
@@ -51,10 +52,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
-    from serin.host.wiring import key_file
-
-    keys = key_file(environment.home())
-    entry, key = keys.create(name, models=model, lasts_s=lasts, rate=rate, burst=burst)
+    entry, key = _keys().create(name, models=model, lasts_s=lasts, rate=rate, burst=burst)
     _publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
@@ -65,9 +63,7 @@ def create(
 
 def list_keys(as_json: Json = False) -> None:
     """List all keys, also removed and expired ones. The keys themselves are not stored."""
-    from serin.host.wiring import key_file
-
-    ring = key_file(environment.home()).read()
+    ring = _keys().read()
     if as_json:
         show_json({"required": ring.required, "keys": [_facts(entry) for entry in ring.keys]})
         return
@@ -89,9 +85,7 @@ def list_keys(as_json: Json = False) -> None:
 
 def remove(name: Name) -> None:
     """Remove a key: it is refused at once, and listed as revoked. Removing the last key does not open the gateway."""
-    from serin.host.wiring import key_file
-
-    key_file(environment.home()).revoke(name)
+    _keys().revoke(name)
     _publish()
     show(f"{name} is removed")
 
@@ -103,7 +97,6 @@ def require(
 ) -> None:
     """Require a key although none exists yet, or stop requiring one."""
     from serin.host.state import read_stack
-    from serin.host.wiring import key_file
 
     stack = read_stack(environment.home())
     if not on and stack is not None and stack.is_alive and stack.is_public:
@@ -111,13 +104,25 @@ def require(
             problem=f"other machines reach this gateway (--address {stack.address}), so keys stay required; "
             "run `serin down` first, or `serin up` without --address"
         )
-    key_file(environment.home()).require(on)
+    _keys().require(on)
     _publish()
     show(
         "a key is required"
         if on
         else "no key is required: anyone who can reach the gateway's port gets answers"
     )
+
+
+def _keys() -> KeyFile:
+    from serin.host.wiring import key_file
+
+    return key_file(environment.home())
+
+
+def _gateway() -> Gateway:
+    from serin.host.wiring import build_gateway
+
+    return build_gateway(environment.home())
 
 
 def _facts(entry: ApiKey) -> dict[str, object]:
@@ -148,9 +153,6 @@ def add_issuer(
 ) -> None:
     """Take the tokens of an OpenID provider. From the first one on, the gateway refuses clients without a key or
     token."""
-    from serin.host.wiring import build_gateway, key_file
-
-    home = environment.home()
     issuer = _issuer(
         name=name,
         url=url,
@@ -162,18 +164,15 @@ def add_issuer(
         rate=rate,
         burst=burst,
     )
-    found = build_gateway(home).keys.jwks.fetch(issuer)
-    key_file(home).add_issuer(issuer)
+    found = _gateway().keys.jwks.fetch(issuer)
+    _keys().add_issuer(issuer)
     _publish()
     show(f"tokens of {url} are taken; it has {found.count} public key{'s' if found.count != 1 else ''}")
 
 
 def list_issuers(as_json: Json = False) -> None:
     """List the issuers, and when their public keys were last read."""
-    from serin.host.wiring import build_gateway, key_file
-
-    home = environment.home()
-    ring, jwks = key_file(home).read(), build_gateway(home).keys.jwks
+    ring, jwks = _keys().read(), _gateway().keys.jwks
     found = [(issuer, jwks.known(issuer)) for issuer in ring.issuers]
     if as_json:
         facts = [
@@ -203,20 +202,15 @@ def list_issuers(as_json: Json = False) -> None:
 
 def remove_issuer(name: Provider) -> None:
     """Refuse the tokens of an issuer, effective at once. Removing the last one does not open the gateway."""
-    from serin.host.wiring import build_gateway, key_file
-
-    home = environment.home()
-    issuer = key_file(home).remove_issuer(name)
+    issuer = _keys().remove_issuer(name)
     _publish()
-    build_gateway(home).keys.jwks.forget(issuer)
+    _gateway().keys.jwks.forget(issuer)
     show(f"tokens of {issuer.url} are no longer taken")
 
 
 def _publish() -> None:
     """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
-    from serin.host.wiring import build_gateway
-
-    gateway = build_gateway(environment.home())
+    gateway = _gateway()
     if not gateway.ready():
         say("no gateway is running here; the change applies from its next start")
         return

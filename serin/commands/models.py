@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from serin.commands import signing
-from serin.commands.arguments import DurationOption, ModelVersion, Yes, add_group
+from serin.commands.arguments import DurationOption, ModelVersion, Yes, add_group, open_store
 from serin.commands.output import (
     Json,
     confirm,
@@ -65,9 +65,8 @@ def list_models(as_json: Json = False) -> None:
     """List every version with its aliases and metrics."""
     from serin.host.state import running_here
     from serin.machine.contained import contained
-    from serin.store.store import Store
 
-    store, failed = Store.open(), dict[str, str]()
+    store, failed = open_store(), dict[str, str]()
     if store.local and environment.prefect_api_url() and not running_here(environment.home()):
         say(
             f"PREFECT_API_URL is set and SERIN_STORE names no shared store: these are the versions in {store.url}"
@@ -106,9 +105,8 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
     from serin.formats.importance import read_importance
     from serin.formats.reason import read_reason
     from serin.formats.schema import read_schema
-    from serin.store.store import Store
 
-    bundle = Store.open().find(name)
+    bundle = open_store().find(name)
     folder = Path(bundle.path)
     manifest, schema, importance = read_manifest(folder), read_schema(folder), read_importance(folder)
     if as_json:
@@ -163,9 +161,8 @@ def _form(column: InputColumn) -> str:
 def diff_models(left: ModelVersion, right: ModelVersion, as_json: Json = False) -> None:
     """Show how two versions differ: columns, spec, metrics, origin, files."""
     from serin.formats.bundle_diff import diff_bundles
-    from serin.store.store import Store
 
-    store = Store.open()
+    store = open_store()
     first, second = store.find(left), store.find(right)
     found = diff_bundles(Path(first.path), Path(second.path))
     if as_json:
@@ -189,16 +186,15 @@ def import_model(
 ) -> None:
     """Import a version, or a team's own Triton repository, under the next version number."""
     from serin.export.take_over import import_bundle, import_repository, is_repository
-    from serin.store.store import Store
 
     if is_repository(folder):
         if name is None:
             raise SpecError(
                 where=str(folder), problems=[("", "is a Triton repository; name the model with --name")]
             )
-        bundle = import_repository(folder, Store.open(), name=name, entry=entry, with_code=with_code)
+        bundle = import_repository(folder, open_store(), name=name, entry=entry, with_code=with_code)
     else:
-        bundle = import_bundle(folder, Store.open(), name=name)
+        bundle = import_bundle(folder, open_store(), name=name)
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
 
 
@@ -206,10 +202,9 @@ def remove_model(name: ModelVersion, yes: Yes = False) -> None:
     """Remove versions and their recorded requests for good: one, or all of a model. Refused while one is served or
     rolled out."""
     from serin.stack.delete_versions import delete_versions, versions_to_delete
-    from serin.store.store import Store
     from serin.watcher.captures import delete_records
 
-    store, home = Store.open(), environment.home()
+    store, home = open_store(), environment.home()
     model, version = split_version(name)
     going = versions_to_delete(store, home, model, version)
     what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
@@ -285,10 +280,9 @@ def gc(
     --remove."""
     from serin.store.remote_retention import collect_remote_garbage
     from serin.store.retention import Policy, collect_garbage
-    from serin.store.store import Store
     from serin.watcher.captures import expired_records
 
-    store = Store.open()
+    store = open_store()
     policy = Policy(keep_versions=keep_versions, keep_days=keep / 86_400)
     home = environment.home()
     collect = collect_garbage if store.local else collect_remote_garbage

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from serin.commands.arguments import DurationOption, Model, ModelVersion, Why, Yes, add_group, numbered
+from serin.commands.arguments import (
+    DurationOption,
+    Model,
+    ModelVersion,
+    Why,
+    Yes,
+    add_group,
+    numbered,
+    open_store,
+)
 from serin.commands.output import (
     Json,
     confirm,
@@ -97,9 +106,7 @@ def start(
     elif request_timeout is not None:
         raise typer.BadParameter("--request-timeout is for servers elsewhere; set it in the version's spec")
     else:
-        from serin.store.store import Store
-
-        bundle = Store.open().find(name)
+        bundle = open_store().find(name)
         model, version = bundle.model, bundle.version
         plan = _plan_of(spec or Path(bundle.path) / "spec.yaml")
     tell_controller("start", model, version=version, plan=plan, why=why)
@@ -169,7 +176,6 @@ def _unwatched(model: str, version: int | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
     from serin.monitoring.alerts.book import read_alerts
     from serin.spec.load import load_spec
-    from serin.store.store import Store
 
     alerts = [
         each for each in read_alerts(environment.home(), model, resolved=0).open if each.alert.kind == "drift"
@@ -179,7 +185,7 @@ def _unwatched(model: str, version: int | None) -> str:
         version = now.previous
     if not alerts or version is None:
         return ""
-    spec = Path(Store.open().bundle(model, version).path) / "spec.yaml"
+    spec = Path(open_store().bundle(model, version).path) / "spec.yaml"
     if spec.is_file() and load_spec(spec).monitoring.drift is not None:
         return ""
     return (
@@ -220,13 +226,12 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
     from serin.rollout.run.access import find_cluster
     from serin.rollout.run.status import model_status
     from serin.serving.external import External, parse_address
-    from serin.store.store import Store
 
     try:
         addresses = parse_address(stable), parse_address(candidate)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if Store.open().versions(model):
+    if open_store().versions(model):
         raise RolloutRefused(model=model, command="start", reason="a model in the store has this name")
     if find_cluster(environment.home()) is not None:
         reason = "servers that run elsewhere need the stack of one machine (`serin up`), not several hosts"

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import ModelVersion, add_group
+from serin.commands.arguments import ModelVersion, add_group, open_store
 from serin.commands.output import Json, say, show, show_json, show_table
 from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.formats.trust import Trust
     from serin.store.store import Store
 
 Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
@@ -32,13 +33,12 @@ def sign_model(
     """Sign a version, after checking its files. [default: the newest]"""
     from serin.formats.bundle import verify_bundle
     from serin.formats.signature import read_private_key, sign_version
-    from serin.store.store import Store
 
     path = key or environment.signing_key()
     if path is None:
         problem = "name the private key with --key or SERIN_SIGNING_KEY; `serin trust create FILE` makes one"
         raise SpecError(where="serin models sign", problems=[("", problem)])
-    private, store = read_private_key(path), Store.open()
+    private, store = read_private_key(path), open_store()
     bundle = store.find(name)
     folder = Path(bundle.path)
     verify_bundle(folder, digest=bundle.digest)
@@ -51,17 +51,15 @@ def verify_model(name: ModelVersion) -> None:
     [default: the newest]"""
     from serin.formats.bundle import verify_bundle
     from serin.formats.signature import signatures_of
-    from serin.formats.trust import Trust
-    from serin.store.store import Store
 
-    store = Store.open()
+    store = open_store()
     bundle = store.find(name)
     manifest = verify_bundle(Path(bundle.path), digest=bundle.digest)
     show(
         f"{bundle.model} version {bundle.version}: {len(manifest.files)} files match its manifest "
         f"({bundle.digest[:12]})"
     )
-    trusted = Trust.open().check(store, bundle)
+    trusted = _trust().check(store, bundle)
     if trusted is not None:
         show(f"signed by {trusted.name} ({str(trusted.fingerprint)[:16]})")
         return
@@ -94,21 +92,16 @@ def add(
     file: Annotated[Path, typer.Argument(help="The public key (PEM, ed25519).")],
 ) -> None:
     """Trust a public key. From the first one on, the stack loads only versions that a trusted key has signed."""
-    from serin.formats.trust import Trust
-    from serin.store.store import Store
-
-    trust = Trust.open()
+    trust = _trust()
     found = trust.add(name, file)
     show(f"{name} is trusted ({str(found.fingerprint)[:16]})")
-    for release in _unsigned(Store.open()):
+    for release in _unsigned(open_store()):
         say(f"{release} is live and not signed by a trusted key: it will not be started again")
 
 
 def list_keys(as_json: Json = False) -> None:
     """List the trusted keys."""
-    from serin.formats.trust import Trust
-
-    trust = Trust.open()
+    trust = _trust()
     found = trust.keys()
     if as_json:
         keys = [
@@ -125,9 +118,7 @@ def list_keys(as_json: Json = False) -> None:
 
 def remove(name: Name) -> None:
     """Trust a key no longer. Without any trusted key no version is loaded; `serin trust off` ends that."""
-    from serin.formats.trust import Trust
-
-    trust = Trust.open()
+    trust = _trust()
     trust.remove(name)
     show(f"{name} is not trusted any more")
     if not trust.keys():
@@ -136,20 +127,22 @@ def remove(name: Name) -> None:
 
 def off() -> None:
     """Stop asking for signatures, and forget the trusted keys."""
-    from serin.formats.trust import Trust
-
     if environment.trusted_keys() is not None:
         problem = "SERIN_TRUSTED_KEYS asks for signatures; unset it, and restart the stack"
         raise SpecError(where="serin trust off", problems=[("", problem)])
-    Trust.open().end()
+    _trust().end()
     show("signatures are not asked for: every version in the store can be loaded")
+
+
+def _trust() -> Trust:
+    from serin.formats.trust import Trust
+
+    return Trust.open()
 
 
 def _unsigned(store: Store) -> list[str]:
     """Returns the live versions that no trusted key has signed."""
-    from serin.formats.trust import Trust
-
-    found, trust = [], Trust.open()
+    found, trust = [], _trust()
     for model in store.models():
         if "live" in store.aliases(model):
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import add_group
+from serin.commands.arguments import add_group, open_store
 from serin.commands.output import Json, say, show, show_json
 from serin.machine import environment
 from serin.machine.ports import LOOPBACK
@@ -303,10 +303,9 @@ def create_copy(
     The stack may run. Model versions in an object store stay there. Datasets, trainings and the TLS files are left out.
     """
     from serin.stack.backup.create import create_backup
-    from serin.store.store import Store
 
     path = file.expanduser().absolute()
-    manifest = create_backup(environment.home(), Store.open(), path, captures=captures)
+    manifest = create_backup(environment.home(), open_store(), path, captures=captures)
     show(f"{path}: {len(manifest.files)} files, {path.stat().st_size:,} bytes, readable by you only")
     for model, version in sorted(manifest.live.items()):
         opened = "; its rollout is open" if model in manifest.open_rollouts else ""
@@ -322,10 +321,9 @@ def restore_copy(
 ) -> None:
     """Restore a backup into an empty SERIN_HOME; rollouts that were open are held. Then: serin up."""
     from serin.stack.backup.restore import restore_backup
-    from serin.store.store import Store
 
     home = environment.home()
-    manifest = restore_backup(home, Store.open(), file.expanduser().absolute())
+    manifest = restore_backup(home, open_store(), file.expanduser().absolute())
     show(f"restored into {home}; start it with `serin up`")
     for model in manifest.open_rollouts:
         show(

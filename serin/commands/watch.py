@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import Model
+from serin.commands.arguments import Model, open_store
 from serin.commands.output import Json, counted, show, show_json, show_table, when, write_file
 from serin.errors import NotFound, NotWatched
 from serin.machine import environment
@@ -115,13 +115,12 @@ def _why_not(model: str) -> str:
     from serin.formats.drift import read_drift as read_statistics
     from serin.monitoring.capture.counters import models_captured
     from serin.spec.load import load_spec
-    from serin.store.store import Store
     from serin.watcher.served import served_models
 
     status = next((each for each in served_models(environment.home()) if each.name == model), None)
     if status is None or status.live is None:
         return "no version of it is served here"
-    bundle = Path(Store.open().bundle(model, status.live).path)
+    bundle = Path(open_store().bundle(model, status.live).path)
     if not (bundle / "spec.yaml").is_file():
         return f"version {status.live} was imported without a spec"
     monitoring = load_spec(bundle / "spec.yaml").monitoring
