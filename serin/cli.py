@@ -22,14 +22,12 @@ MODULES = {
     "runs": "runs",
     "hosts": "agent controller worker hosts",
     "rollout": "rollout logs retire",
-    "models": "models predict gpus gc",
+    "models": "models gpus gc",
+    "scoring": "predict explain tune",
     "signing": "trust",
     "captures": "captures",
-    "labels": "labels quality",
-    "watch": "slo drift",
-    "explain": "explain",
+    "watch": "slo drift labels quality",
     "keys": "keys",
-    "tuning": "tune",
     "alerts": "alerts",
 }
 """The modules of serin/commands with the commands of each, in the order of help."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from serin.commands.arguments import DurationOption, ModelVersion, Yes, add_grou
 from serin.commands.output import (
     Json,
     confirm,
-    counted,
     human_bytes,
     say,
     show,
@@ -35,19 +34,6 @@ if TYPE_CHECKING:
     from serin.store.receipt import Receipt
 
 _SHOWN_COLUMNS = 10
-_Rows = Annotated[
-    str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder, glob or URL too.")
-]
-_Device = Annotated[
-    Literal["auto", "cpu", "gpu"],
-    typer.Option(help="For --batch: where. auto: a GPU for a version that was exported for one."),
-]
-_Ids = Annotated[
-    bool,
-    typer.Option(
-        "--ids", help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by."
-    ),
-]
 _UNITS = {"cpu_s": "CPU s", "gpu_s": "GPU s", "joules": "J", "cost": "cost"}
 
 
@@ -57,7 +43,7 @@ def register(app: typer.Typer) -> None:
         "sign": signing.sign_model, "import": import_model, "remove": remove_model,
     }  # fmt: skip
     add_group(app, "models", "Published model versions.", commands)
-    for command in (predict, gpus, gc):
+    for command in (gpus, gc):
         app.command()(command)
 
 
@@ -305,46 +291,6 @@ def _lineage(value: object) -> str:
 
 def _metrics(metrics: dict[str, float]) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())) or "-"
-
-
-def predict(
-    name: ModelVersion,
-    rows: _Rows,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
-    ] = None,
-    batch: Annotated[
-        bool, typer.Option("--batch", help="Score in bulk with Dask, without the stack.")
-    ] = False,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
-    ] = None,
-    device: _Device = "auto",
-    grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
-    ids: _Ids = False,
-) -> None:
-    """Score rows through the gateway, or in bulk without it (--batch). Without a version, the gateway chooses it; in
-    bulk it is the live one, else the newest."""
-    from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
-
-    if batch and ids:
-        raise typer.BadParameter("--ids is for requests through the gateway; --batch sends none")
-    bundle = open_bundle(name)
-    if batch:
-        count = predict_in_bulk(bundle, rows, out, scheduler=scheduler, device=device)
-    else:
-        protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
-        count = predict_through_gateway(
-            bundle,
-            Path(rows),
-            None if out is None else Path(out),
-            pinned=split_version(name)[1] is not None,
-            protocol=protocol,
-            ids=ids,
-        )
-    if out is not None:
-        show(f"{counted(count, 'row')} scored by {bundle.model}, written to {out}")
 
 
 def costs_json(bundle: Bundle, lineage: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,101 @@
-"""`serin explain`: which raw columns made the scores of rows in a file."""
+"""A version in use: `serin predict` scores rows, `serin explain` shows which raw columns made the scores, `serin tune`
+measures the serving settings on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from serin.commands.arguments import ModelVersion
 from serin.commands.output import Json, counted, show, show_json
+from serin.spec.names import split_version
 
 if TYPE_CHECKING:
     from serin.api.explanation import ExplainedRow, Explanation
     from serin.scoring.explain.explainer import Explainer
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 20, 5
+_Rows = Annotated[
+    str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder, glob or URL too.")
+]
+_Device = Annotated[
+    Literal["auto", "cpu", "gpu"],
+    typer.Option(help="For --batch: where. auto: a GPU for a version that was exported for one."),
+]
+_Ids = Annotated[
+    bool,
+    typer.Option(
+        "--ids", help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by."
+    ),
+]
+RequestRows = Annotated[
+    str,
+    typer.Option(
+        help="Rows in one request, as clients send them: 8, or with shares 1:0.9,64:0.1. "
+        "[default: export.batch_mix of its spec, else 1]"
+    ),
+]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="The most rows that a client sends at once; without it the batch limit is not tuned."
+    ),
+]
+GpuPrice = Annotated[
+    float,
+    typer.Option(
+        min=0.01,
+        help="The price of a GPU with its cores over that of the cores alone: it must be that many times faster.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(explain)
+    for command in (predict, explain, tune):
+        app.command()(command)
+
+
+def predict(
+    name: ModelVersion,
+    rows: _Rows,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Write here instead of stdout (which gets CSV).")
+    ] = None,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Score in bulk with Dask, without the stack.")
+    ] = False,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="For --batch: the address of a Dask scheduler. [default: in this process]"),
+    ] = None,
+    device: _Device = "auto",
+    grpc: Annotated[bool, typer.Option("--grpc", help="Call the gateway over gRPC instead of HTTP.")] = False,
+    ids: _Ids = False,
+) -> None:
+    """Score rows through the gateway, or in bulk without it (--batch). Without a version, the gateway chooses it; in
+    bulk it is the live one, else the newest."""
+    from serin.commands.predictions import open_bundle, predict_in_bulk, predict_through_gateway
+
+    if batch and ids:
+        raise typer.BadParameter("--ids is for requests through the gateway; --batch sends none")
+    bundle = open_bundle(name)
+    if batch:
+        count = predict_in_bulk(bundle, rows, out, scheduler=scheduler, device=device)
+    else:
+        protocol: Literal["http", "grpc"] = "grpc" if grpc else "http"
+        count = predict_through_gateway(
+            bundle,
+            Path(rows),
+            None if out is None else Path(out),
+            pinned=split_version(name)[1] is not None,
+            protocol=protocol,
+            ids=ids,
+        )
+    if out is not None:
+        show(f"{counted(count, 'row')} scored by {bundle.model}, written to {out}")
 
 
 def explain(
@@ -138,3 +214,53 @@ def _show_row(row: ExplainedRow) -> None:
 def _value(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def tune(
+    model: ModelVersion,
+    rows: RequestRows = "",
+    max_rows: MaxRows = None,
+    gpu_price: GpuPrice = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Measure which instances, threads, queue delay and batch limit give the most requests/s that keep `objectives`.
+    [default: the live version, else the newest]
+
+    The next release uses them. Where there is a GPU and the model was exported for one, both devices are tuned and the
+    one worth its price is chosen. A separate Triton is used: live releases are not touched, but share the machine's
+    cores with it.
+    """
+    from serin.commands.predictions import open_bundle
+    from serin.serving.tuning.report import findings, to_json, values, write_report
+    from serin.serving.tuning.requests import declared_mix, parse_mix
+    from serin.serving.tuning.tune import Tuner
+    from serin.spec.stored import stored_objectives
+
+    bundle = open_bundle(model)
+    try:
+        mix = parse_mix(rows) if rows else declared_mix(bundle)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    promised = stored_objectives(Path(bundle.path))
+    tuner = Tuner(
+        bundle=bundle,
+        limit_ms=promised.latency_ms,
+        share=promised.latency_share,
+        mix=mix,
+        gpu_price=gpu_price,
+        largest_request_rows=max_rows,
+    )
+    tuning = tuner.run()
+    settings, plot = write_report(tuning)
+    if as_json:
+        show_json(to_json(tuning, settings, plot))
+        return
+    for line in findings(tuning):
+        show(line)
+    lines = {f"{key}: {value}": why for key, (value, why) in values(tuning).items()}
+    for line, why in lines.items():
+        show(f"  {line:<{max(map(len, lines))}}  {why}")
+    show(f"settings {settings}\nplot     {plot}")
+    show(
+        f"next: releases of {bundle.model} that start from now on use these values, unless their spec sets others"
+    )
