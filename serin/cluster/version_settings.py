@@ -35,9 +35,13 @@ def stored_schema(store: Store) -> Callable[[Release], Schema]:
     return lambda release: read_schema(Path(store.bundle(release.model, release.version).path))
 
 
-def check_trusted(store: Store) -> Callable[[Release], object]:
+def check_trusted(store: Store) -> Callable[[Release], None]:
     """The check raises BundleUntrusted when signatures are required and no trusted key has signed the version."""
-    return lambda release: find_trusted(store, release.model, release.version)
+
+    def check(release: Release) -> None:
+        find_trusted(store, release.model, release.version)
+
+    return check
 
 
 def stored_replicas(store: Store) -> Callable[[Release], int | None]:

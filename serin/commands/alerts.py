@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.arguments import DurationOption, Why, add_group
+from serin.commands.arguments import Commands, DurationOption, Why, add_group
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.machine import environment
 
@@ -25,7 +25,7 @@ ModelOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    commands = {
+    commands: Commands = {
         "list": list_alerts,
         "ack": ack,
         "silence": silence,
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
         "test": send_test,
     }
     group = add_group(app, "alerts", "Alerts: list, acknowledge, silence, deliver.", commands)
-    receivers = {"add": add_receiver, "list": list_receivers, "remove": remove_receiver}
+    receivers: Commands = {"add": add_receiver, "list": list_receivers, "remove": remove_receiver}
     add_group(group, "receivers", "Who is notified of alerts.", receivers)
 
 

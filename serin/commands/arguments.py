@@ -12,6 +12,7 @@ from serin.spec.names import split_version
 if TYPE_CHECKING:
     from serin.store.store import Store
 
+Commands = Mapping[str, Callable[..., None]]
 Model = Annotated[str, typer.Argument(help="The model's name.")]
 ModelVersion = Annotated[
     str,
@@ -41,9 +42,7 @@ def DurationOption(help: str, *, zero: bool = False) -> Any:  # noqa: N802, A002
     return typer.Option(parser=parsed, metavar="DURATION", help=help, show_default=False)
 
 
-def add_group(
-    app: typer.Typer, name: str, about: str, commands: Mapping[str, Callable[..., None]]
-) -> typer.Typer:
+def add_group(app: typer.Typer, name: str, about: str, commands: Commands) -> typer.Typer:
     """Add a group of commands to `app`. Without a command it shows its help."""
     group = typer.Typer(help=about, no_args_is_help=True)
     group.callback()(lambda: None)

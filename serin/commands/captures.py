@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.arguments import DurationOption, Model, ModelVersion, Yes, add_group, numbered
+from serin.commands.arguments import Commands, DurationOption, Model, ModelVersion, Yes, add_group, numbered
 from serin.commands.output import (
     Json,
     confirm,
@@ -38,7 +38,7 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
 def register(app: typer.Typer) -> None:
-    commands = {
+    commands: Commands = {
         "list": list_captures,
         "show": show_captures,
         "export": export_captures,

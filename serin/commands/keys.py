@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import DurationOption, add_group
+from serin.commands.arguments import Commands, DurationOption, add_group
 from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.errors import GatewayRejected, SpecError, StackUnusable
 from serin.machine import environment
@@ -29,9 +29,9 @@ Burst = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"create": create, "list": list_keys, "remove": remove, "require": require}
+    commands: Commands = {"create": create, "list": list_keys, "remove": remove, "require": require}
     group = add_group(app, "keys", "API keys of the gateway.", commands)
-    issuers = {"add": add_issuer, "list": list_issuers, "remove": remove_issuer}
+    issuers: Commands = {"add": add_issuer, "list": list_issuers, "remove": remove_issuer}
     add_group(group, "issuer", "OpenID providers whose tokens the gateway takes.", issuers)
 
 

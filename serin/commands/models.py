@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands import signing
-from serin.commands.arguments import DurationOption, ModelVersion, Yes, add_group, open_store
+from serin.commands.arguments import Commands, DurationOption, ModelVersion, Yes, add_group, open_store
 from serin.commands.output import (
     Json,
     confirm,
@@ -38,7 +38,7 @@ _UNITS = {"cpu_s": "CPU s", "gpu_s": "GPU s", "joules": "J", "cost": "cost"}
 
 
 def register(app: typer.Typer) -> None:
-    commands = {
+    commands: Commands = {
         "list": list_models, "show": show_model, "diff": diff_models, "verify": signing.verify_model,
         "sign": signing.sign_model, "import": import_model, "remove": remove_model,
     }  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from serin.commands.arguments import (
+    Commands,
     DurationOption,
     Model,
     ModelVersion,
@@ -63,9 +64,9 @@ _POLL_S: Final = 0.2
 
 
 def register(app: typer.Typer) -> None:
-    orders = {kind: _order(kind) for kind in _ORDERS}
-    first = {"start": start, "status": status, "watch": watch}
-    commands = {**first, **orders, "rollback": rollback, "report": report, "replay": replay}
+    orders: Commands = {kind: _order(kind) for kind in _ORDERS}
+    first: Commands = {"start": start, "status": status, "watch": watch}
+    commands: Commands = {**first, **orders, "rollback": rollback, "report": report, "replay": replay}
     add_group(app, "rollout", "Roll out a model version step by step.", commands)
     for command in (logs, retire):
         app.command()(command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import ModelVersion, add_group, open_store
+from serin.commands.arguments import Commands, ModelVersion, add_group, open_store
 from serin.commands.output import Json, say, show, show_json, show_table
 from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"create": create, "add": add, "list": list_keys, "remove": remove, "off": off}
+    commands: Commands = {"create": create, "add": add, "list": list_keys, "remove": remove, "off": off}
     add_group(app, "trust", "Keys that must have signed a version before it is loaded.", commands)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serin.commands.arguments import Model, ModelVersion, add_group, open_store
+from serin.commands.arguments import Commands, Model, ModelVersion, add_group, open_store
 from serin.commands.output import Json, counted, say, show, show_json, show_table, when, write_file
 from serin.errors import NotFound, NotRecorded, NotWatched
 from serin.machine import environment
@@ -85,7 +85,7 @@ Time = Annotated[
 def register(app: typer.Typer) -> None:
     for command in (slo, drift):
         app.command()(command)
-    commands = {"add": add_labels, "show": show_labels}
+    commands: Commands = {"add": add_labels, "show": show_labels}
     add_group(app, "labels", "The truth about a model's answers, which is known later.", commands)
     app.command("quality")(show_quality)
 

@@ -32,11 +32,11 @@ from serin.serving.envoy.clusters import (
 )
 from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large, unreachable
 from serin.serving.envoy.rates import MODELS_NAME
-from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rate import Rate, read_rate
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 if TYPE_CHECKING:
+    from serin.spec.objectives import ObjectivesSpec
     from serin.spec.serving import ServingSpec
 
 Document = dict[str, Any]
