@@ -16,7 +16,7 @@ from serin.prefect.login import make_login
 from serin.prefect.prepared import is_prepared
 
 WORKER_TYPE = "serin"  # of the work pools and their workers (deployments/workers)
-_COMMAND = "serin.prefect.collection"
+_COMMAND = "serin.prefect.command"
 # What Prefect's database keeps. An event has about seven rows, most of all that a run leaves; what reads them looks
 # back for minutes. Runs are never removed by default: every scheduled check stays forever.
 _KEPT = {

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from serin.cli import app
 from serin.cluster.host_list import SILENT_S, forget_host, read_hosts
 from serin.cluster.host_worker import Reports, worker_command
-from serin.commands.hosts import Pool
 from serin.commands.hosts import worker as worker_command_line
 from serin.errors import NotFound, SpecError
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport, WorkerReport, agent_key, worker_key
@@ -157,7 +156,7 @@ def test_a_worker_that_a_shell_starts_in_the_background_can_be_stopped(
     monkeypatch.setattr(os, "execve", lambda *_: seen.append(signal.getsignal(signal.SIGINT)))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does without job control
     try:
-        worker_command_line(Pool.CPU)
+        worker_command_line("cpu")
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIG_DFL]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serin.prefect import prepared
-from serin.prefect.collection import IMPORTED
+from serin.prefect.command import IMPORTED
 from serin.prefect.prepared import copy_template, database, is_prepared, note_prepared, template_file
 from serin.prefect.processes import prefect_server
 
