@@ -68,7 +68,7 @@ def serve(
         supervisor, gateway = Supervisor(home), build_gateway(home)
         supervisor.start(gateway.process())
         start_serving(stack)
-        wait_until_ready(supervisor, gateway.process(), gateway.ready)
+        wait_until_ready(supervisor, gateway.process(), lambda: stop.is_set() or gateway.ready())
         start_watching(stack)
         log.info("serving on %s:%d", reached_on, port)
         watch_supervisor(stack, stop)

@@ -55,7 +55,8 @@ def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> Non
         stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
     try:
         gateway, supervisor = build_gateway(home), Supervisor(home)
-        wait_until_ready(supervisor, gateway.process(), lambda: gateway.ready() and supervisor.runs(AGENT))
+        wait_until_ready(supervisor, gateway.process(), lambda: stop.is_set() or gateway.ready())
+        wait_until_ready(supervisor, agent_process(home), lambda: stop.is_set() or supervisor.runs(AGENT))
         log.info("host %s: serving at %s", settings.host, settings.gateway_address)
         watch_supervisor(stack, stop)
         log.info("host %s: ending", settings.host)
