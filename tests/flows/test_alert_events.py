@@ -12,6 +12,7 @@ from serin.monitoring.alerts.outbox import Outbox
 from serin.prefect import rest_api
 from serin.watcher.alerts_duty import PrefectChannel
 from tests.kit.stacks import stack_in
+from tests.kit.waiting import until
 from tests.unit.monitoring.test_alert_book import ALERT
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -36,11 +37,9 @@ def test_an_alert_and_its_end_are_one_event_each_even_when_they_are_sent_twice(h
 def _events(names: set[str], *, at_least: int) -> list[dict[str, Any]]:
     """The server stores events a moment after it has taken them."""
     body = {"filter": {"event": {"name": sorted(names)}}}
-    end = time.monotonic() + 30
-    while True:
-        found: list[dict[str, Any]] = rest_api.call(PREFECT_API_URL.value(), "POST", "/events/filter", body)[
-            "events"
-        ]
-        if len(found) >= at_least or time.monotonic() > end:
-            return found
-        time.sleep(0.2)
+
+    def look() -> list[dict[str, Any]]:
+        found = rest_api.call(PREFECT_API_URL.value(), "POST", "/events/filter", body)["events"]
+        return list(found) if len(found) >= at_least else []
+
+    return until(look, within_s=30.0, every_s=0.2)

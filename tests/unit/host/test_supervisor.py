@@ -156,17 +156,9 @@ def test_starting_it_with_another_command_replaces_it(supervisor: Supervisor) ->
 
 
 def test_a_command_that_does_not_exist_fails_and_its_log_says_why(supervisor: Supervisor) -> None:
-    process = sleeper(supervisor)
-    missing = Process(
-        name="missing",
-        command=("no-such-command",),
-        environment=process.environment,
-        folder=process.folder,
-        log=supervisor.logs / "missing.log",
-        stop_s=1.0,
-    )
+    missing = replace(sleeper(supervisor), command=("no-such-command",))
     supervisor.start(missing)
-    until(lambda: supervisor.state("missing") == "failed")
+    until(lambda: supervisor.state("sleeper") == "failed")
     assert "cannot start no-such-command: No such file" in missing.log.read_text()
 
 
@@ -210,15 +202,11 @@ def test_children_die_with_a_supervisor_that_is_killed(supervisor: Supervisor) -
     until(lambda: start_ticks(child) is None)
 
 
-def test_only_the_owner_can_reach_the_socket(supervisor: Supervisor) -> None:
-    assert stat.S_IMODE(supervisor.socket.stat().st_mode) == 0o700
-    assert stat.S_IMODE(supervisor.socket.parent.stat().st_mode) == 0o700
-
-
-def test_environments_are_not_readable_by_others(supervisor: Supervisor) -> None:
+def test_only_the_owner_reaches_the_socket_and_reads_environments(supervisor: Supervisor) -> None:
     supervisor.start(sleeper(supervisor))
     description = supervisor.folder / "conf.d" / "sleeper.json"
-    assert stat.S_IMODE(description.stat().st_mode) == 0o600
+    places = (supervisor.socket, supervisor.socket.parent, description)
+    assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o700, 0o700, 0o600]
 
 
 def test_a_home_that_supervisord_cannot_spell_is_refused(tmp_path: Path) -> None:
