@@ -26,16 +26,13 @@ class Cluster:
     store: MemoryObjects = field(default_factory=MemoryObjects)
     time: SharedTime = field(default_factory=SharedTime)
     judge: Any = field(default_factory=FakeJudge)
-    replicas: int | None = None
     agents: dict[str, FakeAgent] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)  # names of hosts and controllers that do nothing
 
     def __post_init__(self) -> None:
         versions = FakeVersions(published={"flights": [1, 2, 3], "taxis": [1, 2]})
-        self.settings = Settings(
-            time=self.time, versions=versions, judge=self.judge, replicas=self.replicas, wait=self._wait
-        )
+        self.settings = Settings(time=self.time, versions=versions, judge=self.judge, wait=self._wait)
         self.rollouts = StoreRollouts(self.store)
 
     def host(self, *names: str) -> None:
@@ -96,6 +93,19 @@ class Cluster:
         self.command("start", 1)
         self.until(Phase.PROMOTED)
         self.step(2)
+
+    def serve_first(
+        self, *hosts: str, controllers: tuple[str, ...] = ("one",), replicas: int | None = None
+    ) -> None:
+        """Version 1 is live on these hosts."""
+        self.settings.replicas = replicas
+        self.host(*hosts)
+        self.controller(*controllers)
+        self.promote_first()
+
+    def start_second(self, phase: Phase = Phase.SHIFTING) -> Rollout:
+        self.command("start", 2)
+        return self.until(phase)
 
     def close(self) -> None:
         for member in self.members.values():

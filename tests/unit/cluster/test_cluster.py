@@ -1,5 +1,7 @@
 """Rollouts on several hosts with one leading controller, in simulated time."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from serin.cluster.desired import newest_state
@@ -17,18 +19,19 @@ def routed(cluster: Cluster, host: str) -> tuple[str, float] | None:
     return None
 
 
-def running(cluster: Cluster, release: str) -> tuple[str, ...]:
+def hosts(cluster: Cluster) -> Mapping[str, tuple[str, ...]]:
     state = newest_state(cluster.store)
     assert state is not None
-    return state.hosts[release]
+    return state.hosts
+
+
+def running(cluster: Cluster, release: str) -> tuple[str, ...]:
+    return hosts(cluster)[release]
 
 
 def test_a_release_runs_on_all_hosts_and_is_promoted_at_every_gateway(cluster: Cluster) -> None:
-    cluster.host("a", "b", "c")
-    cluster.controller("one")
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.PROMOTED)
+    cluster.serve_first("a", "b", "c")
+    cluster.start_second(Phase.PROMOTED)
     cluster.step(3)
     for host in "abc":
         assert routed(cluster, host) == ("flights-v2", 0.0)
@@ -37,72 +40,50 @@ def test_a_release_runs_on_all_hosts_and_is_promoted_at_every_gateway(cluster: C
 
 
 def test_every_decision_has_its_number_once(cluster: Cluster) -> None:
-    cluster.host("a")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a")
     numbers = [decision.seq for decision in cluster.decisions()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_replicas_place_all_releases_of_a_model_on_the_same_hosts() -> None:
-    cluster = Cluster(replicas=2)
-    cluster.host("a", "b", "c", "d")
-    cluster.controller("one")
-    cluster.promote_first()
-    first = newest_state(cluster.store)
-    assert first is not None
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
-    both = newest_state(cluster.store)
-    assert both is not None
-    assert both.hosts["flights-v1"] == both.hosts["flights-v2"] == first.hosts["flights-v1"]
-    assert len(both.hosts["flights-v2"]) == 2
-    cluster.close()
+def test_replicas_place_all_releases_of_a_model_on_the_same_hosts(cluster: Cluster) -> None:
+    cluster.serve_first("a", "b", "c", "d", replicas=2)
+    first = running(cluster, "flights-v1")
+    cluster.start_second()
+    assert running(cluster, "flights-v1") == running(cluster, "flights-v2") == first
+    assert len(first) == 2
 
 
 def test_a_candidate_that_one_host_cannot_start_is_rolled_back_with_that_host_s_reason(
     cluster: Cluster,
 ) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a", "b")
     cluster.agents["b"].broken.add("flights-v2")
-    cluster.command("start", 2)
-    cluster.until(Phase.ROLLED_BACK)
+    cluster.start_second(Phase.ROLLED_BACK)
     turned = next(each for each in cluster.decisions() if each.phase == Phase.ABORTING)
     assert "host b: no memory left" in turned.reason
 
 
 def test_a_candidate_that_answers_wrongly_on_one_host_never_gets_traffic(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a", "b")
     cluster.agents["b"].wrong.add("flights-v2")
-    cluster.command("start", 2)
-    now = cluster.until(Phase.ROLLED_BACK)
+    now = cluster.start_second(Phase.ROLLED_BACK)
     assert "host b: score 0.1 instead of 0.9" in now.reason
     shares = {route.candidate_percent for state in cluster.agents["a"].followed for route in state.routes}
     assert shares == {0.0}
 
 
 def test_a_candidate_that_is_restarted_on_one_host_under_traffic_has_failed(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
+    cluster.serve_first("a", "b")
+    cluster.start_second()
     cluster.step()
     cluster.agents["b"].restart("flights-v2")
     cluster.until(Phase.ROLLED_BACK)
 
 
 def test_a_lost_host_keeps_the_live_release_ready_and_the_candidate_alive(cluster: Cluster) -> None:
-    cluster.host("a", "b", "c")
-    cluster.controller("one")
     cluster.judge.step_s = 1e9
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
+    cluster.serve_first("a", "b", "c")
+    cluster.start_second()
     cluster.step(2)
     cluster.frozen.add("c")
     cluster.step(30)
@@ -115,11 +96,10 @@ def test_a_lost_host_keeps_the_live_release_ready_and_the_candidate_alive(cluste
 
 
 @pytest.mark.parametrize("replicas", [1, 2, None])
-def test_a_lost_host_is_replaced_and_gets_nothing_back_that_another_one_has(replicas: int | None) -> None:
-    cluster = Cluster(replicas=replicas)
-    cluster.host("a", "b", "c")
-    cluster.controller("one")
-    cluster.promote_first()
+def test_a_lost_host_is_replaced_and_gets_nothing_back_that_another_one_has(
+    cluster: Cluster, replicas: int | None
+) -> None:
+    cluster.serve_first("a", "b", "c", replicas=replicas)
     before = running(cluster, "flights-v1")
     lost = before[0]
     cluster.frozen.add(lost)
@@ -138,37 +118,28 @@ def test_a_lost_host_is_replaced_and_gets_nothing_back_that_another_one_has(repl
     cluster.frozen.clear()
     cluster.step(5)
     assert running(cluster, "flights-v1") == after
-    cluster.command("start", 2)
-    cluster.until(Phase.PROMOTED)
+    cluster.start_second(Phase.PROMOTED)
     assert running(cluster, "flights-v2") == after, "beside the release that it is compared with"
-    cluster.close()
 
 
-def test_a_host_that_is_lost_in_a_rollout_is_replaced_for_both_releases() -> None:
-    cluster = Cluster(replicas=2)
-    cluster.host("a", "b", "c")
-    cluster.controller("one")
+def test_a_host_that_is_lost_in_a_rollout_is_replaced_for_both_releases(cluster: Cluster) -> None:
     cluster.judge.step_s = 1e9
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
+    cluster.serve_first("a", "b", "c", replicas=2)
+    cluster.start_second()
     lost, stays = running(cluster, "flights-v2")
     cluster.frozen.add(lost)
     cluster.step(40)
     (new,) = {"a", "b", "c"} - {lost, stays}
     assert running(cluster, "flights-v1") == running(cluster, "flights-v2") == tuple(sorted((stays, new)))
     assert cluster.now().phase is Phase.SHIFTING, "the lost host is not the candidate's fault"
-    cluster.close()
 
 
-def test_a_candidate_without_any_host_left_is_rolled_back_and_the_live_release_answers_elsewhere() -> None:
-    cluster = Cluster(replicas=1)
-    cluster.host("a", "b")
-    cluster.controller("one")
+def test_a_candidate_without_any_host_left_is_rolled_back_and_the_live_release_answers_elsewhere(
+    cluster: Cluster,
+) -> None:
     cluster.judge.step_s = 1e9
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
+    cluster.serve_first("a", "b", replicas=1)
+    cluster.start_second()
     (lost,) = running(cluster, "flights-v2")
     cluster.agents["a" if lost == "b" else "b"].broken.add("flights-v2")
     cluster.frozen.add(lost)
@@ -177,15 +148,11 @@ def test_a_candidate_without_any_host_left_is_rolled_back_and_the_live_release_a
     (other,) = running(cluster, "flights-v1")
     assert other != lost
     assert cluster.agents[other].releases["flights-v1"].state == "ready"
-    cluster.close()
 
 
 def test_a_gateway_that_rejects_its_routes_holds_the_rollout(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.VERIFYING)
+    cluster.serve_first("a", "b")
+    cluster.start_second(Phase.VERIFYING)
     cluster.agents["b"].rejecting = "unknown cluster"
     now = cluster.until(lambda now: now.hold is not None)
     assert now.hold is Hold.INCIDENT
@@ -201,33 +168,25 @@ def test_without_a_host_a_rollout_fails_and_says_what_to_do(cluster: Cluster) ->
 
 
 def test_a_new_host_runs_live_releases_once_no_rollout_runs(cluster: Cluster) -> None:
-    cluster.host("a")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a")
     cluster.host("b")
     cluster.step(4)
     assert cluster.agents["b"].releases["flights-v1"].state == "ready"
 
 
 def test_a_forgotten_host_is_left_out(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a", "b")
     cluster.frozen.add("b")
     cluster.step(8)
     cluster.store.remove("cluster/hosts/b/agent.json")
     cluster.step(3)
-    state = newest_state(cluster.store)
-    assert state is not None
-    assert state.hosts == {"flights-v1": ("a",)}
+    assert hosts(cluster) == {"flights-v1": ("a",)}
 
 
 def test_the_last_host_that_is_stopped_continues_when_it_returns_unless_another_one_has_come(
     cluster: Cluster,
 ) -> None:
-    cluster.host("a")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a")
     for _ in range(2):
         cluster.frozen.add("a")
         cluster.store.remove("cluster/hosts/a/agent.json")
@@ -246,11 +205,8 @@ def test_the_last_host_that_is_stopped_continues_when_it_returns_unless_another_
 
 @pytest.mark.parametrize("resigns", [True, False])
 def test_another_controller_continues_a_rollout(cluster: Cluster, resigns: bool) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one", "two")
-    cluster.promote_first()
-    cluster.command("start", 2)
-    cluster.until(Phase.SHIFTING)
+    cluster.serve_first("a", "b", controllers=("one", "two"))
+    cluster.start_second()
     first = cluster.leader
     cluster.frozen.add(first.name)
     if resigns:
@@ -267,9 +223,7 @@ def test_another_controller_continues_a_rollout(cluster: Cluster, resigns: bool)
 
 
 def test_a_controller_that_was_frozen_steps_down_without_acting(cluster: Cluster) -> None:
-    cluster.host("a")
-    cluster.controller("one", "two")
-    cluster.promote_first()
+    cluster.serve_first("a", controllers=("one", "two"))
     first = cluster.leader
     cluster.frozen.add(first.name)
     cluster.step(10)
@@ -278,20 +232,15 @@ def test_a_controller_that_was_frozen_steps_down_without_acting(cluster: Cluster
     assert len(cluster.store.created) == written
     assert first.leadership.term is None
     cluster.frozen.clear()
-    cluster.command("start", 2)
-    cluster.until(Phase.PROMOTED)
+    cluster.start_second(Phase.PROMOTED)
     assert cluster.leader is not first
 
 
 def test_a_report_that_is_missing_once_is_not_a_forgotten_host(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a", "b")
     found = cluster.store.content.pop("cluster/hosts/b/agent.json")
     member = cluster.leader
     member.step()
     cluster.store.content["cluster/hosts/b/agent.json"] = found
     cluster.step(3)
-    state = newest_state(cluster.store)
-    assert state is not None
-    assert state.hosts == {"flights-v1": ("a", "b")}
+    assert hosts(cluster) == {"flights-v1": ("a", "b")}

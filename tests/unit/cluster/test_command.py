@@ -93,17 +93,13 @@ def test_the_stack_of_this_machine_decides_unless_it_is_an_agent_s(
 
 
 def test_recorded_requests_are_refused_with_the_reason(cluster: Cluster) -> None:
-    cluster.host("a")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a")
     with pytest.raises(RolloutRefused, match=r"shadow needs .*leave shadow out of rollout\.steps"):
         NoReplayer().check(cluster.now())
 
 
 def test_the_status_names_the_leader_the_hosts_and_where_releases_are_ready(cluster: Cluster) -> None:
-    cluster.host("a", "b")
-    cluster.controller("one")
-    cluster.promote_first()
+    cluster.serve_first("a", "b")
     from serin.rollout.run.status import statuses
 
     led = cluster.leader.led
