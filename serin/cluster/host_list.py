@@ -16,7 +16,6 @@ from serin.errors import NotFound, StoreError
 from serin.formats.cluster.host_report import PREFIX, AgentReport, WorkerReport
 from serin.store.objects import Objects
 from serin.store.stage_results import shared_objects
-from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +95,7 @@ def forget_host(host: str) -> None:
 def _recording_hosts() -> set[str]:
     """The hosts that have uploaded recorded requests."""
     from serin.formats.shared_captures import RECORDS
+    from serin.store.store import Store
 
     files = Store.open().shared_files()
     return {host for model in files.names(RECORDS) for host in files.names(f"{RECORDS}{model}/")}

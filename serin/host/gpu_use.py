@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SupervisorGone
-from serin.host.supervisor import Supervisor
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml, inventory
 from serin.machine.leases import Holder, holders, offered_bytes
 from serin.machine.process import ProcessHost
-from serin.machine.usage import process_tree
 from serin.serving.triton.release_record import reserved_bytes
 
 
@@ -60,6 +58,8 @@ def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:
     supervisor."""
     held, reserved = holders(home), reserved_bytes(home / "releases")
     if host is None and reserved:
+        from serin.host.supervisor import Supervisor  # here: few machines serve releases on GPUs
+
         host = Supervisor(home)
     nvml = None if environment.inventory_file() else Nvml.open()
     found = []
@@ -98,4 +98,6 @@ def _pid(host: ProcessHost, release: str) -> int | None:
 def _with_children(pid: int, by_process: dict[int, int]) -> int:
     """Returns the memory of a process and its children, because Triton's Python backend runs models in child
     processes."""
+    from serin.machine.usage import process_tree  # here: with psutil
+
     return sum(by_process.get(each, 0) for each in process_tree(pid))
