@@ -27,7 +27,7 @@ from serin.host.wiring import worker_name
 from serin.machine.heartbeat import beat
 from serin.prefect.login import stack_api
 from serin.prefect.processes import workers_of
-from serin.prefect.rest_api import Api, call, is_elsewhere
+from serin.prefect.rest_api import Api, call, is_elsewhere, query
 
 GRACE_S = 10.0  # a process that has just ended, or its worker, has this long to report how it ended
 STARTING_S = 120.0  # a live worker may take this long to start the process of a run that it has taken
@@ -247,14 +247,15 @@ class Reconciler:
     def _read_runs(self, wanted: Mapping[str, Any]) -> list[Run]:
         found: list[Run] = []
         while True:
-            body = {
-                "flow_runs": wanted,
-                "work_pools": {"name": {"any_": list(POOLS)}},
-                "sort": "EXPECTED_START_TIME_DESC",
-                "limit": _LIMIT,
-                "offset": len(found),
-            }
-            page: Sequence[Mapping[str, Any]] = call(self._api, "POST", "/flow_runs/filter", body)
+            page = query(
+                self._api,
+                "flow_runs",
+                flow_runs=wanted,
+                work_pools={"name": {"any_": list(POOLS)}},
+                sort="EXPECTED_START_TIME_DESC",
+                limit=_LIMIT,
+                offset=len(found),
+            )
             found += [_run(each) for each in page]
             if len(page) < _LIMIT:
                 here = [run for run in found if not run.elsewhere]
@@ -303,15 +304,15 @@ def _run(found: Mapping[str, Any]) -> Run:
 def _unfinished_inside(api: Api, run: Run) -> list[str]:
     """Returns what ran in the same process: tasks, and flows that were called. A placed run has its own pool."""
     open_states = {"type": {"any_": ["RUNNING", "PENDING"]}}
-    tasks = {"flow_runs": {"id": {"any_": [run.id]}}, "task_runs": {"state": open_states}, "limit": _LIMIT}
-    flows = {
-        "flow_runs": {"parent_flow_run_id": {"any_": [run.id]}, "state": open_states},
-        "limit": _LIMIT,
-    }
-    called = [found for found in call(api, "POST", "/flow_runs/filter", flows) if not found["work_pool_name"]]
+    by_id, below = (
+        {"id": {"any_": [run.id]}},
+        {"parent_flow_run_id": {"any_": [run.id]}, "state": open_states},
+    )
+    tasks = query(api, "task_runs", flow_runs=by_id, task_runs={"state": open_states}, limit=_LIMIT)
+    flows = query(api, "flow_runs", flow_runs=below, limit=_LIMIT)
     return [
-        *(f"/task_runs/{found['id']}" for found in call(api, "POST", "/task_runs/filter", tasks)),
-        *(f"/flow_runs/{found['id']}" for found in called),
+        *(f"/task_runs/{found['id']}" for found in tasks),
+        *(f"/flow_runs/{found['id']}" for found in flows if not found["work_pool_name"]),
     ]
 
 

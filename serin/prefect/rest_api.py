@@ -73,6 +73,12 @@ def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[
     return _patiently(server, method, path, _against_forgery(server, worn=token), body)
 
 
+def query(api: Api | str, kind: str, **body: Any) -> list[dict[str, Any]]:
+    """Returns the server's records of this kind (flow_runs, deployments, ...) that match the filter."""
+    found: list[dict[str, Any]] = call(api, "POST", f"/{kind}/filter", body)
+    return found
+
+
 def _patiently(
     server: Api,
     method: str,
@@ -162,16 +168,14 @@ def ensure_pool(
 
 def deployments(api: Api | str) -> list[str]:
     """Returns every deployment as flow/name."""
-    found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", {"limit": 200})
     names = flow_names(api)
+    found = query(api, "deployments", limit=_PAGE)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
 
 
 def deployments_named(api: Api | str, names: Collection[str]) -> list[dict[str, Any]]:
     """Returns the deployments with these names."""
-    body = {"deployments": {"name": {"any_": list(names)}}, "limit": _PAGE}
-    found: list[dict[str, Any]] = call(api, "POST", "/deployments/filter", body)
-    return found
+    return query(api, "deployments", deployments={"name": {"any_": list(names)}}, limit=_PAGE)
 
 
 def next_run(api: Api | str, deployment: str) -> str | None:
@@ -180,20 +184,15 @@ def next_run(api: Api | str, deployment: str) -> str | None:
         "state": {"type": {"any_": ["SCHEDULED"]}},
         "expected_start_time": {"after_": datetime.now(UTC).isoformat()},
     }
-    body = {
-        "deployments": {"id": {"any_": [deployment]}},
-        "flow_runs": wanted,
-        "sort": "EXPECTED_START_TIME_ASC",
-        "limit": 1,
-    }
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    of_it = {"id": {"any_": [deployment]}}
+    order = "EXPECTED_START_TIME_ASC"
+    found = query(api, "flow_runs", deployments=of_it, flow_runs=wanted, sort=order, limit=1)
     return found[0]["expected_start_time"] if found else None
 
 
 def flow_names(api: Api | str) -> dict[str, str]:
     """Returns flow names by id."""
-    flows: list[dict[str, Any]] = call(api, "POST", "/flows/filter", {"limit": 200})
-    return {flow["id"]: flow["name"] for flow in flows}
+    return {flow["id"]: flow["name"] for flow in query(api, "flows", limit=_PAGE)}
 
 
 def flow_runs(
@@ -207,7 +206,7 @@ def flow_runs(
     body: dict[str, Any] = {"sort": "EXPECTED_START_TIME_DESC", "limit": limit, "flow_runs": wanted}
     if names := list(pools):
         body["work_pools"] = {"name": {"any_": names}}
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    found = query(api, "flow_runs", **body)
     return [run for run in found if run["state_type"] != "SCHEDULED" or run.get("auto_scheduled") is False]
 
 
@@ -224,8 +223,7 @@ def log_entries(
     found: list[dict[str, Any]] = []
     while most is None or len(found) < most:
         limit = _PAGE if most is None else min(most - len(found), _PAGE)
-        body = {"logs": wanted, "sort": sort, "limit": limit, "offset": len(found)}
-        page: list[dict[str, Any]] = call(api, "POST", "/logs/filter", body)
+        page = query(api, "logs", logs=wanted, sort=sort, limit=limit, offset=len(found))
         found += page
         if len(page) < limit:
             break
@@ -236,7 +234,7 @@ def online_workers(api: Api | str, pool: str) -> int:
     """Returns how many workers of a pool have reported themselves lately; 0 without such a pool."""
     if read_pool(api, pool) is None:
         return 0
-    found: list[dict[str, Any]] = call(api, "POST", f"/work_pools/{pool}/workers/filter", {"limit": _PAGE})
+    found = query(api, f"work_pools/{pool}/workers", limit=_PAGE)
     return sum(worker["status"] == "ONLINE" for worker in found)
 
 
@@ -269,22 +267,11 @@ def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
     Only for a server that was just started by a stack whose processes have all ended: nothing can be running them, and
     Prefect itself would show them as running forever.
     """
-    unfinished: list[dict[str, Any]] = call(
-        api,
-        "POST",
-        "/flow_runs/filter",
-        {
-            "flow_runs": {"state": {"type": {"any_": _UNFINISHED}}},
-            "work_pools": {"name": {"any_": list(pools)}},
-            "limit": 200,
-        },
-    )
+    wanted = {"state": {"type": {"any_": _UNFINISHED}}}
+    of_pools = {"name": {"any_": list(pools)}}
+    unfinished = query(api, "flow_runs", flow_runs=wanted, work_pools=of_pools, limit=_PAGE)
     lost = [run for run in unfinished if not is_elsewhere(run)]
+    state = {"type": "CRASHED", "name": "Crashed", "message": "the stack ended while this run was active"}
     for run in lost:
-        state = {
-            "type": "CRASHED",
-            "name": "Crashed",
-            "message": "the stack ended while this run was active",
-        }
         call(api, "POST", f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     return [str(run["name"]) for run in lost]

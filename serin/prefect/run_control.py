@@ -13,7 +13,7 @@ from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
 from serin.host.process_scan import run_processes
 from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.prefect.login import needed_server
-from serin.prefect.rest_api import Api, call, flow_runs, run_log
+from serin.prefect.rest_api import Api, call, flow_runs, query, run_log
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
@@ -27,8 +27,7 @@ _MOST = 60_000  # characters: a comment on GitHub holds 65,536
 def find_run(api: Api, run: str) -> dict[str, Any]:
     """The newest run with that name, or the one with that id. NotFound when there is none."""
     by = {"id": {"any_": [run]}} if _ID.fullmatch(run) else {"name": {"any_": [run]}}
-    body = {"flow_runs": by, "sort": "EXPECTED_START_TIME_DESC", "limit": 1}
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    found = query(api, "flow_runs", flow_runs=by, sort="EXPECTED_START_TIME_DESC", limit=1)
     if not found:
         raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(api, limit=20)])
     return found[0]
@@ -38,8 +37,7 @@ def _newest_pipeline(api: Api) -> dict[str, Any]:
     """The newest run of a pipeline that has started. NotFound when there is none."""
     started = {"start_time": {"is_null_": False}}
     flows = {"name": {"any_": ["pipeline"]}}
-    body = {"flows": flows, "flow_runs": started, "sort": "START_TIME_DESC", "limit": 1}
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
+    found = query(api, "flow_runs", flows=flows, flow_runs=started, sort="START_TIME_DESC", limit=1)
     if not found:
         raise NotFound(kind="run", name="of a pipeline", known=[])
     return found[0]
@@ -107,15 +105,14 @@ def report(api: Api, run: str | None) -> str:
 
 def _children(api: Api, run: str) -> list[dict[str, Any]]:
     """Returns the placed stages of a run."""
-    body = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "sort": "START_TIME_ASC", "limit": 50}
-    found: list[dict[str, Any]] = call(api, "POST", "/flow_runs/filter", body)
-    return found
+    of_run = {"parent_flow_run_id": {"any_": [run]}}
+    return query(api, "flow_runs", flow_runs=of_run, sort="START_TIME_ASC", limit=50)
 
 
 def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
     """Returns the pages of the runs in the order they were made; of pages with the same name the last."""
-    body = {"artifacts": {"flow_run_id": {"any_": [run["id"] for run in runs]}}, "limit": 100}
-    found: list[dict[str, Any]] = call(api, "POST", "/artifacts/filter", body)
+    of_runs = {"flow_run_id": {"any_": [run["id"] for run in runs]}}
+    found = query(api, "artifacts", artifacts=of_runs, limit=100)
     newest = {page["key"]: page for page in sorted(found, key=lambda page: page["created"])}
     ordered = sorted(newest.values(), key=lambda page: page["created"])
     return [str(page["data"]) for page in ordered if page["type"] == "markdown"]

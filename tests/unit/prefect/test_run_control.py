@@ -65,7 +65,8 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 def _serve(monkeypatch: pytest.MonkeyPatch, *states: str) -> Server:
     server = Server([*states])
-    monkeypatch.setattr(run_control, "call", server.call)
+    for module in (run_control, rest_api):
+        monkeypatch.setattr(module, "call", server.call)
     return server
 
 
