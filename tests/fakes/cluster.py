@@ -1,10 +1,11 @@
 """Controllers and hosts that share a store, in one process and in simulated time."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from serin.cluster.agents import AgentProcesses
-from serin.cluster.controller import ClusterFleet, ClusterVersions, Loop
+from serin.cluster.controller import ClusterFleet, ClusterVersions, LedController, Loop
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.journal import StoreJournals
@@ -50,50 +51,36 @@ class Settings:
     wait: Callable[[float], object] = field(default=lambda _: None)
 
 
-class SimulatedLed:
-    """As serin.cluster.controller.LedController, with simulated time and without a store of bundles."""
+class SimulatedLed(LedController):
+    """With simulated time and without a store of bundles."""
 
     def __init__(
         self, objects: Objects, leadership: Leadership, term: int, cache: DecisionCache, has: Settings
     ) -> None:
-        self.hosts = Hosts(objects, has.time.steady)
-        self.desired = DesiredStates(objects, leadership, term, has.time.now)
-        self.agents = AgentProcesses(
-            self.desired, self.hosts, lambda _: has.replicas, has.time.steady, poll_s=0.001
+        self._stopped, self._background = threading.Event(), None
+        self._hosts = Hosts(objects, has.time.steady)
+        self._desired = DesiredStates(objects, leadership, term, has.time.now)
+        self._agents = AgentProcesses(
+            self._desired, self._hosts, lambda _: has.replicas, has.time.steady, poll_s=0.001
         )
-        self.controller = Controller(
+        self._controller = Controller(
             router=ClusterRouter(
-                self.desired,
-                self.hosts,
-                rollouts=lambda: self.controller.rollouts(),
+                self._desired,
+                self._hosts,
+                rollouts=self._rollouts,
                 timeouts_of=lambda _: {"request_s": 5.0},
                 endpoint_of=None,
                 wait=has.wait,
                 steady=has.time.steady,
             ),
-            fleet=ClusterFleet(self.agents, leadership, term, lambda _: SCHEMA),
-            judge=has.judge or ClusterJudge(objects, self.hosts, has.time.now),
+            fleet=ClusterFleet(self._agents, leadership, term, lambda _: SCHEMA),
+            judge=has.judge or ClusterJudge(objects, self._hosts, has.time.now),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(has.versions, leadership, term),
             commands=StoreInbox(objects, leadership, term),
             clock=has.time,
             beside=has.beside,
         )
-
-    def take_over(self) -> None:
-        self.hosts.refresh()
-        self.desired.affirm()
-        self.controller.affirm()
-
-    def tick(self) -> None:
-        self.hosts.refresh()
-        rollouts = self.controller.rollouts()
-        self.agents.tidy([now.live for now in rollouts if now.phase.final and now.live])
-        self.controller.tick()
-
-    def close(self) -> None:
-        self.agents.close()
-        self.controller.close()
 
 
 class Member:

@@ -107,7 +107,7 @@ def test_the_status_names_the_leader_the_hosts_and_where_releases_are_ready(clus
     found = ClusterStatus(
         store="s3://models",
         leader=cluster.leader.leadership.leader,
-        hosts=led.hosts.reports,
+        hosts=led._hosts.reports,
         silent=frozenset("b"),
         models=tuple(statuses(cluster.rollouts)),
     )

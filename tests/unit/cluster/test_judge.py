@@ -132,7 +132,7 @@ def test_no_second_is_judged_twice_or_lost_over_a_change_of_the_leader(after: in
     cluster.step(30)
     last = cluster.leader.led
     assert last is not None
-    (now,) = last.controller.rollouts()
+    (now,) = last._controller.rollouts()
     evidence = Evidence.from_json(now.evidence["guards"])
     sent = judged = 0
     for host in "ab":
