@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,6 +43,12 @@ AsOf = Annotated[
 _SCHEMA_FILE = "spec.schema.json"
 _MODELINE = f"# yaml-language-server: $schema={_SCHEMA_FILE}\n"
 """The first line of a spec beside its schema: editors with a YAML language server read it."""
+
+
+class Stage(StrEnum):
+    ETL = "etl"
+    TRAIN = "train"
+    EXPORT = "export"
 
 
 def register(app: typer.Typer) -> None:
@@ -110,10 +117,7 @@ def run(
         ),
     ] = None,
     placed: Annotated[bool, typer.Option("--placed", help="Run each stage on a suitable worker.")] = False,
-    fresh: Annotated[
-        list[Literal["etl", "train", "export"]] | None,
-        typer.Option(help="Run this stage again. Can be repeated."),
-    ] = None,
+    fresh: Annotated[list[Stage] | None, typer.Option(help="Run this stage again. Can be repeated.")] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
     resume: Annotated[
         str | None,
@@ -141,7 +145,7 @@ def run(
         environment.home(),
         spec.absolute() if as_of is None else loaded,
         placed=placed,
-        fresh=fresh or (),
+        fresh=[stage.value for stage in fresh or []],
         serve=serve,
         approved_by=approved_by,
         follow=follow,
