@@ -100,8 +100,8 @@ class UnusableChannel:
 
 
 class PrefectChannel:
-    """Sends an event `serin.<kind>` about `serin.model.<model>`, and `serin.<kind>.resolved` at the end. Where no
-    Prefect server belongs to the stack, there is nothing to do."""
+    """Sends an event `serin.<kind>` about `serin.model.<model>`, and `serin.<kind>.resolved` or `.closed` at the end.
+    Where no Prefect server belongs to the stack, there is nothing to do."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -114,7 +114,7 @@ class PrefectChannel:
 
 def event(message: Message) -> dict[str, Any]:
     alert, record = message.record.alert, message.record
-    name = f"serin.{alert.kind}" if message.event == "fired" else f"serin.{alert.kind}.resolved"
+    name = f"serin.{alert.kind}" if message.tells == "fired" else f"serin.{alert.kind}.{message.tells}"
     occurred = record.resolved if message.event == "resolved" and record.resolved else record.fired
     return {
         "id": str(uuid.uuid5(_EVENTS, message.id)),

@@ -89,10 +89,14 @@ class AlertRecord:
     silenced_until: float | None = None
 
     @property
+    def closed(self) -> str:
+        """Why it ended although nobody knows whether what it reported is over; empty: it was resolved, or is open."""
+        return str(self.alert.facts.get(CLOSED, ""))
+
+    @property
     def ended(self) -> str:
         """How it ended: resolved, or closed and why."""
-        closed = self.alert.facts.get(CLOSED)
-        return f"closed: {closed}" if closed else "resolved"
+        return f"closed: {self.closed}" if self.closed else "resolved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,6 +231,33 @@ def test_an_event_for_prefect_has_the_model_as_resource_and_the_same_id_when_rep
     assert json.dumps(sent)
 
 
+def test_no_receiver_is_told_that_a_closed_alert_is_resolved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("apprise")
+    caplog.set_level(logging.INFO)
+    book = AlertBook(tmp_path)
+    with webhook() as hook, webhook() as chat:
+        ReceiverFile(tmp_path).add("team", hook.url)
+        ReceiverFile(tmp_path).add("chat", chat.url.replace("http://", "json://"))
+        with delivering(tmp_path, log=LogChannel()):
+            book.fire(ALERT, time.time())
+            hook.wait_for(1)
+            chat.wait_for(1)
+            book.resolve(ALERT.key, time.time(), closed="version 1 is not watched")
+            posted, shown = hook.wait_for(2)[1], chat.wait_for(2)[1]
+            until(lambda: record(tmp_path, "log").sent == 2)
+    for_prefect = next(each for each in Outbox(tmp_path).due(time.time()) if each.receiver == "prefect")
+    ending = replace(for_prefect, event="resolved", record=read_alerts(tmp_path).resolved[0])
+    assert (posted["event"], posted["facts"]["closed"]) == ("closed", "version 1 is not watched")
+    assert shown["title"] == f"Closed: {ALERT.title}"
+    assert shown["message"].startswith("closed: version 1 is not watched")
+    assert shown["type"] == "info"
+    assert event(ending)["event"] == "serin.objective.closed"
+    assert f"closed: version 1 is not watched {ALERT.key}" in caplog.text
+    assert "resolved" not in caplog.text
+
+
 def test_receivers_that_are_added_or_removed_are_noticed(tmp_path: Path) -> None:
     channels, receivers = Channels(tmp_path), ReceiverFile(tmp_path)
     assert set(channels()) == {"log", "prefect"}
