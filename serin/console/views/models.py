@@ -23,7 +23,7 @@ from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
-from serin.rollout.run.status import ModelStatus, model_status
+from serin.rollout.run.status import ModelStatus, model_status, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.status import read_status
@@ -98,7 +98,9 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
             )
         )
     rolling = [row.state for row in rows if row.state and row.state.rollout.running]
-    return {"status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling}
+    return {
+        "status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling, "problems": problems(home),
+    }  # fmt: skip
 
 
 def _drift_state(home: Path, model: str) -> str:
@@ -164,7 +166,8 @@ def _retrainings(home: Path, model: str) -> dict[str, Any]:
 
 def model_tab(home: Path, model: str, tab: str) -> dict[str, Any]:
     """Returns what every page of a model shows. Raises NotFound for one that is not known."""
-    return {"model": model, "tab": tab, "state": known_model(home, model)}
+    state = known_model(home, model)
+    return {"model": model, "tab": tab, "state": state, "problem": problems(home).get(model, "")}
 
 
 def known_model(home: Path, model: str) -> ModelStatus | None:

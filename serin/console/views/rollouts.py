@@ -28,7 +28,7 @@ from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, history, reader
+from serin.rollout.run.status import ModelStatus, history, problems, reader
 from serin.rollout.run.status import status as rollout_statuses
 from serin.rollout.run.story import point, tell
 
@@ -69,7 +69,8 @@ def read_rollouts(home: Path, parameters: Parameters) -> dict[str, Any]:
     found = rollout_statuses(home)
     running = [state for state in found if state.rollout.running]
     ended = sorted((state for state in found if not state.rollout.running), key=lambda s: -s.rollout.decided)
-    return {"running": running, "ended": ended, "bars": {s.name: traffic_bar(s) for s in running}}
+    bars = {state.name: traffic_bar(state) for state in running}
+    return {"running": running, "ended": ended, "bars": bars, "problems": problems(home)}
 
 
 def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:

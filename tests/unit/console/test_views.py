@@ -16,11 +16,14 @@ import uvicorn
 from serin.console import app
 from serin.console.app import VIEWS, build_app
 from serin.console.views import machines
+from serin.formats.serving.journal import NOT_PROMISED
 from serin.host.console import ConsoleSettings, role_secret, rotate_secret
 from serin.machine.ports import free_ports
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
 from serin.prefect.run_entries import RunEntry
+from serin.rollout.run.record import JournalFolder
+from tests.kit.commands import serin_main
 from tests.kit.waiting import until
 from tests.unit.console.conftest import visitor
 from tests.unit.console.scenes import fire
@@ -154,6 +157,29 @@ def test_a_damaged_record_of_retrainings_is_reported_and_the_versions_are_shown(
     assert page.status_code == 200
     assert "delays.json cannot be used" in page.text
     assert "test_auc" in page.text
+
+
+def test_a_torn_journal_is_named_wherever_the_state_of_its_model_is_shown(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(full, home)
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    journal = JournalFolder(home).path(MODEL)
+    journal.write_bytes(journal.read_bytes()[:-40])
+    guest = visitor(home).login("viewer")
+    tabs = ("", "/rollout", "/traffic", "/drift", "/quality", "/captures")
+    for page in ("/", "/rollouts", *(f"/models/{MODEL}{tab}" for tab in tabs)):
+        assert f"{journal} has" in guest.get(page).text, page
+    for asked in ((), (MODEL,), ("--json",), (MODEL, "--json")):
+        assert serin_main("rollout", "status", *asked) == 1
+        assert f"PROBLEM {MODEL}: {journal} has" in capsys.readouterr().err
+    assert serin_main("rollout", "status", "nosuch") != 0
+    assert "PROBLEM" not in capsys.readouterr().err  # of another model
+
+
+def test_the_page_of_a_rollout_says_where_its_promise_ends(full: Path) -> None:
+    assert NOT_PROMISED in visitor(full).login("viewer").get(f"/models/{MODEL}/rollout").text
 
 
 def quality_page(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> str:
