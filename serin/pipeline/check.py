@@ -65,8 +65,7 @@ class CheckedSpec:
                 yield f"warning: {self.trial.unscaled}"
         if self.unlike_live:
             yield self.unlike_live
-        if not spec.rollout.second_opinion:
-            yield f"rollouts: rollout.false_rollback ({spec.rollout.false_rollback:g}) is {NOT_PROMISED}"
+        yield f"rollouts: rollout.false_rollback ({spec.rollout.false_rollback:g}) is {NOT_PROMISED}"
         yield from _monitoring_lines(spec)
 
 

@@ -13,8 +13,10 @@ from serin.draft.guess import draft_table
 from serin.errors import SpecError
 from serin.etl import trial
 from serin.etl.sources import tables as opened_tables
+from serin.formats.serving.journal import NOT_PROMISED
 from serin.pipeline.check import check_spec
 from serin.store.store import Store
+from tests.fakes.small_pipeline import small_spec
 from tests.unit.serving import bundles
 
 ROWS = 60
@@ -272,3 +274,9 @@ def test_a_retraining_that_no_alarm_of_serin_starts_is_named(
     lines = [line for line in str(check_spec(path)).splitlines() if line.startswith("monitoring.retrain")]
     expected = f"monitoring.retrain: {trigger} waits for events `serin.{trigger}` from outside"
     assert [line.partition(": without ")[0] for line in lines] == ([expected] if trigger else [])
+
+
+@pytest.mark.parametrize("second_opinion", [False, True])
+def test_check_says_where_the_promise_of_a_rollout_ends(tmp_path: Path, second_opinion: bool) -> None:
+    spec = small_spec(tmp_path / "data", rows=200, rollout={"second_opinion": second_opinion})
+    assert f"rollout.false_rollback (0.01) is {NOT_PROMISED}" in str(check_spec(spec))

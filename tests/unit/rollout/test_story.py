@@ -15,7 +15,7 @@ from rich.console import Console
 
 from serin.commands.rollout_view import frame
 from serin.evidence.e_process import bet, e_value, seconds_until, start
-from serin.formats.serving.journal import Decision
+from serin.formats.serving.journal import NOT_PROMISED, Decision
 from serin.formats.serving.request import Request
 from serin.reports.rollout_page import story2html
 from serin.rollout.decide.cutting import Arm
@@ -121,6 +121,7 @@ def test_the_page_says_what_is_allowed(good: Course) -> None:
     tolerant = replace(last, state=last.state | {"plan": last.state["plan"] | {"tolerance_ms": 1.0}})
     page = story2html(tell([*good.decisions[:-1], tolerant]))
     assert "Allowed: slower by 10% or 1 ms, whichever is more" in page
+    assert NOT_PROMISED in page
 
 
 def test_the_headline_gives_the_reason_that_decided(bad: Course, good: Course) -> None:
