@@ -178,7 +178,7 @@ class SerinError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.fields)
+        return functools.partial(type(self), **self.fields), ()
 
 
 @functools.cache
@@ -202,10 +202,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         return list(value)
     return value
-
-
-def _rebuild(kind: type[SerinError], fields: dict[str, Any]) -> SerinError:
-    return kind(**fields)
 
 
 class _Attributes(dict[str, Any]):

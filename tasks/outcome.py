@@ -48,10 +48,10 @@ def outcome_as_state(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitab
         except SerinError as error:
             return cast("R", Failed(message=str(error), data=error))
         except asyncio.CancelledError as error:
-            if environment.scheduler() is None:
+            if environment.text("SERIN_SCHEDULER") is None:
                 raise
             # The scheduler may start the run again. Prefect leaves the state of a run alone that raises this.
-            raise Pause(f"{environment.scheduler()} decides the outcome of the run") from error
+            raise Pause(f"{environment.text('SERIN_SCHEDULER')} decides the outcome of the run") from error
 
     # Prefect builds a model of the parameters and would look up the names of their types in this module.
     run.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quality.score import score
-from serin.formats.blend import read_blend
 from serin.formats.shards import Array, read_split
-from serin.formats.trained import BLEND, TREES, read_record
+from serin.formats.trained import BLEND, TREES, read_blend, read_record
 from serin.models.margins import open_margins
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec

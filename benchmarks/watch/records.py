@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from serin.formats.serving.request_log import START, read_requests
-from serin.formats.serving.spool import Recorded, encode_block, encode_header, spool_folder
+from serin.formats.serving.spool import spool_folder
+from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header
 from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.recorder import Recorder, request_table
 from serin.monitoring.history.sketch import MINUTE_S, Series, Sketch, Tally, bins_of

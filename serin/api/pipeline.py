@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -64,9 +65,14 @@ class Pipeline:
         "arr_delay > 15"; a list for several targets; None: guessed. `name`: of the pipeline and its model; None: the
         file's or the target's.
         """
-        from serin.pipeline.draft import draft_spec
+        from serin.draft.guess import draft_table
+        from serin.pipeline.frames import keep_frame
 
-        text = draft_spec(table, target=target, name=name)
+        if isinstance(table, str | Path):
+            path = str(table) if "://" in str(table) else str(Path(table).expanduser().absolute())
+        else:
+            path, name = str(keep_frame(table)), name or _name_of(target)
+        text = draft_table(path, target, name=name).text
         drafted = cls(read_yaml(text))
         drafted._commented = text
         return drafted
@@ -195,3 +201,9 @@ def _changed(known: Any, value: Any) -> Any:
     if isinstance(value, Mapping) and (known is None or isinstance(known, Mapping)):
         return {**(known or {}), **value}
     return value
+
+
+def _name_of(target: str | Sequence[str] | None) -> str:
+    first = target if isinstance(target, str) else next(iter(target or ()), "")
+    words = re.findall(r"[A-Za-z_][A-Za-z0-9_]*", first)
+    return words[0].lower().replace("_", "-").strip("-") if words else "model"

@@ -12,20 +12,12 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 _LOGGER = "serin"
 _DONE = re.compile(r"\bstep (?P<done>[\d,]+)/(?P<all>[\d,]+)|: (?P<part>\d+) of (?P<parts>\d+) pieces$")
-
-
-class _Display(Protocol):
-    def show(self, text: str, share: float | None, created: float) -> None:
-        """A line and its own time; `share` of the work that is done, when the line is only about that."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _Lines:
@@ -35,6 +27,7 @@ class _Lines:
         self._began = time.time()
 
     def show(self, text: str, share: float | None, created: float) -> None:  # noqa: ARG002 (the text says it)
+        """A line and its own time; `share` of the work that is done, when the line is only about that."""
         sys.stderr.write(f"{_since(self._began, created)}  {text}\n")
         sys.stderr.flush()
 
@@ -42,7 +35,7 @@ class _Lines:
         pass
 
 
-class _Terminal:
+class _Terminal(_Lines):
     """A spinner, a bar and the time at the bottom of a terminal. Lines about anything but the share go above it."""
 
     def __init__(self, title: str) -> None:
@@ -50,7 +43,7 @@ class _Terminal:
         from rich.console import Console
         from rich.table import Column
 
-        self._began = time.time()
+        super().__init__()
         latest = progress.TextColumn(
             "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
         )
@@ -79,13 +72,14 @@ class _Terminal:
         self._progress.stop()
 
 
-class _Notebook:
+class _Notebook(_Lines):
     """A bar with the latest line under a cell; when the work has ended, the time and the lines, folded."""
 
     def __init__(self, title: str) -> None:
         shown: Any = importlib.import_module("IPython.display")  # there, for this is a notebook
         self._html = shown.HTML
-        self._title, self._lines, self._began = title, list[str](), time.time()
+        super().__init__()
+        self._title, self._lines = title, list[str]()
         self._handle = shown.display(self._page("", None), display_id=True)
 
     def show(self, text: str, share: float | None, created: float) -> None:
@@ -111,7 +105,7 @@ class ProgressHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.display: _Display = _Lines()
+        self.display = _Lines()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -134,11 +128,9 @@ def share_done(text: str) -> float | None:
     return min(done / max(total, 1), 1.0)
 
 
-@contextmanager
-def progress_lines() -> Iterator[None]:
+def progress_lines() -> AbstractContextManager[None]:
     """Within the block, what Serin logs is shown as lines on stderr."""
-    with _attached(ProgressHandler()):
-        yield
+    return _attached(ProgressHandler())
 
 
 @contextmanager
@@ -187,7 +179,7 @@ def _attached(handler: ProgressHandler) -> Iterator[None]:
 @contextmanager
 def _live(handler: ProgressHandler, title: str) -> Iterator[None]:
     before = handler.display
-    if not isinstance(before, _Lines):  # within a block that shows its progress already
+    if type(before) is not _Lines:  # within a block that shows its progress already
         yield
         return
     if _in_notebook():

@@ -28,7 +28,7 @@ from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreac
 from serin.formats.cluster.decisions import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
 from serin.rollout.run.background import BackgroundFleet

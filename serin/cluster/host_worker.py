@@ -17,9 +17,9 @@ import psutil
 from serin.errors import SpecError, StoreError
 from serin.formats.cluster.host_report import WorkerReport, worker_key
 from serin.machine import environment
-from serin.machine.application import application_folder
+from serin.machine.durable import make_private
+from serin.machine.environment import application_folder
 from serin.machine.hardware import core_count
-from serin.machine.private import make_private
 from serin.prefect.processes import WORKER_TYPE, prefect_environment
 from serin.store.objects import Objects
 from serin.store.stage_results import shared_objects
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def worker_command(home: Path, pool: str, *, limit: int | None) -> tuple[list[str], dict[str, str], Path]:
     """Returns the command of the worker, its environment, and the folder to start it in."""
-    url, store = environment.prefect_api_url(), environment.shared_store_url()
+    url, store = environment.text("PREFECT_API_URL"), environment.shared_store_url()
     problems = []
     if url is None:
         problems.append(

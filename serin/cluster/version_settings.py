@@ -9,12 +9,12 @@ from pathlib import Path
 
 from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
-from serin.formats.trust import find_trusted
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_objectives
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.store.trust import find_trusted
 
 
 def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from serin.formats.groups import Measured
+from serin.formats.gate import Measured
 from serin.formats.schema import Task
 from serin.metrics import estimate
 

@@ -153,7 +153,7 @@ def add_receiver(
     from serin.monitoring.alerts.delivery import channel_of
     from serin.monitoring.alerts.receivers import valid_receiver
 
-    secret = url or environment.receiver_url() or _url_from_stdin()
+    secret = url or environment.text("SERIN_RECEIVER_URL") or _url_from_stdin()
     channel_of(valid_receiver(name, secret))  # refuses what cannot be used, before it is stored
     added = _receivers().add(name, secret)
     show(f"{name} ({added.shown}) gets alerts from now on; `serin alerts test {name}` sends a test message")

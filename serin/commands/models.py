@@ -53,7 +53,7 @@ def list_models(as_json: Json = False) -> None:
     from serin.machine.contained import contained
 
     store, failed = open_store(), dict[str, str]()
-    if store.local and environment.prefect_api_url() and not running_here(environment.home()):
+    if store.local and environment.text("PREFECT_API_URL") and not running_here(environment.home()):
         say(
             f"PREFECT_API_URL is set and SERIN_STORE names no shared store: these are the versions in {store.url}"
         )

@@ -17,13 +17,13 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import CORE, with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
-from serin.formats.trust import find_trusted
 from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count, inventory
 from serin.machine.leases import lease
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from serin.store.trust import find_trusted
 
 if TYPE_CHECKING:
     from serin.monitoring.capture.bulk import BulkRecords

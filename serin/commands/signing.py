@@ -13,8 +13,8 @@ from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.formats.trust import Trust
     from serin.store.store import Store
+    from serin.store.trust import Trust
 
 Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
 
@@ -32,9 +32,9 @@ def sign_model(
 ) -> None:
     """Sign a version, after checking its files. [default: the newest]"""
     from serin.formats.bundle import verify_bundle
-    from serin.formats.signature import read_private_key, sign_version
+    from serin.store.trust import read_private_key, sign_version
 
-    path = key or environment.signing_key()
+    path = key or environment.path("SERIN_SIGNING_KEY")
     if path is None:
         problem = "name the private key with --key or SERIN_SIGNING_KEY; `serin trust create FILE` makes one"
         raise SpecError(where="serin models sign", problems=[("", problem)])
@@ -50,7 +50,7 @@ def verify_model(name: ModelVersion) -> None:
     """Check that every file of a version matches its manifest, that there are no others, and who has signed it.
     [default: the newest]"""
     from serin.formats.bundle import verify_bundle
-    from serin.formats.signature import signatures_of
+    from serin.store.trust import signatures_of
 
     store = open_store()
     bundle = store.find(name)
@@ -79,7 +79,7 @@ def create(
     ],
 ) -> None:
     """Make a pair of keys for signatures. The private key is readable by its owner only."""
-    from serin.formats.signature import create_key, fingerprint, public_pem
+    from serin.store.trust import create_key, fingerprint, public_pem
 
     public = create_key(file)
     other = file.with_name(f"{file.name}.pub")
@@ -127,7 +127,7 @@ def remove(name: Name) -> None:
 
 def off() -> None:
     """Stop asking for signatures, and forget the trusted keys."""
-    if environment.trusted_keys() is not None:
+    if environment.path("SERIN_TRUSTED_KEYS") is not None:
         problem = "SERIN_TRUSTED_KEYS asks for signatures; unset it, and restart the stack"
         raise SpecError(where="serin trust off", problems=[("", problem)])
     _trust().end()
@@ -135,7 +135,7 @@ def off() -> None:
 
 
 def _trust() -> Trust:
-    from serin.formats.trust import Trust
+    from serin.store.trust import Trust
 
     return Trust.open()
 

@@ -162,7 +162,7 @@ def _of_agent(home: Path) -> AgentStatus | None:
 
 
 def _of_server(home: Path) -> ServerStatus | None:
-    if environment.prefect_api_url() is None:
+    if environment.text("PREFECT_API_URL") is None:
         return None
     from serin.stack.status import read_server_status
 

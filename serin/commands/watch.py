@@ -16,7 +16,7 @@ from serin.errors import NotFound, NotRecorded, NotWatched
 from serin.machine import environment
 
 if TYPE_CHECKING:
-    from serin.formats.groups import Measured
+    from serin.formats.gate import Measured
     from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
     from serin.monitoring.quality.view import Objective, QualityView, ReleaseQuality
     from serin.pipeline.labels import LabelsAdded

@@ -13,7 +13,7 @@ from serin.draft.guess_target import GuessedTarget, guess_target
 from serin.draft.sniff_csv import sniff_table, table_lines
 from serin.draft.table_sample import TableSample, sample_table
 from serin.errors import TableUnusable
-from serin.spec.rename import is_reserved
+from serin.spec.data import is_reserved
 
 TREE_CLASSES = 30
 """Trees grow one tree per class and round, so a target with more classes gets a network."""

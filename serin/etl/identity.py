@@ -9,8 +9,8 @@ from pathlib import Path
 
 from serin.etl.sources.file_cache import digests_in
 from serin.etl.sources.find import Sources, find_table
-from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
+from serin.machine.documents import canonical
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.store.stage_keys import StageKey, key_of

@@ -30,7 +30,6 @@ from serin.errors import (
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.formats.champion import ChampionReport, Contest
 from serin.formats.schema import Schema
-from serin.formats.trust import find_trusted
 from serin.formats.wire import Array, RawRows
 from serin.metrics import paired_bootstrap
 from serin.scoring.predict import Scorer
@@ -39,6 +38,7 @@ from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from serin.store.trust import find_trusted
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from serin.formats.bundle import write_manifest
 from serin.formats.champion import ChampionReport
 from serin.formats.gate import GATE, GateReport
 from serin.formats.schema import Schema, write_schema
-from serin.formats.signature import sign_if_configured
 from serin.machine import environment
 from serin.machine.documents import write_facts
 from serin.machine.stopping import check_stopped
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Release
 from serin.store.store import Store
+from serin.store.trust import sign_if_configured
 
 
 def publish_version(
@@ -69,7 +69,7 @@ def publish_version(
 # The store has all of it in any case: an MLflow that does not answer is reported, and the version stays published.
 def track_bundle(bundle: Bundle, checkpoint: Checkpoint) -> None:
     """Logs the version to the run of its training if that was tracked, else to a separate run."""
-    uri = environment.mlflow_tracking_uri()
+    uri = environment.text("MLFLOW_TRACKING_URI")
     if uri is None:
         return
     if importlib.util.find_spec("mlflow") is None:

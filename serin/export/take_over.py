@@ -25,12 +25,12 @@ from serin.formats.bundle import (
 from serin.formats.champion import ChampionReport
 from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import Schema, read_schema
-from serin.formats.signature import sign_if_configured
 from serin.machine.documents import write_facts
 from serin.scoring.session import open_session
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from serin.store.trust import sign_if_configured
 
 _CONFIG = "config.pbtxt"
 _CODE = (".py", ".so", ".pyc")

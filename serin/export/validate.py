@@ -173,12 +173,10 @@ def _with_best_variant(
     outputs = run_in_batches(chosen.runs, golden.inputs, context.outputs, len(golden))
     apart = _check_front_and_core(context, chosen) if ground.split else None
     runtime = measure_threads(chosen.model, golden, export.batch_mix, context.outputs)
-    runtime = replace(runtime, spread=_spread(context, chosen, outputs))
     plain = chosen.variant.name == "fp32" and not ground.split
     engine = None
     if chosen.variant.device == "tensorrt":
-        cache = environment.home() / "cache" / "tensorrt"
-        engine = engine_of(chosen.core, max_rows=context.max_rows, cache=cache)
+        engine = engine_of(chosen.core, max_rows=max_rows, cache=environment.home() / "cache" / "tensorrt")
     return Proven(
         model=chosen.model,
         core=chosen.core if ground.split else None,
@@ -193,7 +191,11 @@ def _with_best_variant(
             report,
             engine_key=engine[1] if engine else None,
             allowed_difference=export.tolerance if plain else export.variant_tolerance,
-        ).with_variants(chosen.variant.name, judged, apart, runtime),
+            chosen=chosen.variant.name,
+            variants=judged,
+            front_core_difference=apart,
+            runtime=replace(runtime, spread=_spread(context, chosen, outputs)),
+        ),
     )
 
 

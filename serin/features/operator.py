@@ -20,8 +20,7 @@ from serin.features.aggregates.aggregate import Fit
 from serin.features.aggregates.distribution import Distribution
 from serin.features.numbers import CategoricalFeature
 from serin.formats.schema import Kind
-from serin.spec.steps.operators import add_operator, operators
-from serin.spec.steps.own import import_class
+from serin.spec.steps.operators import add_operator, import_class, operators
 from serin.spec.steps.step import NUMBERS, FeatureStep
 
 Role = Literal["numeric", "categorical", "encoding"]

@@ -19,7 +19,7 @@ from serin.features.numbers import Numbers
 from serin.features.operator import Source, register_fitted
 from serin.formats.dataset import CategoricalColumn
 from serin.formats.schema import Kind
-from serin.spec.steps.own import load_class
+from serin.spec.steps.operators import load_class
 from serin.spec.steps.parse import Own
 
 if TYPE_CHECKING:

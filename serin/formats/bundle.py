@@ -22,17 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import BundleBroken, NameInvalid
-from serin.formats.schema import ELEMENTS, InputColumn, OutputTensor, Schema, read_schema, write_schema
+from serin.formats.schema import ELEMENTS, OutputTensor, Schema, read_schema
 from serin.formats.wire import Array, to_wire
 from serin.machine.documents import write_facts
 from serin.machine.typed_json import Document
 from serin.store.artifacts import Release
-from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
-
-__all__ = [
-    "Golden", "InputColumn", "Manifest", "ManifestFile", "OutputTensor", "Schema", "read_golden", "read_manifest",
-    "read_schema", "verify_bundle", "write_manifest", "write_schema",
-]  # fmt: skip
+from serin.store.published import BUNDLE_FORMAT, BUNDLE_VERSION, check_bundle_version
 
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
@@ -118,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("it is a link")
         raw = path.read_bytes()
         document = json.loads(raw)
-        check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN)
+        check_bundle_version(document, path)
         manifest = replace(Manifest.from_json(document), digest=hashlib.sha256(raw).hexdigest())
         for name in manifest.files:
             _valid_path(name)
@@ -215,15 +210,10 @@ def _regular_files(folder: Path) -> Iterator[tuple[str, Path]]:
                 raise BundleBroken(path=str(path), reason="it is a link or no plain file")
         for name in names:
             path = Path(root, name)
-            yield _relative(folder, path), path
-
-
-def _relative(folder: Path, path: Path) -> str:
-    relative = path.relative_to(folder).as_posix()
-    try:
-        return _valid_path(relative)
-    except ValueError as error:
-        raise BundleBroken(path=str(folder), reason=str(error)) from error
+            try:
+                yield _valid_path(path.relative_to(folder).as_posix()), path
+            except ValueError as error:
+                raise BundleBroken(path=str(folder), reason=str(error)) from error
 
 
 def _valid_path(name: str) -> str:

@@ -19,38 +19,34 @@ import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import FileBroken
-from serin.formats.capture_columns import (
-    ANSWER,
-    METADATA,
-    TYPE_OF_KIND,
-    by_hour,
-    column_names,
-    complete,
-    hour_began,
-    hour_of,
-)
 from serin.machine.documents import read_json
-from serin.machine.durable import sync, write_whole
+from serin.machine.durable import make_private, sync, write_whole
 from serin.machine.locks import locked
-from serin.machine.private import make_private
 from serin.machine.typed_json import checked
 from serin.spec.names import valid_model_name
 
-__all__ = [
-    "ANSWER", "METADATA", "TYPE_OF_KIND", "Part", "by_hour", "bytes_in_memory", "captures_folder", "column_names",
-    "commit", "complete", "file_name", "finish", "finish_commit", "hour_began", "hour_of", "hours_captured",
-    "last_number", "open_part", "part_map", "parts_of_hour", "published", "read_document", "readable_document",
-    "scratch_writer",
-    "versions_captured", "write_document", "write_part", "writing",
-]  # fmt: skip
-
+METADATA: Mapping[str, pa.DataType] = {
+    "_id": pa.string(),  # made by the gateway; the run and partition in bulk scoring
+    "_row": pa.int32(),  # of the request, from 0
+    "_client_id": pa.string(),  # the client's own, not unique
+    "_t": pa.timestamp("us", "UTC"),
+    "_release": pa.string(),
+    "_arm": pa.string(),
+    "_epoch": pa.int64(),
+    "_status": pa.int32(),  # HTTP
+    "_latency_ms": pa.float32(),
+    "_source": pa.string(),  # live, bulk or shadow
+}
+ANSWER: Final = "_answer_"
 COUNTERS, LOCK = "counters.json", "lock"
 FORMAT, VERSION = "serin.captures", 1
 PARTS: Final = b"serin.parts"  # metadata of a file: [[number, rows], ...] in the order of its rows
@@ -59,6 +55,7 @@ SCRATCH: Final = "."  # how the names of unfinished files begin
 
 _FILE = re.compile(r"(\d{12})-(\d{12})-(\d+)\.parquet")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
+_HOUR_US = 3_600_000_000
 _GROUP_ROWS = 1 << 17
 _CONTENT: Final[dict[str, Any]] = {"last": 0, "publish": [], "releases": {}, "writers": {}}
 
@@ -79,12 +76,6 @@ class Part:
     @property
     def sequence(self) -> str:
         return f"{self.last:012d}"
-
-    def replaces(self, other: Part) -> bool:
-        """Whether `other`, a file in the same folder, is outdated by this one."""
-        if not (self.first <= other.first and other.last <= self.last):
-            return False
-        return (self.first, self.last) != (other.first, other.last) or self.rows < other.rows
 
 
 def captures_folder(home: Path, model: str | None = None) -> Path:
@@ -336,7 +327,7 @@ def _without_replaced(found: list[Part]) -> list[Part]:
     fewest rows."""
     kept: list[Part] = []
     for part in sorted(found, key=lambda part: (part.first, -part.last, part.rows)):
-        if not kept or not kept[-1].replaces(part):
+        if not kept or part.last > kept[-1].last:
             kept.append(part)
     return kept
 
@@ -345,3 +336,42 @@ def _entries(folder: Path) -> list[str]:
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         return [entry.name for entry in entries]
     return []
+
+
+def hour_of(t: float) -> str:
+    """The folder of requests that arrived at `t` (seconds since 1970)."""
+    return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%dT%H")
+
+
+def hour_began(hour: str) -> float:
+    """Seconds since 1970 at the beginning of a folder's hour."""
+    return datetime.strptime(hour, "%Y-%m-%dT%H").replace(tzinfo=UTC).timestamp()
+
+
+def column_names(inputs: Sequence[str]) -> dict[str, str]:
+    """What each request column is called in the records: its own name, unless that begins like one of the metadata."""
+    taken = set(inputs)
+    names = {}
+    for name in inputs:
+        own = name
+        while own in METADATA or own.startswith(ANSWER) or (own != name and own in taken):
+            own = f"request.{own}"
+        names[name] = own
+    return names
+
+
+def complete(table: pa.Table) -> pa.Table:
+    """The table with every metadata column first, in order and with its type."""
+    columns: dict[str, Any] = {
+        name: table.column(name).cast(kind) if name in table.column_names else pa.nulls(table.num_rows, kind)
+        for name, kind in METADATA.items()
+    }
+    return pa.table(columns | {n: table.column(n) for n in table.column_names if n not in METADATA})
+
+
+def by_hour(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows by their hour of arrival, oldest first, each hour's in the order of `table`."""
+    hours = table.column("_t").cast(pa.int64()).to_numpy() // _HOUR_US
+    for hour in np.unique(hours):
+        chosen = table if (hours == hour).all() else table.filter(pa.array(hours == hour))
+        yield hour_of(int(hour) * 3600), chosen

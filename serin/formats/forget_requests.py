@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,6 @@ from serin.store.objects import Objects
 
 REQUESTS: Final = "captures/forget/"
 APPLIED: Final = "captures/forgotten/"
-_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +50,14 @@ class Applied(Document, form="serin.forgotten"):
 def write_request(objects: Objects, model: str, where: str, *, t: float, by: str) -> ForgetRequest:
     """Durable, and seen by all hosts, once this returns."""
     prefix = f"{REQUESTS}{valid_model_name(model)}/"
-    made: dict[int, ForgetRequest] = {}
 
-    def content(seq: int) -> bytes:
-        made[seq] = ForgetRequest(seq=seq, model=model, where=where, t=t, by=by)
-        return made[seq].dump()
+    def request(seq: int) -> ForgetRequest:
+        return ForgetRequest(seq=seq, model=model, where=where, t=t, by=by)
 
-    for trial in range(_TRIES):
-        try:
-            known = numbers(objects, prefix)
-            return made[NumberedWriter(objects, prefix, known[-1] if known else 0).append(content)]
-        except ObjectExists:  # another person asked at the same moment
-            if trial == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
+    while True:
+        writer = NumberedWriter(objects, prefix, max(numbers(objects, prefix), default=0))
+        with suppress(ObjectExists):  # another person asked at the same moment
+            return request(writer.append(lambda seq: request(seq).dump()))
 
 
 def read_requests(objects: Objects, model: str) -> list[ForgetRequest]:

@@ -1,15 +1,14 @@
-"""gate.json: what the export checked before it published a version, and the result of each variant."""
+"""gate.json: what the export checked before it published a version, the result of each variant and of each group."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from serin.formats.groups import GroupReport
 from serin.formats.wire import Array
 from serin.machine.documents import read_facts
 from serin.machine.typed_json import json2value
@@ -98,6 +97,47 @@ class VariantResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A number with its band at the report's confidence."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """One group against all other rows. `metric` is None where it cannot be measured (AUC with one class), `rate` in
+    anything but a binary task. `gap`: how much worse the metric is than that of the other rows (an rmse's as a share of
+    theirs); `rate_gap`: the group's selection rate minus theirs. `worse`: what is surely beyond a limit."""
+
+    group: str
+    rows: int
+    metric: Measured | None
+    gap: Measured | None
+    rate: Measured | None
+    rate_gap: Measured | None
+    worse: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """`rows`: test rows in all. `small`: groups with fewer than `min_rows` rows, which are not judged. The error
+    probability of the limits is shared among the groups."""
+
+    columns: tuple[str, ...]
+    metric: str
+    rows: int
+    confidence: float
+    threshold: float | None
+    min_rows: int
+    max_gap: float | None
+    max_rate_gap: float | None
+    groups: tuple[GroupResult, ...]
+    small: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
     """What was compared and how far apart it was; gate.json."""
 
@@ -120,13 +160,6 @@ class GateReport:
     runtime: Runtime = field(default_factory=Runtime)
     scales: dict[str, ScoreScale] = field(default_factory=dict)  # of a regression's outputs, by name
     groups: GroupReport | None = None  # by the columns of export.segments
-
-    def with_variants(
-        self, chosen: str, variants: tuple[VariantResult, ...], front_core: float | None, runtime: Runtime
-    ) -> GateReport:
-        return replace(
-            self, chosen=chosen, variants=variants, front_core_difference=front_core, runtime=runtime
-        )
 
     def to_json(self, versions: Mapping[str, str]) -> dict[str, Any]:
         """`versions`: of the libraries that the checks ran with."""

@@ -6,7 +6,7 @@ the texts that `null_values` of the column's table names (`InputColumn.null_text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.capture_columns import TYPE_OF_KIND
 from serin.formats.schema import INT64_NULL, Kind
+
+TYPE_OF_KIND: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "float": pa.float32(),
+    "int": pa.int64(),
+    "timestamp": pa.timestamp("us"),
+    "bool": pa.bool_(),
+}
 
 
 def null_of(kind: Kind | str) -> float | int:

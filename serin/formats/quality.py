@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from serin.formats.groups import Measured
+from serin.formats.gate import Measured
 from serin.machine.documents import read_facts
 from serin.machine.typed_json import Document, Stored
 

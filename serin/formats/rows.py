@@ -1,17 +1,20 @@
 """Rows to be scored, from a file and to a file: Parquet, CSV, or JSON with one object per line.
 
 Text formats carry no types, so the model's schema gives them: "0123" stays text where the model asks for text, and so
-does "NA", which is a missing value in every other column of a CSV file. Files are read and written in pieces; a result
-appears whole or not at all.
+does "NA", which is a missing value in every other column of a CSV file. A CSV file may be written like the table that
+the model was trained on. Files are read and written in pieces; a result appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,11 +22,15 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from serin.errors import RowsUnfit
-from serin.formats.csv_rows import as_requested, names_in_training, read_like_training, training_csv
-from serin.formats.csv_values import convert_options, parse_options, without_null_words
+from serin.formats.csv_format import PLAIN, CsvFormat, csv_format
+from serin.formats.csv_values import NULL_WORDS, CellRules, convert_options, parse_options
+from serin.formats.nulls import without_null_strings
 from serin.formats.schema import ELEMENTS, InputColumn, Schema
+from serin.spec.tables import TableSource
+from serin.spec.yaml_file import read_mapping
 
 PIECE_ROWS = 65_536
 _BLOCK_BYTES = 8 * 2**20
@@ -90,9 +97,9 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
 
 def _read_csv(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Table]:
     training = None if bundle is None else training_csv(bundle)
-    alike = None if training is None else read_like_training(path, schema, training)
-    if alike is not None:
-        yield from alike
+    names = [] if training is None else training.names_in(path)
+    if training is not None and training.serves(names, schema):
+        yield from _read_like_training(path, schema, training, names)
         return
     with pacsv.open_csv(path, parse_options=parse_options()) as reader:
         types = dict.fromkeys(reader.schema.names, pa.string())  # what only passes through stays as it is
@@ -103,9 +110,103 @@ def _read_csv(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Ta
         for batch in reader:
             table = pa.Table.from_batches([batch])
             for name in times.intersection(table.column_names):
-                texts = without_null_words(table.column(name))
+                texts = without_null_strings(table.column(name), NULL_WORDS)
                 table = table.set_column(table.column_names.index(name), name, texts)
             yield table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCsv:
+    """How the main table of a model was written. `rename`: name in the file -> name in requests."""
+
+    form: CsvFormat
+    rename: Mapping[str, str]
+
+    def names_in(self, path: Path) -> list[str]:
+        """The columns of a file that is written like this; none when it cannot be."""
+        delimiter = self.form.delimiter_of(str(path))
+        quoting: Any = {"quotechar": self.form.quote} if self.form.quote else {"quoting": csv.QUOTE_NONE}
+        try:
+            with path.open(encoding=self.form.text_encoding, newline="") as text:
+                first = next(filter(None, csv.reader(text, delimiter=delimiter, **quoting)), [])
+        except (UnicodeDecodeError, csv.Error):
+            return []
+        if self.form.names:
+            return list(self.form.names) if len(first) == len(self.form.names) else []
+        return first if self.form.header else [f"column_{place}" for place in range(1, len(first) + 1)]
+
+    def serves(self, names: list[str], schema: Schema) -> bool:
+        """Whether these columns hold all that a model asks for."""
+        return {column.name for column in schema.inputs} <= {self.rename.get(name, name) for name in names}
+
+
+def training_csv(bundle: Path) -> TrainingCsv | None:
+    """How the main table of a bundle was written; None when neither options nor other names say so.
+
+    Nothing else of the spec is validated: your own operators need not be installed where rows are scored."""
+    if not (bundle / "spec.yaml").exists():
+        return None
+    data = read_mapping(bundle / "spec.yaml").get("data") or {}
+    main = next(iter(data.get("tables") or ()), None)
+    if main is None:
+        return None
+    form = csv_format(TypeAdapter(TableSource).validate_python(data["tables"][main]))
+    rename = (data.get("rename") or {}).get(main) or {}
+    return TrainingCsv(form=form or PLAIN, rename=rename) if form is not None or rename else None
+
+
+@lru_cache(maxsize=8)
+def names_in_training(bundle: Path) -> Mapping[str, str]:
+    """Name in the main table -> name in requests, where they differ."""
+    training = training_csv(bundle)
+    return {} if training is None else training.rename
+
+
+def as_requested(table: pa.Table, schema: Schema, rename: Mapping[str, str]) -> pa.Table:
+    """The rows under the names that the model asks for, where they have those of the table that it was trained on."""
+    asked, present = {column.name for column in schema.inputs}, set(table.column_names)
+    names = {
+        old: new for old, new in rename.items() if old in present and new in asked and new not in present
+    }
+    return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table
+
+
+def _read_like_training(
+    path: Path, schema: Schema, training: TrainingCsv, names: list[str]
+) -> Iterator[pa.Table]:
+    form = training.form
+    inputs = {column.name: column for column in schema.inputs}
+    read = pacsv.ReadOptions(
+        block_size=_BLOCK_BYTES,
+        encoding=form.encoding,
+        column_names=names,
+        skip_rows_after_names=int(form.header),
+    )
+    parse = parse_options(form.delimiter_of(str(path)), form.quote)
+    convert = pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    with pacsv.open_csv(path, read, parse, convert) as reader:
+        for batch in reader:
+            columns = {}
+            for stored, cells in zip(names, batch.columns, strict=True):
+                name = training.rename.get(stored, stored)
+                if name in inputs:
+                    cells = _converted(cells, inputs[name], CellRules.of(form, stored))
+                columns[name] = cells
+            yield pa.table(columns)
+
+
+def _converted(cells: pa.Array, column: InputColumn, rules: CellRules) -> pa.Array:
+    kind = _TYPE_OF_KIND[column.kind]
+    if column.kind == "timestamp" and rules.date_formats:
+        kind = pa.timestamp("us")
+    elif column.kind == "timestamp":
+        cells = rules.without_nulls(cells)
+    try:
+        return rules.converted(cells, kind)
+    except pa.ArrowException as error:
+        raise RowsUnfit(
+            column=column.name, reason=f"holds a cell that is not {column.kind}: {error}"
+        ) from error
 
 
 def _explicit(path: Path, schema: Schema) -> pa.Schema:
@@ -191,9 +292,8 @@ class _Json:
 
     def write_table(self, table: pa.Table) -> None:
         for row in table.to_pylist():
-            known = {
-                name: None if value != value else value for name, value in row.items()
-            }  # JSON has no NaN
+            # JSON has no NaN
+            known = {name: None if value != value else value for name, value in row.items()}
             self._file.write(json.dumps(known, default=_text, ensure_ascii=False) + "\n")
 
     def close(self) -> None:

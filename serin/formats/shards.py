@@ -19,7 +19,7 @@ import numpy.typing as npt
 from serin.errors import BundleBroken
 from serin.machine.durable import begin_sync
 from serin.machine.typed_json import checked
-from serin.store.tree_digest import TreeDigest
+from serin.store.file_digests import TreeDigest
 
 FORMAT, VERSION = "serin.shard", 2
 PART_ROWS = 2**20
@@ -162,7 +162,7 @@ def seal_part(
     approximate: Sequence[str] = (),
 ) -> str:
     """Writes the header of a part of a split of `rows` rows; the part's digest: a tree over its four files in
-    order (store/tree_digest.py).
+    order (store/file_digests.py).
 
     Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out.
     """

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.errors import RowsUnfit, nearest
-from serin.formats.capture_columns import TYPE_OF_KIND
-from serin.formats.nulls import parse_times, without_null_strings
+from serin.formats.nulls import TYPE_OF_KIND, parse_times, without_null_strings
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from pydantic_core import ErrorDetails
 
 from serin.errors import SpecError, StackUnusable, nearest
 from serin.machine import environment
-from serin.machine.durable import create_secret, write_secret
+from serin.machine.durable import create_secret, make_private, write_secret
 from serin.machine.ports import Claims, choose_port, is_loopback
-from serin.machine.private import make_private
 from serin.spec.section import Duration, Section
 from serin.spec.yaml_file import read_mapping
 
@@ -95,7 +94,7 @@ class ConsoleSettings(Section):
 
 def read_settings() -> ConsoleSettings:
     """Returns the settings of the file that SERIN_CONSOLE names. Raises SpecError for one that cannot be used."""
-    path = environment.console_file()
+    path = environment.path("SERIN_CONSOLE")
     if path is None:
         return ConsoleSettings()
     where = f"{path} (the console's settings, SERIN_CONSOLE)"

@@ -61,7 +61,7 @@ def read_gpu_use(home: Path, host: ProcessHost | None = None) -> list[GpuUse]:
         from serin.host.supervisor import Supervisor  # here: few machines serve releases on GPUs
 
         host = Supervisor(home)
-    nvml = None if environment.inventory_file() else Nvml.open()
+    nvml = None if environment.path("SERIN_INVENTORY") else Nvml.open()
     found = []
     for device in inventory():
         free = nvml.free_bytes(device.id) if nvml else None

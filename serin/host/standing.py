@@ -26,7 +26,10 @@ def stack_environment(home: Path) -> dict[str, str]:
     The caller's credentials for Prefect are left out: a served model must not have them.
     """
     store = environment.store_url()
-    files = {"SERIN_SIGNING_KEY": environment.signing_key(), "SERIN_TRUSTED_KEYS": environment.trusted_keys()}
+    files = {
+        "SERIN_SIGNING_KEY": environment.path("SERIN_SIGNING_KEY"),
+        "SERIN_TRUSTED_KEYS": environment.path("SERIN_TRUSTED_KEYS"),
+    }
     return environment.child_environment(
         **dict.fromkeys(environment.prefect_credentials()),
         **{name: str(path) for name, path in files.items() if path},  # the stack has another working folder

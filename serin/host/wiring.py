@@ -135,9 +135,9 @@ def key_file(home: Path) -> KeyFile:
 def build_releases(home: Path, store: Store | None = None, host: Supervisor | None = None) -> Releases:
     """`store`: where versions come from; None: the store that this process is configured to use."""
     from serin.formats.serving.spool import spool_root
-    from serin.formats.trust import Trust  # here: what starts the stack needs no releases
     from serin.serving.triton.releases import Releases
     from serin.store.store import Store
+    from serin.store.trust import Trust  # here: what starts the stack needs no releases
 
     return Releases(
         home / "releases",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from serin.errors import FileBroken
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serin.errors import BundleBroken, FileBroken
+from serin.errors import BundleBroken, FileBroken, FormatOutdated
 
 T = TypeVar("T")
 
@@ -47,6 +47,14 @@ def read_facts(path: Path, parse: Callable[[Any], T]) -> T:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
 
 
+def check_version(document: Any, *, path: Path, form: str, version: int, advice: str) -> None:
+    """FormatOutdated for a document of this form that another version of Serin wrote: the specs inside have other keys.
+    Others pass unseen."""
+    if isinstance(document, dict) and document.get("format") == form and document.get("version") != version:
+        found = document.get("version")
+        raise FormatOutdated(path=str(path), form=form, found=found, expected=version, advice=advice)
+
+
 def write_facts(path: Path, document: Mapping[str, Any]) -> None:
     """Writes such a file, for programs and people."""
     text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
@@ -58,3 +66,8 @@ def warn_once(log: logging.Logger, error: FileBroken) -> None:
     if _known.get(Path(error.path)) != str(error):
         _known[Path(error.path)] = str(error)
         log.warning("%s", error)
+
+
+def canonical(document: Any, default: Callable[[Any], Any] | None = None) -> bytes:
+    """The document as JSON with sorted keys and no spaces. `default` converts values that JSON does not know."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), default=default).encode()

@@ -1,4 +1,7 @@
-"""Makes files durable, also after a power cut: the only module that calls fsync for files and folders."""
+"""Makes files durable, also after a power cut, and folders private, whatever the umask says.
+
+This is the only module that calls fsync for files and folders.
+"""
 
 from __future__ import annotations
 
@@ -134,3 +137,12 @@ def file_signature(path: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, closed to other users when it is made here. One that exists keeps its mode: its owner may have opened
+    it on purpose."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -21,7 +21,10 @@ SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of i
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset: in the store)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
-SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches         (SQLite in the search's folder)
+PREFECT__FLOW_RUN_ID    the Prefect run that this process belongs to  (unset: none)
+AWS_CA_BUNDLE    certificates of the authority of an S3 server        (unset: the system's)
+SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches; in no spec, for it may hold a password
+                        (SQLite in the search's folder)
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
 MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
@@ -51,6 +54,17 @@ _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is made in it)
 _SECRET_LENGTH = 6  # a shorter one occurs in a log by chance
 _OF_BUCKETS = ("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")
+
+
+def text(variable: str) -> str | None:
+    """The value of one of the variables above, or of one that a spec names; None: not set. It may be a secret."""
+    return os.environ.get(variable) or None
+
+
+def path(variable: str) -> Path | None:
+    """The file or folder that one of the variables above names; None: not set."""
+    value = text(variable)
+    return Path(value).expanduser().absolute() if value else None
 
 
 def home() -> Path:
@@ -83,36 +97,14 @@ def aws_variables_suffice() -> bool:
     return all(os.environ.get(key) for key in keys) and not config.is_file()
 
 
-def aws_authority() -> Path | None:
-    """The certificates of the authority that an S3 server's certificate is of; None: one of the system's."""
-    return _path("AWS_CA_BUNDLE")
-
-
 def shared_store_url() -> str | None:
     """The store that SERIN_STORE names, which other hosts may use too; None: the one in SERIN_HOME."""
     return os.environ.get("SERIN_STORE") or None
 
 
-def scratch() -> Path | None:
-    return _path("SERIN_SCRATCH")
-
-
-def address() -> str | None:
-    """None: not set."""
-    return os.environ.get("SERIN_ADDRESS") or None
-
-
 def host() -> str:
     """The name of this host where several share a store."""
     return os.environ.get("SERIN_HOST") or socket.gethostname()
-
-
-def triton_environment() -> Path | None:
-    return _path("SERIN_TRITON")
-
-
-def inventory_file() -> Path | None:
-    return _path("SERIN_INVENTORY")
 
 
 def serving_memory_bytes() -> int:
@@ -122,13 +114,13 @@ def serving_memory_bytes() -> int:
 
 def metrics_address() -> tuple[str, int] | None:
     """None: not set."""
-    text = os.environ.get("SERIN_METRICS")
-    if not text:
+    value = text("SERIN_METRICS")
+    if value is None:
         return None
-    host, _, port = text.rpartition(":")
+    host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise SpecError(
-            where="SERIN_METRICS", problems=[("", f"{text!r} is not host:port, such as 127.0.0.1:9464")]
+            where="SERIN_METRICS", problems=[("", f"{value!r} is not host:port, such as 127.0.0.1:9464")]
         )
     return host.strip("[]"), int(port)
 
@@ -136,14 +128,6 @@ def metrics_address() -> tuple[str, int] | None:
 def gateway_memory_bytes() -> int | None:
     """None: not set."""
     return _bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
-
-
-def console_file() -> Path | None:
-    return _path("SERIN_CONSOLE")
-
-
-def release_template() -> Path | None:
-    return _path("SERIN_RELEASE_TEMPLATE")
 
 
 def release_namespace() -> str:
@@ -160,26 +144,10 @@ def _bytes(variable: str, at_least: int = 0) -> int | None:
     return int(value)
 
 
-def signing_key() -> Path | None:
-    return _path("SERIN_SIGNING_KEY")
-
-
-def trusted_keys() -> Path | None:
-    return _path("SERIN_TRUSTED_KEYS")
-
-
-def prefect_api_url() -> str | None:
-    return os.environ.get("PREFECT_API_URL") or None
-
-
 def prefect_credentials() -> dict[str, str]:
     """The caller's credentials for their own Prefect server."""
     names = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def receiver_url() -> str | None:
-    return os.environ.get("SERIN_RECEIVER_URL") or None
 
 
 def secrets() -> frozenset[str]:
@@ -189,16 +157,6 @@ def secrets() -> frozenset[str]:
     whole = found | passwords
     parts = {part for value in found if value.count(":") == 1 for part in value.split(":")[1:]}
     return frozenset(value for value in whole | parts if len(value) >= _SECRET_LENGTH)
-
-
-def search_storage() -> str | None:
-    """Not in the spec, which travels with the model: the URL may hold a password."""
-    return os.environ.get("SERIN_SEARCH_STORAGE") or None
-
-
-def named_by_spec(variable: str) -> str | None:
-    """The value of a variable that a spec names, such as a database's URI. It may be a secret."""
-    return os.environ.get(variable) or None
 
 
 def s3_endpoint() -> str | None:
@@ -212,10 +170,6 @@ def price_per_hour() -> float | None:
         return float(os.environ["SERIN_PRICE_PER_HOUR"])
     except (KeyError, ValueError):
         return None
-
-
-def mlflow_tracking_uri() -> str | None:
-    return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def mlflow_experiment() -> str:
@@ -286,16 +240,6 @@ def dask_scheduler() -> str | None:
             where="SERIN_DASK", problems=[("", f"{address!r} is not an address, such as tls://host:8786")]
         )
     return address
-
-
-def scheduler() -> str | None:
-    """Who decides the outcome of a run that is stopped, and may start it again. None: the run reports its end."""
-    return os.environ.get("SERIN_SCHEDULER") or None
-
-
-def flow_run_id() -> str | None:
-    """The Prefect run that this process belongs to."""
-    return os.environ.get("PREFECT__FLOW_RUN_ID") or None
 
 
 def slurm_place() -> tuple[int, int, int, str]:
@@ -376,6 +320,8 @@ def cache_folder() -> Path:
     return (found if found.is_absolute() else Path("~/.cache").expanduser()) / "serin"
 
 
-def _path(variable: str) -> Path | None:
-    value = os.environ.get(variable)
-    return Path(value).expanduser().absolute() if value else None
+def application_folder() -> Path:
+    """What holds flows/, tasks/, deployments/ and triton_models/: serin/app in a wheel, else the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "app"
+    return inside if inside.is_dir() else package.parent

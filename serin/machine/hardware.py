@@ -11,10 +11,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serin.errors import SpecError
 from serin.machine import environment
+from serin.machine.typed_json import Document
 
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -30,8 +31,13 @@ class Device:
     """A GPU. `id` is what CUDA_VISIBLE_DEVICES takes: the driver's UUID."""
 
     id: str
-    name: str
-    memory_bytes: int
+    name: str = "GPU"
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inventory(Document, form="serin.inventory"):
+    devices: tuple[Device, ...]
 
 
 def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -50,40 +56,24 @@ def inventory() -> tuple[Device, ...]:
     The file named by SERIN_INVENTORY replaces the driver when it is set. CUDA_VISIBLE_DEVICES, when a container
     or a scheduler has set it, narrows the result: what was not given to us is not ours to lease.
     """
-    stand_in = environment.inventory_file()
-    found = _read_inventory(stand_in) if stand_in else tuple(_driver_devices())
+    stand_in = environment.path("SERIN_INVENTORY")
+    if stand_in:
+        found = _read_inventory(stand_in)
+    else:
+        nvml = Nvml.open()
+        found = tuple(nvml.devices()) if nvml else ()
     return _visible(found, environment.visible_devices())
 
 
-def _safe(device: str) -> str:
-    """A device's id as a file name; anything else would be a path."""
-    if not _DEVICE_ID.fullmatch(device):
-        raise SpecError(where="inventory", problems=[("id", f"{device!r} is not a device id")])
-    return device
-
-
 def _read_inventory(path: Path) -> tuple[Device, ...]:
-    from pydantic import BaseModel, ConfigDict, ValidationError  # the first model of a process takes 25 ms
-
-    class InventoryDevice(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        id: str
-        name: str = "GPU"
-        memory_bytes: int = 0
-
-    class InventoryFile(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        format: Literal["serin.inventory"]
-        version: Literal[1]
-        devices: tuple[InventoryDevice, ...]
-
     try:
-        file = InventoryFile.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+        devices = _Inventory.load(path.read_bytes()).devices
+    except (OSError, ValueError) as error:
         raise SpecError(where=f"SERIN_INVENTORY={path}", problems=[("", str(error))]) from error
-    return tuple(
-        Device(id=_safe(found.id), name=found.name, memory_bytes=found.memory_bytes) for found in file.devices
-    )
+    for device in devices:
+        if not _DEVICE_ID.fullmatch(device.id):  # it is a part of file names
+            raise SpecError(where="inventory", problems=[("id", f"{device.id!r} is not a device id")])
+    return devices
 
 
 def _visible(devices: tuple[Device, ...], visible: str | None) -> tuple[Device, ...]:
@@ -99,11 +89,6 @@ def _visible(devices: tuple[Device, ...], visible: str | None) -> tuple[Device, 
         ]
         chosen += [device for device in matches[:1] if device not in chosen]
     return tuple(chosen)
-
-
-def _driver_devices() -> list[Device]:
-    nvml = Nvml.open()
-    return nvml.devices() if nvml else []
 
 
 _MOST_PROCESSES = 256
@@ -179,24 +164,16 @@ class Nvml:
     def process_bytes(self, device: str) -> dict[int, int]:
         """Memory by the ids of processes that compute on it; without those whose memory the driver does not tell, as
         for processes of another container."""
-        handle = ctypes.c_void_p()
-        if self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle)) != 0:
-            return {}
-        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
         count, found = ctypes.c_uint(_MOST_PROCESSES), (_Process * _MOST_PROCESSES)()
-        if ask is None or ask(handle, ctypes.byref(count), found) != 0:
+        if not self._ask("nvmlDeviceGetComputeRunningProcesses_v3", device, count, found):
             return {}
         return {each.pid: each.bytes for each in found[: count.value] if each.bytes != _NOT_TOLD}
 
     def compute_capability(self, device: str) -> str | None:
         """The compute capability, such as "9.0"; None when the driver does not tell it."""
-        handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        if self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle)) != 0:
-            return None
-        ask = self._library.nvmlDeviceGetCudaComputeCapability
-        if ask(handle, ctypes.byref(major), ctypes.byref(minor)) != 0:
-            return None
-        return f"{major.value}.{minor.value}"
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        told = self._ask("nvmlDeviceGetCudaComputeCapability", device, major, minor)
+        return f"{major.value}.{minor.value}" if told else None
 
     def joules(self, device: str) -> float | None:
         """Energy since the driver was loaded."""
@@ -204,10 +181,11 @@ class Nvml:
         known = self._ask("nvmlDeviceGetTotalEnergyConsumption", device, millijoules)
         return millijoules.value / 1000 if known else None
 
-    def _ask(self, function: str, device: str, answer: Any) -> bool:
-        handle = ctypes.c_void_p()
+    def _ask(self, function: str, device: str, *answers: Any) -> bool:
+        """Fills in the answers; False when the driver lacks the function or cannot tell."""
+        handle, ask = ctypes.c_void_p(), getattr(self._library, function, None)
         code = self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
-        return bool(code == 0 and getattr(self._library, function)(handle, ctypes.byref(answer)) == 0)
+        return bool(ask and code == 0 and ask(handle, *map(ctypes.byref, answers)) == 0)
 
     def _text(self, function: str, handle: ctypes.c_void_p) -> str:
         buffer = ctypes.create_string_buffer(96)

@@ -31,9 +31,8 @@ def begin(file: Path, *, waits_s: float = 0.0) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(
-            descriptor, 0, _TIME.size
-        )  # a write to shared memory on a full disk would be fatal
+        # a write to shared memory on a full disk would be fatal
+        os.posix_fallocate(descriptor, 0, _TIME.size)
         _Here.memory, _Here.waits_s = mmap.mmap(descriptor, _TIME.size), waits_s
     finally:
         os.close(descriptor)

@@ -19,11 +19,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from serin.errors import LeaseUnavailable
 from serin.machine import environment
@@ -35,44 +35,55 @@ logger = logging.getLogger(__name__)
 SLOTS = 4  # shared leases that one device may have at a time
 
 _POLL_S = 0.05
-Signed = TypeVar("Signed")
+Signed = TypeVar("Signed", bound="_Signed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who holds a device, or a slot of it."""
+class _Signed:
+    """A process that holds or waits, as it has signed its file."""
 
-    device: str
     pid: int
     host: str
     user: str
     purpose: str
     since: float
+
+    @property
+    def _who(self) -> str:
+        return (
+            f"process {self.pid} of {self.user} on {self.host}{f' ({self.purpose})' if self.purpose else ''}"
+        )
+
+    @property
+    def _for(self) -> str:
+        return f"for {max(0.0, time.time() - self.since) / 60:.1f} min"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder(_Signed):
+    """Who holds a device, or a slot of it."""
+
+    device: str
     kind: Literal["exclusive", "shared"] = "exclusive"
     memory_bytes: int = 0  # that a shared lease asked for
 
     def __str__(self) -> str:
         how = "" if self.kind == "exclusive" else ", shared"
-        return f"{self.device}: {_who(self.pid, self.user, self.host, self.purpose)}{how}, {_for(self.since)}"
+        return f"{self.device}: {self._who}{how}, {self._for}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiter:
+class Waiter(_Signed):
     """Who waits for devices. The lowest ticket is next."""
 
     ticket: int
     count: int
     shared: bool
     memory_bytes: int
-    pid: int
-    host: str
-    user: str
-    purpose: str
-    since: float
 
     def __str__(self) -> str:
         what = f"{self.count} GPU(s){', shared' if self.shared else ''}"
-        return f"{_who(self.pid, self.user, self.host, self.purpose)} waits for {what}, {_for(self.since)}"
+        return f"{self._who} waits for {what}, {self._for}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +95,6 @@ class Lease:
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(device.id for device in self.devices)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Returns the environment for child processes. Deliberately empty without a lease: other GPUs must not be
-        visible."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.ids)}
 
 
 @contextmanager
@@ -127,7 +132,7 @@ def lease(
     with ExitStack() as held:
         with ExitStack() as queue:
             ticket = _take_ticket(queue, wanted)
-            _wait(held, wanted, ticket, deadline=time.monotonic() + wait_s, stop=stop, home=home)
+            _wait(held, wanted, ticket, time.monotonic() + wait_s, stop)
         yield Lease(devices=tuple(device for device in able if device.id in wanted.taken))
 
 
@@ -167,29 +172,19 @@ class _Wanted:
                 break
             if device.id in self.taken:
                 continue
-            file = self._take_slot(held, device) if self.shared else self._take_whole(held, device)
+            file = self._take_slot(held, device) if self.shared else take(held, self._file(device))
             if file is not None:
                 self.taken.add(device.id)
-                self._sign(file, device)
+                kind: Literal["exclusive", "shared"] = "shared" if self.shared else "exclusive"
+                by = _signature(self.purpose)
+                sign(file, Holder(device=device.id, kind=kind, memory_bytes=self.memory_bytes, **by))
         return len(self.taken) == self.count
-
-    def _sign(self, file: int, device: Device) -> None:
-        kind: Literal["exclusive", "shared"] = "shared" if self.shared else "exclusive"
-        by = signature()
-        holder = Holder(
-            device=device.id, purpose=self.purpose, kind=kind, memory_bytes=self.memory_bytes,
-            pid=by.pid, host=by.host, user=by.user, since=by.since,
-        )  # fmt: skip
-        sign(file, asdict(holder))
 
     def _by_preference(self) -> Sequence[Device]:
         """Small stages go where others are already, so that whole devices stay free."""
         if not self.shared:
             return self.devices
         return sorted(self.devices, key=lambda device: not self._sharers(device))
-
-    def _take_whole(self, held: ExitStack, device: Device) -> int | None:
-        return take(held, self._file(device))
 
     def _take_slot(self, held: ExitStack, device: Device) -> int | None:
         with ExitStack() as ours:
@@ -234,12 +229,11 @@ def _take_ticket(queue: ExitStack, wanted: _Wanted) -> Path:
         scratch = folder / f".{os.getpid()}-{secrets.token_hex(4)}"
         file = take(queue, scratch)
         assert file is not None, "nobody else knows this name"
-        by = signature()
         waiter = Waiter(
             ticket=number, count=wanted.count, shared=wanted.shared, memory_bytes=wanted.memory_bytes,
-            purpose=wanted.purpose, pid=by.pid, host=by.host, user=by.user, since=by.since,
+            **_signature(wanted.purpose),
         )  # fmt: skip
-        sign(file, asdict(waiter))
+        sign(file, waiter)
         path = folder / f"{number:012d}.json"
         scratch.rename(path)
     queue.callback(path.unlink, missing_ok=True)
@@ -247,15 +241,9 @@ def _take_ticket(queue: ExitStack, wanted: _Wanted) -> Path:
 
 
 def _wait(
-    held: ExitStack,
-    wanted: _Wanted,
-    ticket: Path,
-    *,
-    deadline: float,
-    stop: threading.Event | None,
-    home: Path,
+    held: ExitStack, wanted: _Wanted, ticket: Path, deadline: float, stop: threading.Event | None
 ) -> None:
-    told = False
+    home, told = wanted.folder.parent, False
     while True:
         if _is_head(wanted.folder, ticket) and wanted.collect(held):
             return
@@ -287,25 +275,10 @@ def _tickets(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "queue").glob("*.json") if path.stem.isdigit())
 
 
-def _who(pid: int, user: str, host: str, purpose: str) -> str:
-    return f"process {pid} of {user} on {host}{f' ({purpose})' if purpose else ''}"
-
-
-def _for(since: float) -> str:
-    return f"for {max(0.0, time.time() - since) / 60:.1f} min"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    pid: int
-    host: str
-    user: str
-    since: float
-
-
-def signature() -> Signature:
+def _signature(purpose: str) -> dict[str, Any]:
     """This process, now."""
-    return Signature(pid=os.getpid(), host=socket.gethostname(), user=environment.user(), since=time.time())
+    who = {"pid": os.getpid(), "host": socket.gethostname(), "user": environment.user()}
+    return {**who, "purpose": purpose, "since": time.time()}
 
 
 def take(stack: ExitStack, path: Path, *, shared: bool = False, create: bool = True) -> int | None:
@@ -330,8 +303,8 @@ def is_held(path: Path) -> bool:
             return False
 
 
-def sign(file: int, content: Mapping[str, object]) -> None:
-    os.pwrite(file, json.dumps(content).encode(), 0)
+def sign(file: int, who: _Signed) -> None:
+    os.pwrite(file, json.dumps(asdict(who)).encode(), 0)
 
 
 def living(paths: Iterable[Path], kind: type[Signed]) -> Iterator[Signed]:

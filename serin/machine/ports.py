@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from ipaddress import ip_address
+from typing import Self
 
 from serin.errors import PortTaken
 
@@ -49,7 +49,7 @@ def is_free(port: int, address: str = LOOPBACK) -> bool:
 
 
 class Claims:
-    """The ports that this process has claimed until it ends.
+    """The ports that this process has claimed until the block ends.
 
     A port is bound only seconds after it was chosen, by a child. Until then an abstract unix socket named after the
     port represents it: the kernel makes the name exclusive, keeps it in the same network namespace as the port, and
@@ -72,19 +72,12 @@ class Claims:
         self._sockets.append(holder)
         return True
 
-    def release(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for holder in self._sockets:
             holder.close()
-        self._sockets.clear()
-
-
-@contextlib.contextmanager
-def port_claims() -> Iterator[Claims]:
-    claims = Claims()
-    try:
-        yield claims
-    finally:
-        claims.release()
 
 
 def choose_port(

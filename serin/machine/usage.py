@@ -10,10 +10,11 @@ import contextlib
 import os
 import platform
 import threading
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from statistics import fmean
 
 import psutil
 
@@ -34,73 +35,71 @@ class DeviceCost:
     joules: float | None
 
 
-class Watch(Protocol):
-    def start(self) -> None: ...
+class Watch:
+    """Samples the resources of a run from a thread."""
+
+    def __init__(self, sample_s: float) -> None:
+        self._sample_s, self._ended = sample_s, threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="usage-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
 
     def look_at(self, pid: int) -> None:
-        """Attributes that process and its children to the run from now on."""
+        """Attributes that process and its children to the run from now on. A leased GPU is all the run's anyway."""
 
+    @abstractmethod
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
         """What the run cost; `peak_bytes` by device where the run knows it itself."""
 
+    @abstractmethod
+    def _look(self) -> None: ...
 
-class GpuDriver(Protocol):
-    """What is asked of NVML (machine/hardware.py)."""
+    def _sample(self) -> None:
+        while not self._ended.wait(self._sample_s):
+            self._look()
 
-    def busy_share(self, device: str) -> float | None: ...
-
-    def free_bytes(self, device: str) -> int | None: ...
-
-    def process_bytes(self, device: str) -> dict[int, int]: ...
-
-    def joules(self, device: str) -> float | None: ...
+    def _end(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._look()  # work that took less than a sample is seen, too
 
 
-class GpuWatch:
-    """Samples the driver from a thread; does nothing where there is none.
+class GpuWatch(Watch):
+    """Samples the driver; does nothing where there is none.
 
     Memory is that of this process and its children. Where the driver names no processes, as in some containers, it is
     the growth of the memory in use since the start."""
 
-    def __init__(self, devices: Sequence[Device], driver: GpuDriver | None = None) -> None:
+    def __init__(self, devices: Sequence[Device], driver: Nvml | None = None) -> None:
+        super().__init__(_GPU_SAMPLE_S)
         self._devices = tuple(devices)
-        self._nvml: GpuDriver | None = driver or (Nvml.open() if devices else None)
+        self._nvml = driver or (Nvml.open() if devices else None)
         self._busy: dict[str, list[float]] = {device.id: [] for device in devices}
         self._peak: dict[str, int] = {}
         self._free_before: dict[str, int | None] = {}
         self._joules_before: dict[str, float | None] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="gpu-watch", daemon=True)
 
     def start(self) -> None:
         if self._nvml:
             self._joules_before = {device.id: self._nvml.joules(device.id) for device in self._devices}
             self._free_before = {device.id: self._nvml.free_bytes(device.id) for device in self._devices}
-            self._thread.start()
-
-    def look_at(self, pid: int) -> None:
-        """A leased GPU is all the run's, whichever process uses it."""
+            super().start()
 
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-            self._look()  # work that took less than a sample is seen, too
+        self._end()
         return tuple(
             DeviceCost(
                 id=device.id,
                 name=device.name,
                 booked_s=seconds,
-                busy_share=_mean(self._busy[device.id]),
+                busy_share=fmean(shares) if (shares := self._busy[device.id]) else None,
                 peak_bytes=peak_bytes.get(device.id) or self._peak.get(device.id) or None,
                 joules=self._joules_since(device.id),
             )
             for device in self._devices
         )
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_GPU_SAMPLE_S):
-            self._look()
 
     def _look(self) -> None:
         assert self._nvml is not None
@@ -125,29 +124,26 @@ class GpuWatch:
         return None if before is None or after is None else after - before
 
 
-class CpuWatch:
+class CpuWatch(Watch):
     """Samples a process and its children: seconds of all cores they took, memory they held together."""
 
     def __init__(self) -> None:
+        super().__init__(_CPU_SAMPLE_S)
         self._root = os.getpid()
         self._before: dict[tuple[int, float], float] = {}
         self._seen: dict[tuple[int, float], float] = {}
         self._peak = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="cpu-watch", daemon=True)
 
     def start(self) -> None:
         self._look()
         self._before = dict(self._seen)
-        self._thread.start()
+        super().start()
 
     def look_at(self, pid: int) -> None:
         self._root, self._seen, self._before, self._peak = pid, {}, {}, 0
 
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
-        self._ended.set()
-        self._thread.join()
-        self._look()
+        self._end()
         busy = sum(seconds - self._before.get(process, 0.0) for process, seconds in self._seen.items())
         return (
             DeviceCost(
@@ -159,10 +155,6 @@ class CpuWatch:
                 joules=None,  # the kernel's counters are the whole machine's, and only root may read them
             ),
         )
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_CPU_SAMPLE_S):
-            self._look()
 
     def _look(self) -> None:
         resident, seen = 0, self._seen  # look_at may begin a new one in the meantime
@@ -191,7 +183,3 @@ def cpu_name() -> str:
             if name.strip() in _CPU_NAMES and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from serin.machine.documents import read_json
-from serin.machine.durable import write_whole
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, write_whole
 from serin.machine.typed_json import Document
 
 _KEPT: Final = 100

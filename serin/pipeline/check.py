@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,14 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.schema import InputColumn, difference, read_schema
 from serin.formats.serving.journal import NOT_PROMISED
 from serin.spec.data import DataSpec
-from serin.spec.load import load_spec, spec_file
+from serin.spec.features import FeatureSpec
+from serin.spec.kind_settings import unused_in
+from serin.spec.load import absolute_tables, load_spec, spec_file
 from serin.spec.monitoring import weeks_problem
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.steps.parse import parse_step
 from serin.spec.stored import stored_capture
+from serin.spec.target import TargetSpec
+from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store
 
 if TYPE_CHECKING:
@@ -25,6 +33,12 @@ if TYPE_CHECKING:
     from serin.etl.trial import Trial
 
 _QUERIED_ROWS = 1000  # of a SQL query: enough to know its columns
+_MAKES_NO_NAMES = {
+    "target", "time", "id", "split", "checks", "training_only", "allow_leaks", "where", "unique",
+}  # fmt: skip
+_MOST_ENTRIES = 200  # that are left out of a spec with mistakes
+
+Location = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -70,36 +84,21 @@ class CheckedSpec:
 
 
 def _monitoring_lines(spec: PipelineSpec) -> Iterator[str]:
-    """What the spec asks for and will not get by itself."""
-    yield from _unrecorded_lines(spec)
-    yield from _unwatched_lines(spec)
-    yield from _retrain_lines(spec)
-
-
-def _unrecorded_lines(spec: PipelineSpec) -> Iterator[str]:
-    """A line when requests are to be recorded and the way of serving that the spec names cannot do that."""
+    """What the spec asks for and will not get by itself: requests that its way of serving cannot record, drift of
+    columns whose values are not recorded, and retraining by alarms that nothing in Serin raises for this spec."""
     from serin.serving.triton.backends import RECORDING
 
-    if spec.monitoring.capture.share and spec.serving.backend not in ("auto", *RECORDING):
+    capture, drift, quality = spec.monitoring.capture, spec.monitoring.drift, spec.monitoring.quality
+    if capture.share and spec.serving.backend not in ("auto", *RECORDING):
         yield (
             f"requests are not recorded (monitoring.capture): serving.backend: {spec.serving.backend} cannot; "
             f"leave it out, or name {' or '.join(RECORDING)}"
         )
-
-
-def _unwatched_lines(spec: PipelineSpec) -> Iterator[str]:
-    """A line when drift of some columns cannot be seen, because their values are not recorded."""
-    capture, drift = spec.monitoring.capture, spec.monitoring.drift
     if drift is not None and drift.columns is None and (hidden := [*capture.mask, *capture.drop]):
         names = ", ".join(dict.fromkeys(hidden))
         yield f"drift of {names} is not watched: monitoring.capture does not record their values"
-
-
-def _retrain_lines(spec: PipelineSpec) -> Iterator[str]:
-    """A line for each trigger of a retraining that nothing in Serin will send for this spec."""
-    watched = {"drift": spec.monitoring.drift, "quality": spec.monitoring.quality}
-    for trigger in spec.monitoring.retrain:
-        if trigger in watched and watched[trigger] is None:
+    for trigger, watched in (("drift", drift), ("quality", quality)):
+        if trigger in spec.monitoring.retrain and watched is None:
             yield (
                 f"monitoring.retrain: {trigger} waits for events `serin.{trigger}` from outside: without "
                 f"monitoring.{trigger} Serin raises no such alarm"
@@ -194,12 +193,11 @@ def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> 
     from serin.etl.binding.layout import try_lay_out
     from serin.etl.binding.problems import Problems
     from serin.etl.trial import try_rows
-    from serin.spec.partial import read_partial
 
     problems = Problems()
     problems.add(error)
     try:
-        part = read_partial(source)
+        part = _read_partial(source)
     except SpecError:  # the file holds no spec at all
         return error
     if part is None:
@@ -241,3 +239,86 @@ def _opened(data: DataSpec, problems: Problems) -> Iterator[dict[str, Table]]:
                 found = find_table(name, table, converted.digests, rows=rows, most_rows=_QUERIED_ROWS)
                 tables[name] = open_table(name, found, Path(scratch), converted)
         yield tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartialSpec:
+    """What can be read of a spec with mistakes: its data and features without the entries that are wrong, so that one
+    mistake does not hide the others. `names_known`: False when an entry that makes columns could not be read: a column
+    may only seem to be missing."""
+
+    data: DataSpec
+    features: tuple[FeatureSpec, ...]
+    names_known: bool
+    unused: tuple[tuple[str, str], ...] = ()
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """What does not fit together in these sections, and settings that the model's kind does not use."""
+        yield from self.unused
+        if self.names_known:
+            yield from self.data.problems()
+            spec = PipelineSpec.model_construct(name="partial", data=self.data, features=self.features)
+            yield from spec.feature_problems()
+
+
+def _read_partial(source: Path | Mapping[str, Any]) -> _PartialSpec | None:
+    """The readable part of a spec; None when there are no tables to compare it with."""
+    base = Path.cwd() if isinstance(source, Mapping) else source.absolute().parent
+    raw = source if isinstance(source, Mapping) else read_mapping(source)
+    given = raw.get("data")
+    if not isinstance(given, dict) or not isinstance(given.get("tables"), dict):
+        return None
+    data, removed = _readable_data(copy.deepcopy(given))
+    if data is None:
+        return None
+    features = raw.get("features")
+    return _PartialSpec(
+        data=absolute_tables(data, base),
+        features=tuple(_readable_feature(each) for each in (features if isinstance(features, list) else ())),
+        names_known=all(location[0] in _MAKES_NO_NAMES for location in removed),
+        unused=tuple(unused_in(raw)),
+    )
+
+
+def _readable_data(raw: dict[str, Any]) -> tuple[DataSpec | None, list[Location]]:
+    removed: list[Location] = []
+    for _ in range(_MOST_ENTRIES):
+        raw.setdefault("target", TargetSpec.model_construct(expressions={}, expression="", task="regression"))
+        try:
+            return DataSpec.model_validate(raw), removed
+        except ValidationError as error:
+            location = _remove(raw, error.errors()[0]["loc"])
+            if location is None:
+                break
+            removed.append(location)
+    return None, removed
+
+
+def _remove(raw: dict[str, Any], location: Location) -> Location | None:
+    """Removes the innermost entry that an error is about; from a list also what follows, so that positions stay true.
+    Where it was; None when it is not there."""
+    path: list[Any] = [raw]
+    for part in location:
+        inner = path[-1]
+        known = (isinstance(inner, dict) and part in inner) or (
+            isinstance(inner, list) and part in range(len(inner))
+        )
+        if not known:
+            break
+        path.append(inner[part])
+    if len(path) == 1:
+        return None
+    last, place = path[-2], location[len(path) - 2]
+    if isinstance(last, list):
+        del last[int(place) :]
+    else:
+        del last[place]
+    return location[: len(path) - 1]
+
+
+def _readable_feature(raw: Any) -> FeatureSpec:
+    """The feature; one without columns when it cannot be read, so that the others keep their positions."""
+    try:
+        return FeatureSpec.model_validate(raw)
+    except ValidationError:
+        return FeatureSpec.model_construct(columns=(), steps=(parse_step("normalize"),))

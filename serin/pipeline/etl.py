@@ -7,7 +7,7 @@ import threading
 from serin.errors import NotFound
 from serin.machine import environment
 from serin.pipeline.needs import etl_needs
-from serin.pipeline.stage import StageCall, StageResult, dataset_here, name_attempt
+from serin.pipeline.stage import StageCall, StageResult, dataset_here
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
@@ -36,8 +36,7 @@ def build_dataset(
     """
     if not data.tables:
         return StageResult(value=NO_DATASET, ran=False, why="the spec has no data section")
-    attempt = name_attempt(fresh=fresh, attempt=attempt)
-    call = StageCall(stage="etl", name=name, attempt=attempt, run=run, stop=stop or threading.Event())
+    call = StageCall.of("etl", name, fresh=fresh, attempt=attempt, run=run, stop=stop)
     known = _find(call, data, features)
     if known is not None:
         return call.found(known, _describe(known))

@@ -14,7 +14,7 @@ from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
 from serin.machine import environment
 from serin.pipeline.needs import export_needs
-from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here, name_attempt
+from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.stage_keys import StageKey, key_of, remember
@@ -43,13 +43,7 @@ def export_model(
     then finds what it has published. All calls of one `attempt`, on whatever host, publish one version at most. `run`
     and `stop`: see StageCall.
     """
-    call = StageCall(
-        stage="export",
-        name=spec.name,
-        attempt=name_attempt(fresh=fresh, attempt=attempt),
-        run=run,
-        stop=stop or threading.Event(),
-    )
+    call = StageCall.of("export", spec.name, fresh=fresh, attempt=attempt, run=run, stop=stop)
     dataset, weights = dataset_here(dataset), checkpoint_here(checkpoint)
     if weights is None:
         raise NotTrained(spec=spec.name)

@@ -18,36 +18,23 @@ _LONGEST = 2000  # characters of one line
 _ABOUT_GPUS = re.compile(r"CudaDriverHelper|pinned system memory|DCGM|CUDA driver")
 
 
-class Followed:
-    """Text files that grow, and may not exist yet: reads the whole lines that were appended since the last read."""
-
-    def __init__(self, find: Callable[[], Iterable[Path]]) -> None:
-        self._find = find
-        self._offsets = {path: path.stat().st_size for path in find()}
-
-    def read(self) -> list[str]:
-        lines = []
-        for path in sorted(self._find()):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(newline)
-            lines += [line[:_LONGEST] for line in whole.decode(errors="replace").splitlines() if line.strip()]
-        return lines
-
-
 @contextmanager
 def following(
     find: Callable[[], Iterable[Path]], say: Callable[[str], None], *, label: Callable[[str], str | None]
 ) -> Iterator[None]:
-    """Lines that are appended while the block runs go to `say` as `label` gives them; None leaves a line out."""
-    files, over = Followed(find), threading.Event()
+    """Whole lines that are appended to files while the block runs go to `say` as `label` gives them; None leaves a line
+    out. Files may not exist yet."""
+    offsets, over = {path: path.stat().st_size for path in find()}, threading.Event()
 
     def pass_on() -> None:
-        for line in files.read():
-            labelled = label(line)
-            if labelled is not None:
-                say(labelled)
+        for path in sorted(find()):
+            with path.open("rb") as file:
+                file.seek(offsets.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            offsets[path] = offsets.get(path, 0) + len(whole) + len(newline)
+            for line in whole.decode(errors="replace").splitlines():
+                if line.strip() and (labelled := label(line[:_LONGEST])) is not None:
+                    say(labelled)
 
     def follow() -> None:
         while not over.wait(_LOOK_S):

@@ -16,7 +16,7 @@ from serin.formats.dataset import FEATURES, SPLITS, DatasetDescription, read_dat
 from serin.formats.shards import Array, Rows, read_split
 from serin.machine import environment
 from serin.machine.durable import sync
-from serin.store.frames import frames_folder, hold_frame
+from serin.store.runs import frames_folder, hold_frame
 
 if TYPE_CHECKING:
     import pandas as pd

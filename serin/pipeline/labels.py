@@ -66,26 +66,22 @@ def truth_of(bundle: Bundle) -> TruthOf:
 
 
 def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
-    matched = ambiguous = unclear = beyond = 0
+    counts = dict.fromkeys(("matched", "ambiguous", "unclear", "beyond"), 0)
     if added.file is not None:
         labels = added.file.read()
         records = records_home(home, model)
         versions, index = watched_versions(Store.open(), model), KeyIndex(records, model)
         *_, found = search(records, model, added.file, labels, versions, index)
-        matched, ambiguous, unclear = len(found.labels), len(found.ambiguous), len(found.unclear)
-        beyond = len(found.beyond)
-    stored = 0 if added.file is None else added.stored
+        parts = (found.labels, found.ambiguous, found.unclear, found.beyond)
+        counts = dict(zip(counts, map(len, parts), strict=True))
     return LabelsAdded(
+        **counts,
         rows=added.rows,
-        stored=stored,
+        stored=added.stored if added.file is not None else 0,
         missing=added.missing,
         without_key=added.without_key,
         repeated=added.repeated,
-        matched=matched,
-        unknown=max(0, stored - matched - ambiguous - unclear - beyond),
-        ambiguous=ambiguous,
-        unclear=unclear,
-        beyond=beyond,
+        unknown=max(0, added.stored - sum(counts.values())) if added.file is not None else 0,
         key=str(added.key),
         mixed=added.mixed,
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from serin.errors import DataError, StoreError
-from serin.formats.cluster.host_report import PREFIX, WorkerReport
+from serin.formats.cluster.host_report import PREFIX, WorkerReport, read_report
 from serin.machine.hardware import inventory
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec, gpus_wanted
@@ -121,7 +121,7 @@ def gpus_elsewhere() -> int:
     shared, most = shared_objects(), 0
     with suppress(StoreError):
         for key in [] if shared is None else shared.keys(PREFIX):
-            found = shared.read(key) if shared is not None and key.endswith("/worker-gpu.json") else None
-            with suppress(ValueError, TypeError, KeyError):  # of another version
-                most = max(most, len(WorkerReport.load(found.content).gpus) if found else 0)
+            if shared is not None and key.endswith("/worker-gpu.json"):
+                report = read_report(WorkerReport, shared, key)
+                most = max(most, len(report.gpus) if report else 0)
     return most

@@ -115,18 +115,17 @@ def follow_rollout(
     `until_asked`: return also when the rollout waits for approval. What the release's Triton logs is logged, too."""
     log, began = environment.home() / "releases" / "logs" / f"{release.name}.log", time.monotonic()
 
+    def ends(decisions: list[Decision]) -> bool:
+        if Phase(decisions[-1].phase).final or (until_asked and waits_for_approval(decisions)):
+            return True
+        return _is_late(decisions, began)
+
     def tell(decision: Decision) -> None:
         _log.info("%s: %s", release.name, describe(decision))
         on_decision(decision)
 
     with process_lines(lambda: [log] if log.exists() else [], label=triton_line(release.name)):
-        return follow_decisions(
-            release.model,
-            rollout,
-            tell,
-            until=lambda decisions: _is_final(decisions, until_asked) or _is_late(decisions, began),
-            stop=stop,
-        )
+        return follow_decisions(release.model, rollout, tell, until=ends, stop=stop)
 
 
 def follow_decisions(
@@ -150,10 +149,6 @@ def follow_decisions(
             return decisions
         if stop.wait(_POLL_S):
             raise StageStopped(stage="rollout")
-
-
-def _is_final(decisions: list[Decision], until_asked: bool) -> bool:
-    return Phase(decisions[-1].phase).final or (until_asked and waits_for_approval(decisions))
 
 
 def _is_late(decisions: list[Decision], began: float) -> bool:

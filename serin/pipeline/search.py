@@ -34,7 +34,7 @@ def search_settings(
         datasets,
         folder=folder,
         home=home,
-        storage=environment.search_storage(),
+        storage=environment.text("SERIN_SEARCH_STORAGE"),
         stop=stop,
     )
     model, training = with_values(spec.model, spec.training, found.settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from serin.formats.cluster.host_report import PREFIX, WorkerReport
+from serin.formats.cluster.host_report import PREFIX, WorkerReport, read_report
 from serin.store.stage_results import shared_objects
 
 SILENT_S = 60.0
@@ -26,8 +26,7 @@ class RunHost:
         keys = [key for key in shared.keys(PREFIX) if "/worker-" in key]
         known = None if self._seen is None else self._seen[0]
         for key in [known] if known in keys else keys:
-            found = shared.read(key)
-            report = None if found is None else _loaded(found.content)
+            report = read_report(WorkerReport, shared, key)
             if report is None or self._run not in report.runs:
                 continue
             now = time.monotonic()
@@ -35,11 +34,4 @@ class RunHost:
                 self._seen, self._since = (key, report.beat), now
             return report.host if now - self._since > SILENT_S else None
         self._seen = None
-        return None
-
-
-def _loaded(content: bytes) -> WorkerReport | None:
-    try:
-        return WorkerReport.load(content)
-    except (ValueError, TypeError, KeyError):
         return None

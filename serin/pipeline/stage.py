@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from serin.errors import NotFound
 from serin.machine import environment
@@ -57,6 +57,21 @@ class StageCall:
     attempt: str | None = None
     run: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def of(
+        cls,
+        stage: str,
+        name: str,
+        *,
+        fresh: bool,
+        attempt: str | None,
+        run: str | None,
+        stop: threading.Event | None,
+    ) -> Self:
+        """A call that uses an earlier result unless it is `fresh`; a fresh try without a name gets a new one."""
+        tried = (attempt or secrets.token_hex(4)) if fresh else None
+        return cls(stage=stage, name=name, attempt=tried, run=run, stop=stop or threading.Event())
 
     @property
     def home(self) -> Path:
@@ -123,7 +138,7 @@ class StageCall:
             else:
                 held = stack.enter_context(self.lease(needs))
             stack.enter_context(environment.showing_devices(held.ids))
-            if not _first_shown and environment.inventory_file() is None:
+            if not _first_shown and environment.path("SERIN_INVENTORY") is None:
                 _first_shown.extend(held.ids)
             yield held
 
@@ -132,11 +147,6 @@ class StageCall:
         if self.run is not None:
             version = (value.model, value.version) if isinstance(value, Bundle) else None
             note(self.home, self.run, self.stage, ran=ran, why=reason, version=version, receipt=receipt)
-
-
-def name_attempt(*, fresh: bool, attempt: str | None) -> str | None:
-    """The name of a fresh try: the one that was given, else one that was never used. None when it is not fresh."""
-    return (attempt or secrets.token_hex(4)) if fresh else None
 
 
 # Names of datasets and of trainings are digests of what decides them, so the same name is the same content everywhere.

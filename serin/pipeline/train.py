@@ -13,14 +13,7 @@ from serin.errors import Preempted, TrainingRefused
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
-from serin.pipeline.stage import (
-    StageCall,
-    StageResult,
-    checkpoint_here,
-    dataset_here,
-    name_attempt,
-    share_checkpoint,
-)
+from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here, share_checkpoint
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
@@ -54,13 +47,7 @@ def train_model(
     that train together, each by this call; they take no lock against each other. `run` and `stop`: see StageCall; a
     training that is stopped saves first and raises Preempted.
     """
-    call = StageCall(
-        stage="train",
-        name=name,
-        attempt=name_attempt(fresh=fresh, attempt=attempt),
-        run=run,
-        stop=stop or threading.Event(),
-    )
+    call = StageCall.of("train", name, fresh=fresh, attempt=attempt, run=run, stop=stop)
     dataset = dataset_here(dataset)
     parts = training_parts(model, training, dataset)
     folder = training_folder(call.home, model, training, dataset, attempt=call.attempt)

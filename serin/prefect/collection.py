@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 
 _PACKAGE = "serin_workers"
 

@@ -20,7 +20,7 @@ from serin.host.logs import log_tail
 from serin.host.state import POOLS, Stack, read_stack
 from serin.host.supervisor import Supervisor
 from serin.machine import environment
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.machine.hardware import inventory
 from serin.machine.process import Process
 from serin.prefect import rest_api
@@ -86,7 +86,7 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
     The server is that of the stack in `home`, or the one that PREFECT_API_URL names if no stack is up. `file`: your
     own; None: deployments/prefect.yaml. `slurm`: work pools whose runs become Slurm jobs.
     """
-    stack, url = read_stack(home), environment.prefect_api_url()
+    stack, url = read_stack(home), environment.text("PREFECT_API_URL")
     if stack is not None and stack.is_alive:
         url, own = stack.prefect_api_url, stack.owns_prefect
         settings, api = prefect_environment(home, url, own=own), stack_api(stack)

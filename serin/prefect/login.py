@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 from serin.errors import NotUp, StackUnusable
 from serin.host.state import Stack, running_here
-from serin.machine.durable import create_secret
-from serin.machine.environment import prefect_api_url, prefect_credentials
-from serin.machine.private import make_private
+from serin.machine import environment
+from serin.machine.durable import create_secret, make_private
 from serin.prefect.rest_api import Api, answers
 
 _USER = "serin"
@@ -70,7 +69,7 @@ def stack_api(stack: Stack) -> Api:
 
 def callers_api(url: str) -> Api:
     """Returns a server that is not the stack's own, with the credentials of the caller."""
-    shown = prefect_credentials()
+    shown = environment.prefect_credentials()
     return Api(url, shown.get("PREFECT_API_AUTH_STRING"), shown.get("PREFECT_API_KEY"))
 
 
@@ -116,6 +115,6 @@ def needed_server(home: Path) -> PrefectServer:
 
 def named_server() -> str | None:
     """Returns the server that PREFECT_API_URL names. A dead one on this machine was a stack's: None."""
-    url = prefect_api_url()
+    url = environment.text("PREFECT_API_URL")
     local = url is not None and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     return None if url is None or (local and not answers(url)) else url

@@ -9,8 +9,8 @@ from serin.host.standing import stack_environment, standing_process
 from serin.host.state import POOLS, Stack, stack_name
 from serin.host.wiring import PREFECT, RECONCILER, worker_name
 from serin.machine import environment
-from serin.machine.application import application_folder
 from serin.machine.durable import write_whole
+from serin.machine.environment import application_folder
 from serin.machine.process import Process
 from serin.prefect.login import make_login
 from serin.prefect.prepared import is_prepared

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from serin.host.logs import mask_secrets
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 
 
 def enter_application() -> dict[str, str]:

@@ -93,7 +93,7 @@ class _Asked:
 
 def main() -> None:
     log_to_stdout()
-    run, url = environment.flow_run_id(), environment.prefect_api_url()
+    run, url = environment.text("PREFECT__FLOW_RUN_ID"), environment.text("PREFECT_API_URL")
     if run is None or url is None:
         sys.exit("no flow run and no Prefect server: this program is started by Serin's Slurm worker")
     api = callers_api(url)

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from serin.errors import ProcessFailed
 from serin.host.supervisor import READY_S, wait_while_alive
+from serin.machine.durable import make_private
 from serin.machine.locks import locked
 from serin.machine.parent_death import die_with_parent
-from serin.machine.ports import choose_port, port_claims
-from serin.machine.private import make_private
+from serin.machine.ports import Claims, choose_port
 from serin.prefect import prepared, processes, rest_api
 from serin.prefect.deploy import apply_file, deployments_digest, make_pools
 from serin.prefect.login import read_login
@@ -88,7 +88,7 @@ def _make_template(folder: Path, digest: str, whole: Path) -> None:
 @contextlib.contextmanager
 def _server(home: Path) -> Iterator[rest_api.Api]:
     """A server on an empty database, without the services that would schedule runs or write events."""
-    with port_claims() as claims:
+    with Claims() as claims:
         port = choose_port(claims, asked=None, option="", preferred=())
         process = processes.prefect_server(home, port)
         process.log.parent.mkdir(parents=True)

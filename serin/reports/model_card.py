@@ -9,8 +9,7 @@ from typing import Any
 from serin.features.plan import FeaturePlan
 from serin.formats.champion import ChampionReport
 from serin.formats.dataset import DatasetDescription
-from serin.formats.gate import GateReport
-from serin.formats.groups import GroupReport, Measured
+from serin.formats.gate import GateReport, GroupReport, Measured
 from serin.formats.importance import Importance
 from serin.formats.reason import read_reason
 from serin.formats.schema import Schema

@@ -150,8 +150,6 @@ class UrlParts:
     def rows(self, number: int) -> int | None:
         system, root = file_system(self.url)
         try:
-            if not system.exists(self._path(root, number)):  # a file that was never opened cannot be closed
-                return None
             with system.open(self._path(root, number), "rb") as source:
                 return int(pq.read_metadata(source).num_rows)
         except (OSError, pa.ArrowException):

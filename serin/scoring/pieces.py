@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
-from serin.formats.csv_rows import as_requested, names_in_training
-from serin.formats.rows import read_rows
+from serin.formats.rows import as_requested, names_in_training, read_rows
 from serin.formats.schema import Schema
 from serin.store.file_systems import file_system, reason_of, remote_errors
 

@@ -13,7 +13,8 @@ import onnxruntime as ort
 import pyarrow as pa
 
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, read_schema, verify_bundle, with_answers
+from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, verify_bundle, with_answers
+from serin.formats.schema import read_schema
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.scoring.session import RUNTIME_ERRORS, Runs, open_session, run_in_batches
 

@@ -175,16 +175,15 @@ def _hits(base: Path, parts: Sequence[str], listed: dict[Path, frozenset[str]]) 
             yield from sorted(folder / name for name in names if name.endswith(".py"))
             yield from sorted(folder.glob("*/__init__.py"))
             return
-        yield from sorted(
-            folder / name for name in names if name.startswith(f"{part}.") and name.endswith(_CODE)
-        )
+        yield from _sources(folder, part, names)
         if part not in names:
             return
         folder = folder / part
-        inside = _listing(folder, listed)
-        yield from sorted(
-            folder / name for name in inside if name.startswith("__init__.") and name.endswith(_CODE)
-        )
+        yield from _sources(folder, "__init__", _listing(folder, listed))
+
+
+def _sources(folder: Path, stem: str, names: Iterable[str]) -> list[Path]:
+    return sorted(folder / name for name in names if name.startswith(f"{stem}.") and name.endswith(_CODE))
 
 
 def _listing(folder: Path, listed: dict[Path, frozenset[str]]) -> frozenset[str]:

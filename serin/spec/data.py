@@ -7,7 +7,7 @@ target, split.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -16,12 +16,15 @@ from serin.errors import nearest
 from serin.expressions import parse
 from serin.spec.checks import CheckSpec
 from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
-from serin.spec.rename import by_table, rename_problems
 from serin.spec.section import Section, is_empty
 from serin.spec.split import SplitSpec
 from serin.spec.tables import FileTable, TableSource
 from serin.spec.target import TargetSpec, checked_expression
 
+RESERVED = ("score", "label", "probabilities", "row", "target")
+"""Names that answers and golden rows use. No column of a request may have one of them."""
+RESERVED_PREFIXES = ("num__", "cat__")
+"""What the names of features in golden rows begin with."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 Origin = Source | Literal["derived"]
 
@@ -192,10 +195,8 @@ class DataSpec(Section):
         for index, window in enumerate(self.windows):
             for name in window.make:
                 if name in made:
-                    yield (
-                        f"data.windows[{index}].make.{name}",
-                        f"{name!r} comes from {made[name]!r} too; rename it",
-                    )
+                    problem = f"{name!r} comes from {made[name]!r} too; rename it"
+                    yield f"data.windows[{index}].make.{name}", problem
                 made[name] = f"windows[{index}]"
         known: set[str] = set()
         for name, text in self.derived.items():
@@ -203,10 +204,8 @@ class DataSpec(Section):
                 yield f"data.derived.{name}", f"{name!r} comes from {made[name]!r} too; rename it"
             for column in parse(text).columns:
                 if column in self.derived and column not in known:
-                    yield (
-                        f"data.derived.{name}",
-                        f"reads {column!r} before it is made; put {column!r} above it",
-                    )
+                    problem = f"reads {column!r} before it is made; put {column!r} above it"
+                    yield f"data.derived.{name}", problem
             known.add(name)
 
     def _order_problems(self) -> Iterator[tuple[str, str]]:
@@ -299,13 +298,58 @@ def _said_unknown(data: DataSpec, column: str) -> str | None:
     for index, join in enumerate(data.joins):
         if column in join.columns.values() and join.source == "training_only":
             change = "request when clients send it, or to lookup when the model shall look it up"
-            return (
-                f"data.joins[{index}] has source: training_only; set that to {change}, or leave it out here"
-            )
+            return _set_source(f"data.joins[{index}]", change)
     for index, window in enumerate(data.windows):
         if column in window.make and window.source == "training_only":
-            change = "request when clients send it"
-            return (
-                f"data.windows[{index}] has source: training_only; set that to {change}, or leave it out here"
-            )
+            return _set_source(f"data.windows[{index}]", "request when clients send it")
+    return None
+
+
+def _set_source(place: str, change: str) -> str:
+    return f"{place} has source: training_only; set that to {change}, or leave it out here"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no column of a request may have this name."""
+    return not name or name in RESERVED or name.startswith(RESERVED_PREFIXES)
+
+
+def by_table(given: Any, tables: Mapping[str, Any]) -> Any:
+    """The mapping as it is given; ValueError that shows the right form when the table's name is left out."""
+    if isinstance(given, dict) and (flat := {old: new for old, new in given.items() if isinstance(new, str)}):
+        table = next(iter(tables), "main")
+        names = ", ".join(f"{old}: {new}" for old, new in flat.items())
+        raise ValueError(f"names the columns of no table; write rename: {{{table}: {{{names}}}}}")
+    return given
+
+
+def rename_problems(
+    rename: Mapping[str, Mapping[str, str]], tables: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What is wrong whatever columns the files have, as (key, problem and how to fix it)."""
+    for table, names in rename.items():
+        if table not in tables:
+            yield f"data.rename.{table}", f"no table {table!r} in data.tables{nearest(table, tables)}"
+            continue
+        taken: dict[str, str] = {}
+        for old, new in names.items():
+            if problem := _rename_problem(old, new, names, taken):
+                yield f"data.rename.{table}.{old}", problem
+            taken.setdefault(new, old)
+
+
+def _rename_problem(old: str, new: str, names: Mapping[str, str], taken: Mapping[str, str]) -> str | None:
+    if not new:
+        return "the new name is empty; choose another"
+    if old == new:
+        return f"{old!r} is its name already; take it out"
+    if new in names:
+        return (
+            f"{new!r} is renamed itself, and names are not exchanged or passed on; choose a name that no column of "
+            f"the table has, such as {new + '_renamed'!r}"
+        )
+    if new in taken:
+        return f"{taken[new]!r} is renamed to {new!r} too; choose another name for one of them"
+    if is_reserved(new):
+        return f"{new!r} is reserved for answers and golden rows; choose another name"
     return None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, SerializeAsAny, model_validator
 
 from serin.spec.section import Section
-from serin.spec.steps.own import fingerprint
+from serin.spec.steps.operators import fingerprint
 from serin.spec.steps.parse import dump_step, parse_step
 from serin.spec.steps.step import FeatureStep
 

@@ -163,15 +163,11 @@ class MonitoringSpec(Section):
         if self.quality is None:
             return
         if not has_data:
-            yield (
-                "monitoring.quality",
-                "needs data: without a target nobody knows what a label means; take it out",
-            )
+            problem = "needs data: without a target nobody knows what a label means; take it out"
+            yield "monitoring.quality", problem
         elif not self.capture.share:
-            yield (
-                "monitoring.quality",
-                "needs recorded requests: set monitoring.capture.share, for example to 0.1",
-            )
+            problem = "needs recorded requests: set monitoring.capture.share, for example to 0.1"
+            yield "monitoring.quality", problem
 
     def drift_problems(
         self, request_columns: Collection[str], *, has_time: bool
@@ -181,16 +177,12 @@ class MonitoringSpec(Section):
         if self.drift is None:
             return
         if not request_columns:
-            yield (
-                "monitoring.drift",
-                "needs data: without training rows there is nothing to compare with; take it out",
-            )
+            problem = "needs data: without training rows there is nothing to compare with; take it out"
+            yield "monitoring.drift", problem
             return
         if not self.capture.share:
-            yield (
-                "monitoring.drift",
-                "needs recorded requests: set monitoring.capture.share, for example to 0.1",
-            )
+            problem = "needs recorded requests: set monitoring.capture.share, for example to 0.1"
+            yield "monitoring.drift", problem
         if self.drift.tolerance is None and not has_time:
             yield tolerance_problem("without data.time")
         hidden = {*self.capture.mask, *self.capture.drop}

@@ -340,9 +340,8 @@ class _Writer(ast.NodeVisitor):
         if names is None:
             names = _locals(node)
             hidden = names.keys() & self._package.module(self._module).places.keys()
-            self.followed += [
-                Definition(self._module, name) for name in sorted(hidden)
-            ]  # used as well, perhaps
+            # used as well, perhaps
+            self.followed += [Definition(self._module, name) for name in sorted(hidden)]
         own = [each for each in ast.walk(node.args) if isinstance(each, ast.arg)]
         self._locals = {**names, **{each.arg: f"parameter {each.arg}" for each in own}}
         self.generic_visit(node)

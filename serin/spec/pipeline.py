@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
-from typing import Annotated, Any, Self
+from collections.abc import Iterator
+from typing import Annotated, Self
 
 import yaml
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     WrapSerializer,
     field_validator,
     model_validator,
@@ -19,17 +18,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
-from serin.spec.champion import ChampionSpec
-from serin.spec.data import DataSpec, why_unknown
+from serin.spec.data import DataSpec, is_reserved, why_unknown
 from serin.spec.etl import EtlSpec
-from serin.spec.export import ExportSpec
+from serin.spec.export import ChampionSpec, ExportSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.kind_settings import kinds_of, unused_settings
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
 from serin.spec.names import valid_model_name
 from serin.spec.objectives import ObjectivesSpec
-from serin.spec.rename import is_reserved
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
 from serin.spec.section import Section
@@ -43,16 +40,12 @@ NO_DATA = DataSpec.model_construct(
 """The section of a pipeline without tables, whose model defines its own inputs. In YAML the section is left out."""
 
 
-def _or_none(given: Any) -> Any:
-    return NO_DATA if given is None else given
-
-
-def _as_none(data: DataSpec, written: SerializerFunctionWrapHandler) -> Any:
-    return written(data) if data.tables else None
-
-
 MaybeData = Annotated[
-    DataSpec, BeforeValidator(_or_none, json_schema_input_type=DataSpec | None), WrapSerializer(_as_none)
+    DataSpec,
+    BeforeValidator(
+        lambda given: NO_DATA if given is None else given, json_schema_input_type=DataSpec | None
+    ),
+    WrapSerializer(lambda data, written: written(data) if data.tables else None),
 ]
 
 
@@ -98,7 +91,11 @@ class PipelineSpec(Section):
     def _sections_fit_together(self) -> Self:
         found = [*self._source_problems()]
         requests = self._request_columns() if self.has_data else ()
-        found += self._shadow_problems(requests if self.has_data else None)
+        if self.rollout.has_shadow:
+            problem = self.monitoring.capture.not_replayable(requests if self.has_data else None)
+            found += (
+                [("rollout.steps", f"shadow replays recorded requests, but {problem}")] if problem else []
+            )
         if self.has_data:
             found += [*self.data.problems(), *self.feature_problems()]
             found += [*self._segment_problems(), *self._search_problems()]
@@ -122,10 +119,8 @@ class PipelineSpec(Section):
         model = self.model
         yield from unused_settings(model, self.training, self.kinds)
         if self.training.prune is not None and model.ensemble_size > 1:
-            yield (
-                "training.prune",
-                f"cuts one network, not model.ensemble_size={model.ensemble_size}; take one of them out",
-            )
+            problem = f"cuts one network, not model.ensemble_size={model.ensemble_size}; take one of them out"
+            yield "training.prune", problem
         if self.training.strategy == "pipeline" and model.ensemble_size > 1:
             text = f"model.ensemble_size={model.ensemble_size} networks run side by side, not one after the other"
             yield "training.strategy", f"{text}; use ddp, fsdp or tensor"
@@ -140,10 +135,8 @@ class PipelineSpec(Section):
             sources = "model: {script: ...} or {onnx: ...}"
             yield "data", f"is missing; add it, or bring a model that defines its own inputs: {sources}"
         elif model.task is None:
-            yield (
-                "model.task",
-                "is missing; without data nothing else says it: binary, multiclass or regression",
-            )
+            problem = "is missing; without data nothing else says it: binary, multiclass or regression"
+            yield "model.task", problem
         if self.features:
             yield "features", "are made of data, which is missing; take them out or add data"
         if model.kind == "onnx" and model.golden is None:
@@ -162,10 +155,8 @@ class PipelineSpec(Section):
             yield "training.class_weights", "are of one target's classes; data.target.expressions has several"
         for index, feature in enumerate(self.features):
             if any(step.name == "target_encode" for step in feature.steps):
-                yield (
-                    f"features[{index}].steps",
-                    "target_encode needs one target; data.target.expressions has several",
-                )
+                problem = "target_encode needs one target; data.target.expressions has several"
+                yield f"features[{index}].steps", problem
 
     @property
     def has_data(self) -> bool:
@@ -215,10 +206,6 @@ class PipelineSpec(Section):
                 yield "export.groups", "has limits, but export.segments names no columns to group by"
             if groups.max_rate_gap is not None and self.data.target.task != "binary":
                 yield "export.groups.max_rate_gap", "is for binary targets, where a score selects a row"
-
-    def _shadow_problems(self, requests: Collection[str] | None) -> Iterator[tuple[str, str]]:
-        if self.rollout.has_shadow and (problem := self.monitoring.capture.not_replayable(requests)):
-            yield "rollout.steps", f"shadow replays recorded requests, but {problem}"
 
     def _search_problems(self) -> Iterator[tuple[str, str]]:
         if self.search is None:

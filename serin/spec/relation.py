@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serin.spec.section import Duration, Section, names
+from serin.spec.section import NAMES, Duration, Section
 
 Source = Literal["request", "lookup", "training_only"]
 """Where a column comes from at serving time: the client sends it, the bundle holds it, or it is not available."""
@@ -139,15 +139,10 @@ class JoinSpec(Section):
 class UniqueSpec(Section):
     """One row for each combination of `by`."""
 
-    by: tuple[str, ...] = Field(min_length=1)
+    by: Annotated[tuple[str, ...], Field(min_length=1), NAMES]
     """The key columns. A single name needs no list."""
     keep: Literal["first", "last"] = "first"
     """Which row to keep, ordered by `data.time`, or by position without it."""
-
-    @field_validator("by", mode="before", json_schema_input_type=tuple[str, ...] | str)
-    @classmethod
-    def _one_key_may_stand_alone(cls, value: Any) -> Any:
-        return names(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +157,7 @@ class WindowColumn:
 class WindowSpec(Section):
     """Columns computed from earlier rows with the same key. Earlier means strictly before the row's own time."""
 
-    by: tuple[str, ...] = Field(min_length=1)
+    by: Annotated[tuple[str, ...], Field(min_length=1), NAMES]
     """The key columns. A single name needs no list."""
     rows: int | None = Field(default=None, ge=1)
     """Use the last this many rows. Without `rows` and `span`, all earlier rows are used."""
@@ -175,11 +170,6 @@ class WindowSpec(Section):
     source: Literal["request", "training_only"] = "request"
     """Where the columns come from at serving time: the client sends them (`request`), or they are not available
     (`training_only`)."""
-
-    @field_validator("by", mode="before", json_schema_input_type=tuple[str, ...] | str)
-    @classmethod
-    def _one_key_may_stand_alone(cls, value: Any) -> Any:
-        return names(value)
 
     @field_validator("make")
     @classmethod

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from serin.errors import nearest
 from serin.spec.kind_settings import USED_BY, unused
 from serin.spec.model import ModelSpec
-from serin.spec.section import Duration, Section
+from serin.spec.section import CountOrAuto, Duration, Section
 from serin.spec.split import SplitSpec
 from serin.spec.training import TrainingSpec
 
@@ -76,17 +76,10 @@ class SearchSpec(Section):
     """No trial starts later than this. By default no limit."""
     folds: int = Field(default=1, ge=1)
     """The number of consecutive time blocks that trials are judged by. The newest one is the valid split."""
-    parallel: int | Literal["auto"] = "auto"
+    parallel: CountOrAuto = "auto"
     """The number of trials that run at the same time. `auto` means one per GPU, or one on a CPU."""
     seed: int = 0
     """The seed of the sampler."""
-
-    @field_validator("parallel")
-    @classmethod
-    def _at_least_one(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"{value} is too small; give at least 1, or auto")
-        return value
 
     @model_validator(mode="after")
     def _grid_can_be_enumerated(self) -> Self:

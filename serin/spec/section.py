@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 _PER_SECOND = {"us": 1e6, "ms": 1e3}
@@ -17,9 +17,19 @@ _BYTES = {
 }  # fmt: skip
 
 
-def names(value: Any) -> Any:
-    """A single name is accepted where a list is expected."""
-    return (value,) if isinstance(value, str) else value
+NAMES = BeforeValidator(
+    lambda value: (value,) if isinstance(value, str) else value, json_schema_input_type=tuple[str, ...] | str
+)
+"""For a tuple of names: a single name is accepted where a list is expected."""
+
+
+def _at_least_one(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"{value} is too small; give at least 1, or auto")
+    return value
+
+
+CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_at_least_one)]
 
 
 def is_empty(value: object) -> bool:

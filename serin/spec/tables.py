@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from serin.spec.section import Section
+from serin.spec.section import NAMES, Section
 
 _DIRECTIVES = re.compile(r"%(.)")
 _KNOWN_DIRECTIVES = "YymdeHIMSpbBhjaATDFR%"
@@ -155,14 +155,9 @@ class SqlTable(Section):
     connection: str
     """Where the database's URI is kept: `env:NAME` for an environment variable, `file:PATH` for a file. The URI itself
     (`postgresql://...`, `sqlite:///...`) must not be in the spec."""
-    order_by: tuple[str, ...] = Field(min_length=1)
+    order_by: Annotated[tuple[str, ...], Field(min_length=1), NAMES]
     """Columns of the query that order its rows completely: the position of a row is its id. A single name needs no
     list."""
-
-    @field_validator("order_by", mode="before", json_schema_input_type=tuple[str, ...] | str)
-    @classmethod
-    def _one_column_may_stand_alone(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("sql")
     @classmethod

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from serin.expressions import ExpressionError, parse
-from serin.spec.section import Section, is_empty, names
+from serin.spec.section import NAMES, Section, is_empty
 
 _TARGET_NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
 
@@ -52,15 +52,10 @@ class TargetSpec(Section):
     """The expression of a single target, such as `arr_delay > 15`. Rows for which it is null are left out."""
     task: Literal["binary", "multiclass", "regression"]
     """What kind of value is predicted."""
-    known_at_serving: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
+    known_at_serving: Annotated[tuple[str, ...], NAMES] = Field(default=(), exclude_if=is_empty)
     """Columns that the target reads although clients know them when they ask, such as `promised` in
     `delivered > promised`: they may be features. The leak check looks at them also without `data.time`. A single name
     needs no list."""
-
-    @field_validator("known_at_serving", mode="before", json_schema_input_type=tuple[str, ...] | str)
-    @classmethod
-    def _one_name_may_stand_alone(cls, value: Any) -> Any:
-        return names(value)
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serin.spec.section import Section
+from serin.spec.section import CountOrAuto, Section
 
 Strategy = Literal["ddp", "fsdp", "tensor", "pipeline"]
 """How several processes share one network."""
@@ -28,7 +28,7 @@ class TrainingSpec(Section):
 
     epochs: int = Field(default=5, ge=1)
     """The number of passes over the training split."""
-    batch_rows: int | Literal["auto"] = "auto"
+    batch_rows: CountOrAuto = "auto"
     """Rows per optimizer step, over all processes together. `auto` measures the smallest batch that is about as fast as
     the fastest."""
     optimizer: Literal["adamw", "sgd", "adagrad"] = "adamw"
@@ -54,7 +54,7 @@ class TrainingSpec(Section):
     (`sparse`). `auto` decides by the size of the table."""
     seed: int = 0
     """The seed of all random numbers."""
-    processes: int | Literal["auto"] = "auto"
+    processes: CountOrAuto = "auto"
     """The number of training processes, one GPU each. `auto` takes all GPUs of the machine (trees: one), or one process
     on a CPU."""
     processes_per_gpu: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
@@ -70,7 +70,7 @@ class TrainingSpec(Section):
     execution: Literal["auto", Execution] = "auto"
     """How a step runs: `eager`, `compiled` by torch, or captured as a `cuda_graph`. `auto` takes a CUDA graph where a
     short measurement finds it faster, and never compiles."""
-    checkpoint_every_steps: int | Literal["auto"] = "auto"
+    checkpoint_every_steps: CountOrAuto = "auto"
     """Steps between checkpoints. `auto` saves every minute and at the end of each epoch."""
     prune: PruneSpec | None = None
     """Also train a smaller network (mlp, dcn). By default not."""
@@ -96,13 +96,6 @@ class TrainingSpec(Section):
                 + f"; nearest that does: {max(rows // parts, 1) * parts}"
             )
         return self
-
-    @field_validator("batch_rows", "processes", "checkpoint_every_steps")
-    @classmethod
-    def _at_least_one(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"{value} is too small; give at least 1, or auto")
-        return value
 
     @field_validator("class_weights")
     @classmethod

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from serin.errors import NotFound, VersionInUse
-from serin.machine.in_use import unused
+from serin.machine.locks import unused
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.store.store import Store

@@ -27,8 +27,8 @@ from serin.host.wiring import (
     watch_supervisor,
 )
 from serin.machine import environment
-from serin.machine.ports import port_claims
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
+from serin.machine.ports import Claims
 from serin.serving.envoy.tls import TlsFiles, tls_pair
 from serin.serving.triton.release_record import check_records
 
@@ -53,7 +53,7 @@ def serve(
         check_records(home / "releases")
         clear_away(home)
         reached_on = prepare_gateway(home, port, address, tls=tls, expert=envoy_file)
-        url, console = environment.prefect_api_url() or "", _console(last)
+        url, console = environment.text("PREFECT_API_URL") or "", _console(last)
         stack = launch_stack(
             Stack(
                 home=home,
@@ -78,12 +78,12 @@ def serve(
 
 def _console(last: Stack | None) -> ConsolePlace | None:
     """Returns the console's place when SERIN_CONSOLE names its settings: in a container nobody reaches a free port."""
-    if environment.console_file() is None:
+    if environment.path("SERIN_CONSOLE") is None:
         return None
     if not is_installed():
         log.warning(NOT_INSTALLED)
         return None
-    with port_claims() as claims:
+    with Claims() as claims:
         return choose_place(read_settings(), claims, last=last.console_port if last else None)
 
 

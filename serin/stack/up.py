@@ -38,8 +38,8 @@ from serin.host.wiring import (
     start_watching,
 )
 from serin.machine import environment
-from serin.machine.ports import LOOPBACK, Claims, choose_port, is_free, port_claims
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
+from serin.machine.ports import LOOPBACK, Claims, choose_port, is_free
 from serin.machine.process import Process
 from serin.prefect import processes, rest_api
 from serin.prefect.login import named_server
@@ -74,7 +74,7 @@ def bring_up(
     _check_installation()
     environment.metrics_address()  # raises SpecError for one that is not valid
     make_private(home)
-    with changing_stack(home), port_claims() as claims:
+    with changing_stack(home), Claims() as claims:
         last = read_stack(home)
         if last is not None and last.is_alive:
             if tls is None or port or ui_port or envoy_file or address != LOOPBACK:

@@ -76,7 +76,7 @@ def _client(url: str, timing: Timing, variables: object, process: int) -> Any:  
         raise StoreUnreachable(
             url=url, reason="this process was forked from one that used it; start a new process instead"
         )
-    authority = environment.aws_authority() if url.startswith("s3") else None
+    authority = environment.path("AWS_CA_BUNDLE") if url.startswith("s3") else None
     try:
         return from_url(
             url,

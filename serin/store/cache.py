@@ -26,8 +26,7 @@ from typing import Any
 
 from serin.errors import BundleBroken
 from serin.machine.durable import sync, write_whole
-from serin.machine.in_use import hold_until_exit, holding, unused
-from serin.machine.locks import locked
+from serin.machine.locks import hold_until_exit, holding, locked, unused
 from serin.store.file_list import Published, is_as_listed
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from serin.errors import BundleBroken, ObjectExists
 from serin.machine.durable import sync
-from serin.store.file_list import Published, is_as_listed, list_files, marker_key, renew_marker
+from serin.store.file_list import find_published, is_as_listed, list_files, marker_key
 from serin.store.store import Store
 
 _TRIES = 3
@@ -36,13 +36,9 @@ def fetch_checkpoint(store: Store, name: str, target: Path) -> bool:
     The digest of each file is compared. A `target` that exists is left as it is.
     """
     files, place = store.shared_files(), f"checkpoints/{name}"
-    found = files.read(marker_key(place))
-    if found is None:
-        return False
-    if target.exists():
-        return True
-    published = Published.from_bytes(found.content, path=marker_key(place))
-    renew_marker(files, marker_key(place), found)
+    published = find_published(files, place)
+    if published is None or target.exists():
+        return published is not None
     scratch = target.with_name(f".fetched-{target.name}-{secrets.token_hex(4)}")
     try:
         missing = list(published.files)

@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serin.errors import BundleBroken, ObjectChanged, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
 from serin.machine.typed_json import Document
-from serin.store.objects import Objects, Stored
+from serin.store.objects import Objects
 
 _HASHED_AT_ONCE = 4
 RENEWED_S = 86400.0
@@ -57,15 +57,18 @@ class Published(Document, form="serin.store.published", omit=("used",)):
             raise BundleBroken(path=path, reason=f"{type(error).__name__}: {error}") from error
 
 
-def renew_marker(files: Objects, key: str, found: Stored) -> None:
-    """Writes that it is used, at most once a day: `serin gc` removes what was not used for long (remote_retention.py).
-
-    A store that is only read keeps it as it is.
-    """
+def find_published(files: Objects, place: str) -> Published | None:
+    """Returns what is published at a place, and writes that it is used, at most once a day: `serin gc` removes what was
+    not used for long (remote_retention.py). A store that is only read keeps its marker as it is."""
+    key = marker_key(place)
+    found = files.read(key)
+    if found is None:
+        return None
+    published = Published.from_bytes(found.content, path=f"{files.url}/{key}")
     if found.age_s > RENEWED_S:
-        used = json.dumps({**json.loads(found.content), "used": secrets.token_hex(8)}, indent=1).encode()
         with suppress(ObjectChanged, StoreNotWritable, StoreUnreachable):
-            files.replace(key, used, found.tag)
+            files.replace(key, replace(published, used=secrets.token_hex(8)).to_bytes(), found.tag)
+    return published
 
 
 def marker_key(place: str) -> str:

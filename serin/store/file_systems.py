@@ -61,6 +61,8 @@ def _bucket_system(scheme: str) -> Any:
             return files if detail else sorted(files)
 
         def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:  # type: ignore[override]
+            if mode == "rb":  # where there is none, obstore's file would fail again when it is closed
+                settings["size"] = self.info(path)["size"]
             return super()._open(path, mode, **{**settings, "buffer_size": _AHEAD_BYTES})
 
     system: Any = BucketSystem

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
+import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from serin.errors import NameInvalid, ObjectChanged, ObjectExists
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # not the locks beside objects
 BUCKETS: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")  # schemes of URLs
 
 
@@ -105,7 +109,7 @@ class Files(Objects, Protocol):
 
 
 class FolderObjects:
-    """Objects as files. Durable once a call returns."""
+    """Objects and files in a folder. Durable once a call returns."""
 
     def __init__(self, folder: Path) -> None:
         self.url = str(folder)
@@ -155,9 +159,8 @@ class FolderObjects:
     def keys(self, prefix: str, *, after: str = "") -> list[str]:
         top = self._folder / prefix.rpartition("/")[0]
         found = (path.relative_to(self._folder).as_posix() for path in top.rglob("*") if path.is_file())
-        shown = (
-            key for key in found if not key.rpartition("/")[2].startswith(".")
-        )  # scratch files and locks
+        # scratch files and locks
+        shown = (key for key in found if not key.rpartition("/")[2].startswith("."))
         return sorted(key for key in shown if key.startswith(prefix) and key > after)
 
     def remove(self, key: str) -> None:
@@ -165,6 +168,50 @@ class FolderObjects:
         with suppress(FileNotFoundError):
             path.unlink()
             sync(path.parent)
+
+    def entries(self, prefix: str, *, after: str = "") -> list[Entry]:
+        now, found = time.time(), []
+        for key in self.keys(prefix, after=after):
+            status = self._path(key).stat()
+            found.append(Entry(key=key, size=status.st_size, age_s=now - status.st_mtime))
+        return found
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self._folder / prefix
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+
+    def create_file(self, key: str, path: Path) -> None:
+        self._create(key, lambda scratch: shutil.copyfile(path, scratch))
+
+    def upload(self, files: Mapping[str, Path]) -> None:
+        for key, path in files.items():
+            self._copy(path, self._path(key))
+
+    def download(self, files: Mapping[str, Path]) -> None:
+        for key, path in files.items():
+            self._copy(self._path(key), path)
+
+    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
+        """Removes unfinished files of processes that were killed, of keys that begin with `prefix`; returns how
+        many."""
+        left = [path for path in (self._folder / prefix).rglob(".*") if _SCRATCH.fullmatch(path.name)]
+        old = [path for path in left if time.time() - path.stat().st_mtime >= older_than_s]
+        for path in old:
+            path.unlink(missing_ok=True)
+            sync(path.parent)
+        return len(old)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        try:
+            shutil.copyfile(source, scratch)
+            sync(scratch)
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync(target.parent)
 
     def _path(self, key: str) -> Path:
         return self._folder / checked_key(key)

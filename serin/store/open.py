@@ -78,8 +78,3 @@ class StoreProbe:
         finally:
             self._asked.set()
             self._ended.set()
-
-
-def check_answers(url: str, within_s: float) -> None:
-    """Raises StoreUnreachable unless the store answers in time."""
-    StoreProbe(url).check(within_s)

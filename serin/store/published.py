@@ -8,13 +8,16 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from serin.errors import BundleBroken, NameInvalid
 from serin.machine import environment
-from serin.machine.private import make_private
+from serin.machine.documents import check_version
+from serin.machine.durable import make_private
 from serin.store.artifacts import Bundle, Dataset
-from serin.store.format_version import BUNDLE_FORMAT, BUNDLE_VERSION, EXPORT_AGAIN, check_version
+
+BUNDLE_FORMAT: Final = "serin.bundle"
+BUNDLE_VERSION: Final = 2  # 2: the keys of the spec were renamed
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
@@ -32,9 +35,7 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
     raw = manifest.read_bytes()
     with suppress(ValueError):  # a manifest that cannot be read is refused by who reads it
         document = json.loads(raw)
-        check_version(
-            document, path=manifest, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=EXPORT_AGAIN
-        )
+        check_bundle_version(document, manifest)
         _check_place(document, folder, model, version)
     digest = hashlib.sha256(raw).hexdigest()
     metrics = folder / "metrics.json"
@@ -44,6 +45,12 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
         else {}
     )
     return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
+
+
+def check_bundle_version(document: Any, path: Path) -> None:
+    """FormatOutdated for the manifest of a bundle that another version of Serin wrote."""
+    advice = "export the model again (`serin export SPEC`)"
+    check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=advice)
 
 
 def _check_place(document: Any, folder: Path, model: str, version: int) -> None:

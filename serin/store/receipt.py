@@ -183,18 +183,16 @@ def judge(
     that time the device would need at best for its products, and for moving bytes.
     """
     if work_share is not None and work_share < _MOSTLY_START:
-        return (
-            "start",
-            f"work took {work_share:.0%} of the time, the rest was start and end: a faster device gains little",
-        )
+        advice = f"work took {work_share:.0%} of the time, the rest was start and end: a faster device gains little"
+        return "start", advice
     if data_wait_share is not None and data_wait_share > _WAITS_FOR_DATA:
         share = f"{data_wait_share:.0%}"
         return "data", f"{share} of the work went into waiting for rows: faster storage or more memory helps"
     if busy_share is not None and busy_share < _IDLE_BELOW:
-        return (
-            "launch",
-            f"the GPU was busy {busy_share:.0%} of the work: raise training.batch_rows or book fewer GPUs",
+        advice = (
+            f"the GPU was busy {busy_share:.0%} of the work: raise training.batch_rows or book fewer GPUs"
         )
+        return "launch", advice
     if product_share is not None and memory_share is not None:
         return _under_the_roof(product_share, memory_share)
     if data_wait_share is None and busy_share is None:
@@ -205,25 +203,16 @@ def judge(
 def _under_the_roof(product_share: float, memory_share: float) -> tuple[Bound, str]:
     best = max(product_share, memory_share)
     if best < _FAR_FROM_THE_ROOF:
-        return (
-            "launch",
-            (
-                f"at best the same would take {best:.0%} of the time, the rest is many small operations: raise "
-                "training.batch_rows, or set training.execution to cuda_graph or compiled"
-            ),
+        return "launch", (
+            f"at best the same would take {best:.0%} of the time, the rest is many small operations: raise "
+            "training.batch_rows, or set training.execution to cuda_graph or compiled"
         )
     if memory_share > product_share:
-        return (
-            "memory",
-            (
-                f"moving numbers is {memory_share:.0%} of the work: a smaller model.embedding or "
-                "training.embedding_updates: sparse moves fewer"
-            ),
+        return "memory", (
+            f"moving numbers is {memory_share:.0%} of the work: a smaller model.embedding or "
+            "training.embedding_updates: sparse moves fewer"
         )
-    return (
-        "compute",
-        (
-            f"products are {product_share:.0%} of the work: a lower training.precision where the hardware has one, or "
-            "more devices"
-        ),
+    return "compute", (
+        f"products are {product_share:.0%} of the work: a lower training.precision where the hardware has one, or "
+        "more devices"
     )

@@ -1,6 +1,6 @@
 """What `serin gc` may remove: datasets and data frames no kept version came from, old versions, old runs, leftovers.
 
-Nothing goes that a living process uses (in_use.py), and nothing that was made or found within `keep_days`.
+Nothing goes that a living process uses (machine/locks.py), and nothing that was made or found within `keep_days`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serin.machine.in_use import unused
-from serin.store.frames import frame_lock, frames
-from serin.store.runs import run_lock, runs
+from serin.machine.locks import unused
+from serin.store.runs import frame_lock, frames, run_lock, runs
 from serin.store.store import Store
 
 DAY_S = 86400.0
+
+Read = Callable[[str, str], bytes | None]  # the content of a file in a published folder, by place and name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +53,49 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
     if not root.is_dir() and not home.is_dir():
         return []  # asking must not make them
 
-    def specs() -> list[str]:
-        return [path.read_text(encoding="utf-8") for path in root.glob("models/*/versions/*/spec.yaml")]
+    def read(place: str, name: str) -> bytes | None:
+        path = root / place / name
+        return path.read_bytes() if path.is_file() else None
 
-    found = _collect(store, root, _of_store(store, root, policy), policy, remove=remove)
-    return found + collect_on_this_host(store, home, policy, remove=remove, specs=specs)
+    candidates = [
+        _Candidate(
+            kind=kind,
+            name=name,
+            path=root / place,
+            lock=store.lock(place),
+            age=root / place / "dataset.json" if kind == "dataset" else None,
+        )
+        for kind, name, place in unneeded(store, policy, read)
+    ]
+    found = _collect(store, root, candidates, policy, remove=remove)
+    return found + collect_on_this_host(store, home, policy, remove=remove, read=read)
+
+
+def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, str, str]]:
+    """Kind, name and place of the versions and datasets that no version that is kept needs, however young."""
+    kept_datasets: set[str] = set()
+    for model in store.models():
+        versions = store.versions(model)
+        kept = set(versions[-policy.keep_versions :]) | set(store.aliases(model).values())
+        for version in versions:
+            place = f"models/{model}/versions/{version}"
+            if version in kept:
+                lineage = json.loads(read(place, "manifest.json") or b"{}").get("lineage", {})
+                kept_datasets.add(str(lineage.get("dataset")))
+            else:
+                yield "version", f"{model}-v{version}", place
+    for name in store.datasets():
+        description = json.loads(read(f"datasets/{name}", "dataset.json") or b"{}")
+        if str(description.get("digest")) not in kept_datasets:
+            yield "dataset", name, f"datasets/{name}"
 
 
 def collect_on_this_host(
-    store: Store, home: Path, policy: Policy, *, remove: bool, specs: Callable[[], list[str]]
+    store: Store, home: Path, policy: Policy, *, remove: bool, read: Read
 ) -> list[Garbage]:
-    """Of runs, data frames and leftovers of builds here, what the policy lets go. `specs`: of all versions."""
+    """Of runs, data frames and leftovers of builds here, what the policy lets go. `read`: of versions."""
     work = store.workspace_parent()
-    candidates = (*_workspaces(store, work), *_runs(home), *_frames(home, specs))
+    candidates = (*_workspaces(store, work), *_runs(home), *_frames(store, home, read))
     found = _collect(store, work, candidates, policy, remove=remove)
     kept = store.kept_folder()
     if not kept.is_dir():
@@ -92,26 +123,6 @@ def _collect(
     return found
 
 
-def _of_store(store: Store, root: Path, policy: Policy) -> Iterator[_Candidate]:
-    kept_datasets: set[str] = set()
-    for model in store.models():
-        versions = store.versions(model)
-        kept = set(versions[-policy.keep_versions :]) | set(store.aliases(model).values())
-        for version in versions:
-            place = f"models/{model}/versions/{version}"
-            if version in kept:
-                kept_datasets |= _dataset_of(root / place)
-            else:
-                yield _Candidate(
-                    kind="version", name=f"{model}-v{version}", path=root / place, lock=store.lock(place)
-                )
-    for name in store.datasets():
-        place = f"datasets/{name}"
-        marker = root / place / "dataset.json"
-        if json.loads(marker.read_text()).get("digest") not in kept_datasets:
-            yield _Candidate(kind="dataset", name=name, path=root / place, lock=store.lock(place), age=marker)
-
-
 def _workspaces(store: Store, folder: Path) -> Iterator[_Candidate]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         lock = store.workspace_lock(path.name)
@@ -126,12 +137,14 @@ def _runs(home: Path) -> Iterator[_Candidate]:
         yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
 
 
-def _frames(home: Path, specs: Callable[[], list[str]]) -> Iterator[_Candidate]:
+def _frames(store: Store, home: Path, read: Read) -> Iterator[_Candidate]:
     """Tables made from data frames that no version in the store was trained on: retraining reads them again."""
-    made = frames(home)
-    texts = specs() if made else []
+    if not (made := frames(home)):
+        return
+    places = (f"models/{model}/versions/{n}" for model in store.models() for n in store.versions(model))
+    specs = [content for place in places if (content := read(place, "spec.yaml")) is not None]
     for path in made:
-        if not any(path.name in text for text in texts):
+        if not any(path.name.encode() in spec for spec in specs):
             lock = frame_lock(home, path)
             yield _Candidate(
                 kind="table", name=path.name, path=path, lock=lock, age=lock if lock.exists() else path
@@ -152,11 +165,6 @@ def _remove(store: Store, root: Path, one: _Candidate) -> None:
     else:
         one.path.unlink(missing_ok=True)
     one.lock.unlink(missing_ok=True)
-
-
-def _dataset_of(bundle: Path) -> set[str]:
-    lineage = json.loads((bundle / "manifest.json").read_text()).get("lineage", {})
-    return {str(lineage["dataset"])} if "dataset" in lineage else set()
 
 
 def _is_old(one: _Candidate, policy: Policy) -> bool:

@@ -1,4 +1,7 @@
-"""Run folders: where one run of a pipeline keeps its spec, its training and its receipts. Always local."""
+"""What a home keeps: folders of runs, with their specs, trainings and receipts, and tables made from data frames.
+
+The tables are Parquet files, named by their content. Both are always local.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import re
 from pathlib import Path
 
 from serin.errors import NameInvalid, NotFound
-from serin.machine.durable import write_whole
-from serin.machine.in_use import hold_until_exit
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, write_whole
+from serin.machine.locks import hold_until_exit
 from serin.store.published import touch
 
 _MODEL = "model"
@@ -61,3 +63,25 @@ def runs(home: Path) -> list[str]:
     """The names of all runs, sorted."""
     folder = home / "runs"
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def frames_folder(home: Path) -> Path:
+    """The folder of these tables, created where it is missing."""
+    return make_private(make_private(home) / "tables")
+
+
+def hold_frame(home: Path, path: Path) -> None:
+    """The table is in use until this process ends. Its lock records when it was used last: the file itself keeps its
+    time, by which datasets are found."""
+    lock = frame_lock(home, path)
+    hold_until_exit(lock)
+    touch(lock)
+
+
+def frame_lock(home: Path, path: Path) -> Path:
+    return home / "locks" / "tables" / path.name
+
+
+def frames(home: Path) -> list[Path]:
+    folder = home / "tables"
+    return sorted(folder.glob("*.parquet")) if folder.is_dir() else []

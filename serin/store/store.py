@@ -4,48 +4,41 @@
     keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
     models/<model>/numbers/<n>  a version number that was given out; never given out again
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
-    models/<model>/signatures/<n>.json  who has signed a version (formats/signature.py)
+    models/<model>/signatures/<n>.json  who has signed a version (store/trust.py)
     models/<model>/aliases.json live, candidate, previous
     work/                       folders that are being filled
     kept/<key>                  what a build made of a single file, for the next build
-    locks/                      who uses what: a process that has found something holds it (in_use.py)
+    locks/                      who uses what: a process that has found something holds it (machine/locks.py)
 
-On a file system a folder is renamed into place (local.py). On an object store its files are uploaded with a list of
-them last, and read through a cache (remote.py).
+On a file system a folder is renamed into place. On an object store its files are uploaded with a list of them last, and
+read through a cache (places.py).
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
-from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
+from serin.errors import BundleBroken, NameInvalid, NotFound, ObjectChanged, ObjectExists
 from serin.machine import environment
 from serin.machine.documents import parse_json
-from serin.machine.durable import sync
-from serin.machine.in_use import holding
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
+from serin.machine.locks import holding
 from serin.spec.names import split_version, valid_model_name
 from serin.store.artifacts import Bundle, Dataset, Release
 from serin.store.cache import Cache
-from serin.store.local import LocalPlaces
-from serin.store.objects import Entry, Files, FolderObjects
+from serin.store.objects import Files, FolderObjects
 from serin.store.open import open_files
+from serin.store.places import LocalPlaces, RemotePlaces, copies_of, writing_to
 from serin.store.published import bundle_at, checked_digest, dataset_at, make_home_of, touch
-from serin.store.remote import RemotePlaces, copies_of
 
 _ALIAS = re.compile(r"live|candidate|previous")
-_NOT_WRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 _DATASET, _BUNDLE = "dataset.json", "manifest.json"
-_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # not the locks beside objects
 
 
 class Store:
@@ -56,11 +49,9 @@ class Store:
         self.local = "://" not in url or url.startswith("file://")
         self._root = Path(url.removeprefix("file://")).expanduser().absolute()
         self._cache = cache or environment.home() / "cache"
-        self.files = None if self.local else open_files(url)
-        self._places: Places
-        self._places = (
-            LocalPlaces(self._root) if self.files is None else RemotePlaces(self.files, self._cache)
-        )
+        self._files: Files = FolderObjects(self._root) if self.local else open_files(url)
+        self._places: LocalPlaces | RemotePlaces
+        self._places = LocalPlaces(self._root) if self.local else RemotePlaces(self._files, self._cache)
 
     @classmethod
     def open(cls) -> Store:
@@ -71,9 +62,9 @@ class Store:
     def workspace(self) -> Iterator[Path]:
         """An empty folder to fill and publish. What is left of it at the end is removed."""
         name = secrets.token_hex(8)
-        with self._writing():
-            parent = self._places.workspace_parent()
-            with self._places.working(name):
+        with writing_to(self.url):
+            parent, lock = self._places.workspace_parent(), self._places.workspace_lock(name)
+            with holding(lock):
                 parent.mkdir(parents=True, exist_ok=True)
                 folder = parent / name
                 folder.mkdir(mode=0o700)  # half done is for its owner alone
@@ -83,6 +74,7 @@ class Store:
                     yield inside
                 finally:
                     shutil.rmtree(folder, ignore_errors=True)
+                lock.unlink(missing_ok=True)
 
     def workspace_parent(self) -> Path:
         """Where the folders of `workspace` are."""
@@ -98,7 +90,7 @@ class Store:
         if self.local:
             make_home_of(self._root)
             return self._root / "kept"
-        if (scratch := environment.scratch()) is not None:
+        if (scratch := environment.path("SERIN_SCRATCH")) is not None:
             return make_private(scratch) / "kept"
         make_home_of(self._cache)
         return make_private(self._cache) / "kept"
@@ -114,7 +106,7 @@ class Store:
 
     def shared_files(self) -> Files:
         """Objects and files that all hosts with this store see, beside datasets and versions."""
-        return FolderFiles(self._root) if self.files is None else self.files
+        return self._files
 
     def copies(self) -> Cache:
         """Copies on this host of what all hosts see in this store."""
@@ -130,16 +122,22 @@ class Store:
 
     def find_dataset(self, key: str) -> Dataset | None:
         """The dataset that was published for `key`, if there is one."""
-        digest = self._places.read(f"keys/{checked_digest(key)}")
-        return None if digest is None else self._held_dataset(digest.decode().strip())
+        digest = self._read(f"keys/{checked_digest(key)}")
+        return None if digest is None else self.dataset(digest.decode().strip())
 
     def dataset(self, edition: str) -> Dataset | None:
-        """A published dataset by the name of its folder."""
-        return self._held_dataset(edition)
+        """A published dataset by the name of its folder: in use until this process ends, and as good as new to
+        `serin gc`."""
+        folder = self._places.fetch(f"datasets/{checked_digest(edition)}", marker=_DATASET, hold=True)
+        if folder is None:
+            return None
+        if self.local:
+            touch(folder / _DATASET)
+        return dataset_at(folder)
 
     def knows_dataset(self, key: str) -> bool:
         """Whether a dataset was ever published or remembered for `key`; nothing is fetched."""
-        return self._places.read(f"keys/{checked_digest(key)}") is not None
+        return self._read(f"keys/{checked_digest(key)}") is not None
 
     def publish_dataset(
         self, key: str, digest: str, folder: Path, *, lasting: Collection[Path] = ()
@@ -157,12 +155,12 @@ class Store:
         """One that another process has found is in use by this one, too, until it ends."""
         path = Path(dataset.path)
         if self.local and dataset.path and path.parent == self._root / "datasets":
-            self._held_dataset(path.name)
+            self.dataset(path.name)
 
     def remember_dataset(self, key: str, digest: str) -> None:
         """`find_dataset(key)` finds this published dataset from now on."""
-        with self._writing():
-            self._places.write(f"keys/{checked_digest(key)}", checked_digest(digest).encode())
+        with writing_to(self.url):
+            self._files.put(f"keys/{checked_digest(key)}", checked_digest(digest).encode())
 
     def datasets(self) -> list[str]:
         return self._places.published("datasets", marker=_DATASET)
@@ -174,23 +172,21 @@ class Store:
         digest) get the same one."""
         base = f"models/{valid_model_name(model)}"
         place = f"{base}/claims/{checked_digest(claim)}" if claim else None
-        if place is not None and (claimed := self._places.read(place)) is not None:
+        if place is not None and (claimed := self._read(place)) is not None:
             return int(claimed)
         folder = f"{base}/numbers"
-        number = max((int(name) for name in self._places.names(folder)), default=0) + 1
-        with self._writing():
-            while not self._places.create(f"{folder}/{number}"):
+        number = max((int(name) for name in self._files.names(f"{folder}/")), default=0) + 1
+        with writing_to(self.url):
+            while not self._create(f"{folder}/{number}"):
                 number += 1
-            if place is not None and not self._places.create(place, str(number)):
-                return self.reserve_version(
-                    model, claim=claim
-                )  # another host was faster: this number is not used
+            if place is not None and not self._create(place, str(number)):
+                return self.reserve_version(model, claim=claim)  # another host was faster
         return number
 
     def publish_bundle(self, model: str, version: int, folder: Path) -> Bundle:
         """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once."""
         place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        if self._places.is_published(place, marker=_BUNDLE):
+        if version in self.versions(model):
             raise BundleBroken(path=place, reason="this version is published already; versions never change")
         return bundle_at(self._publish(folder, place, marker=_BUNDLE, same=True), model, version)
 
@@ -234,7 +230,7 @@ class Store:
         return NotFound(kind=f"version of {model!r}:", name=str(version), known=known)
 
     def models(self) -> list[str]:
-        return [name for name in self._places.names("models") if self.versions(name)]
+        return [name for name in self._files.names("models/") if self.versions(name)]
 
     def versions(self, model: str) -> list[int]:
         """The published versions, oldest first."""
@@ -242,7 +238,7 @@ class Store:
         return sorted(int(name) for name in found if name.isdigit())
 
     def aliases(self, model: str) -> dict[str, int]:
-        return self._aliases(model, self._places.read(f"models/{valid_model_name(model)}/aliases.json"))
+        return self._aliases(model, self._read(f"models/{valid_model_name(model)}/aliases.json"))
 
     def _aliases(self, model: str, content: bytes | None) -> dict[str, int]:
         if content is None:
@@ -273,151 +269,58 @@ class Store:
                 aliases[alias] = version
             return json.dumps(aliases, sort_keys=True).encode()
 
-        with self._writing():
-            self._places.change(f"models/{valid_model_name(model)}/aliases.json", moved)
+        self._change(f"models/{valid_model_name(model)}/aliases.json", moved)
 
     def signatures(self, model: str, version: int) -> bytes | None:
         """The file of signatures of a version; None when there is none."""
-        return self._places.read(_signatures(model, version))
+        return self._read(_signatures(model, version))
 
     def change_signatures(self, model: str, version: int, change: Callable[[bytes | None], bytes]) -> None:
         """Replaces the file of signatures by what `change` makes of it, in one step."""
-        with self._writing():
-            self._places.change(_signatures(model, version), change)
+        self._change(_signatures(model, version), change)
 
     def remove(self, relative: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
-        with self._writing():
+        with writing_to(self.url):
             self._places.remove(relative)
 
     # how
 
-    def _held_dataset(self, digest: str) -> Dataset | None:
-        """In use until this process ends, and as good as new to `serin gc`."""
-        folder = self._places.fetch(f"datasets/{checked_digest(digest)}", marker=_DATASET, hold=True)
-        if folder is None:
-            return None
-        if self.local:
-            touch(folder / _DATASET)
-        return dataset_at(folder)
+    def _read(self, key: str) -> bytes | None:
+        found = self._files.read(key)
+        return None if found is None else found.content
+
+    def _create(self, key: str, content: str = "") -> bool:
+        """Takes a name for good; False when it is taken."""
+        mine = content or f"{environment.host()} {secrets.token_hex(16)}"  # a retry must know its own object
+        try:
+            self._files.create(key, mine.encode())
+        except ObjectExists:
+            return False
+        return True
+
+    def _change(self, key: str, change: Callable[[bytes | None], bytes]) -> None:
+        """Replaces a file by what `change` makes of its content; of two at a time none is lost."""
+        with writing_to(self.url):
+            while True:
+                found = self._files.read(key)
+                content = change(None if found is None else found.content)
+                with suppress(
+                    ObjectExists, ObjectChanged
+                ):  # another one was faster: what it wrote is changed
+                    if found is None:
+                        self._files.create(key, content)
+                    elif found.content != content:
+                        self._files.replace(key, content, found.tag)
+                    return
 
     def _publish(
         self, folder: Path, place: str, *, marker: str, lasting: Collection[Path] = (), same: bool = False
     ) -> Path:
         assert (folder / marker).is_file(), f"{marker} must be in the folder before it is published"
-        with self._writing():
+        with writing_to(self.url):
             return self._places.publish(folder, place, marker=marker, lasting=lasting, same=same)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _NOT_WRITABLE:
-                raise
-            raise StoreNotWritable(path=self.url, reason=error.strerror or str(error)) from error
 
 
 def _signatures(model: str, version: int) -> str:
     return f"models/{valid_model_name(model)}/signatures/{int(version)}.json"
-
-
-class FolderFiles(FolderObjects):
-    def entries(self, prefix: str, *, after: str = "") -> list[Entry]:
-        now, found = time.time(), []
-        for key in self.keys(prefix, after=after):
-            status = self._path(key).stat()
-            found.append(Entry(key=key, size=status.st_size, age_s=now - status.st_mtime))
-        return found
-
-    def names(self, prefix: str) -> list[str]:
-        folder = self._folder / prefix
-        entries = folder.iterdir() if folder.is_dir() else ()
-        return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-
-    def create_file(self, key: str, path: Path) -> None:
-        self._create(key, lambda scratch: shutil.copyfile(path, scratch))
-
-    def upload(self, files: Mapping[str, Path]) -> None:
-        for key, path in files.items():
-            self._copy(path, self._path(key))
-
-    def download(self, files: Mapping[str, Path]) -> None:
-        for key, path in files.items():
-            self._copy(self._path(key), path)
-
-    def abandon_uploads(self, older_than_s: float, prefix: str = "") -> int:
-        """Removes unfinished files of processes that were killed, of keys that begin with `prefix`; returns how
-        many."""
-        left = [path for path in (self._folder / prefix).rglob(".*") if _SCRATCH.fullmatch(path.name)]
-        old = [path for path in left if time.time() - path.stat().st_mtime >= older_than_s]
-        for path in old:
-            path.unlink(missing_ok=True)
-            sync(path.parent)
-        return len(old)
-
-    def _copy(self, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-        try:
-            shutil.copyfile(source, scratch)
-            sync(scratch)
-            scratch.replace(target)
-        finally:
-            scratch.unlink(missing_ok=True)
-        sync(target.parent)
-
-
-class Places(Protocol):
-    def workspace_parent(self) -> Path:
-        """Where folders are filled."""
-        ...
-
-    def working(self, name: str) -> AbstractContextManager[None]:
-        """A folder in there is in use during the block."""
-        ...
-
-    def workspace_lock(self, name: str) -> Path:
-        """What `working` holds."""
-        ...
-
-    def read(self, key: str) -> bytes | None: ...
-
-    def write(self, key: str, content: bytes) -> None: ...
-
-    def create(self, key: str, content: str = "") -> bool:
-        """Takes a name for good; False when it is taken."""
-        ...
-
-    def change(self, key: str, change: Callable[[bytes | None], bytes]) -> None:
-        """Replaces a file by what `change` makes of its content; of two at a time none is lost."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted."""
-        ...
-
-    def published(self, folder: str, *, marker: str) -> list[str]:
-        """The names in a folder that are published folders, sorted."""
-        ...
-
-    def is_published(self, place: str, *, marker: str) -> bool: ...
-
-    def publish(
-        self, folder: Path, place: str, *, marker: str, lasting: Collection[Path], same: bool
-    ) -> Path:
-        """Makes a folder visible, at once and whole; returns it on a local path, where it is in use until this process
-        ends. Another may have been published there first: it is returned, with `same` only if it is the same."""
-        ...
-
-    def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:
-        """The published folder on a local path. `hold`: it is in use until this process ends."""
-        ...
-
-    def here(self, place: str, *, marker: str, hold: bool) -> Path | None:
-        """The published folder if it is whole on this host; an object store is not asked."""
-        ...
-
-    def remove(self, place: str) -> None:
-        """Takes a published folder away: its marker first, so that nobody reads half of it."""
-        ...

@@ -24,7 +24,7 @@ from serin.host.supervisor import Supervisor
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml, core_count
 from serin.machine.process import ProcessHost
-from serin.machine.usage import GpuDriver, process_tree
+from serin.machine.usage import process_tree
 from serin.monitoring.history.read import requests_of
 from serin.serving.triton.checked_rows import read_checked
 from serin.serving.triton.release_record import Served, read_record
@@ -50,10 +50,10 @@ class Look:
 class CostDuty(Duty):
     name, every_s = "costs", 10.0
 
-    def __init__(self, home: Path, host: ProcessHost | None = None, driver: GpuDriver | None = None) -> None:
+    def __init__(self, home: Path, host: ProcessHost | None = None, driver: Nvml | None = None) -> None:
         """`driver`: NVML, unless GPUs are pretended."""
         self._home, self._host = home, host or Supervisor(home)
-        self._driver = driver or (None if environment.inventory_file() else Nvml.open())
+        self._driver = driver or (None if environment.path("SERIN_INVENTORY") else Nvml.open())
 
     def tick(self, now: float) -> None:
         uses = {use.device.id: use for use in read_gpu_use(self._home, self._host)}

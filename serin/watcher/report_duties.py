@@ -20,7 +20,7 @@ from serin.rollout.run.access import HomeRollouts, Rollouts, StoreRollouts
 from serin.rollout.run.status import ModelStatus, problems, status, statuses
 from serin.spec.names import is_model_name
 from serin.store.artifacts import Release
-from serin.store.open import check_answers, open_objects
+from serin.store.open import StoreProbe, open_objects
 from serin.watcher.duty import Duty
 from serin.watcher.served import has_agent
 
@@ -126,7 +126,7 @@ class RolloutsDuty(Duty):
         if not has_agent(self._home):
             return HomeRollouts(self._home)
         url = environment.store_url()
-        check_answers(url, _STORE_S)
+        StoreProbe(url).check(_STORE_S)
         if self._shared is None:
             self._shared = StoreRollouts(open_objects(url))
         return self._shared

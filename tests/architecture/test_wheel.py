@@ -40,7 +40,7 @@ def test_the_installed_wheel_finds_its_application_folder_and_prefect_its_worker
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = (
         "import inspect; from prefect.workers.base import BaseWorker; "
-        "from serin.machine.application import application_folder; print(application_folder()); "
+        "from serin.machine.environment import application_folder; print(application_folder()); "
         "print(inspect.getfile(BaseWorker.get_worker_class_from_type('serin')))"
     )
     done = subprocess.run(

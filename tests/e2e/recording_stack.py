@@ -18,7 +18,8 @@ from tritonclient.grpc import service_pb2
 
 from serin.formats.bundle import write_manifest
 from serin.formats.schema import OutputTensor, Schema, write_schema
-from serin.formats.serving.spool import COMPLETE, SpoolBlock, Strings, read_spool, spool_folder, spool_root
+from serin.formats.serving.spool import SpoolBlock, Strings, read_spool, spool_folder, spool_root
+from serin.formats.serving.spool_blocks import COMPLETE
 from serin.formats.wire import Array
 from serin.serving.client.tensors import (
     HEADER_BYTES,

@@ -15,9 +15,9 @@ from serin.errors import ExportFailed, PredictionFailed, VerificationFailed
 from serin.etl.build import build_dataset
 from serin.export.build import export_model
 from serin.export.take_over import import_repository
-from serin.formats.blend import read_blend
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, read_schema, write_schema
 from serin.formats.shards import read_split
+from serin.formats.trained import read_blend
 from serin.formats.wire import to_wire
 from serin.metrics import auc
 from serin.models.margins import open_margins

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin import metrics
-from serin.formats.serving.spool import is_drawn
+from serin.formats.serving.spool_blocks import is_drawn
 from serin.machine import environment
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured

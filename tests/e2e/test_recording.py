@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from serin.formats.serving.request_log import read_requests
-from serin.formats.serving.spool import DEFAULT_LIMIT_BYTES, is_drawn
+from serin.formats.serving.spool_blocks import DEFAULT_LIMIT_BYTES, is_drawn
 from serin.serving.client.client import Client, Protocol
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton

@@ -11,7 +11,7 @@ from serin.errors import PredictionFailed
 from serin.host.process_scan import stack_processes
 from serin.host.supervisor import Supervisor
 from serin.host.wiring import build_gateway, request_log
-from serin.machine import in_use
+from serin.machine import locks
 from serin.serving.client.client import Client, Protocol
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.store.store import Store
@@ -102,8 +102,8 @@ def test_a_model_is_retired_stays_so_after_a_restart_and_is_deleted(
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     store = Store.open()
     versions = [bundles.publish(store, bias=bias, spec=SPEC).version for bias in (-1.0, 1.0)]
-    for lock in [lock for lock in in_use._held if lock.is_relative_to(home)]:
-        os.close(in_use._held.pop(lock))  # as if another process, which has ended, had published them
+    for lock in [lock for lock in locks._held if lock.is_relative_to(home)]:
+        os.close(locks._held.pop(lock))  # as if another process, which has ended, had published them
     with serving_alone(home) as alone:
         alone.roll_out(MODEL, 1)
         assert post(alone.port)[0] == 200

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from serin.export.build import export_model
-from serin.formats.bundle import read_golden, read_schema
+from serin.formats.bundle import read_golden
+from serin.formats.schema import read_schema
 from serin.pipeline.run_stage import run_etl
 from serin.scoring.predict import Scorer
 from serin.serving.client.client import predict

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from serin.columns.scored import measured, reliability, row_loss
 from serin.formats.quality import QualityReference
-from serin.formats.serving.spool import Recorded, encode_block, encode_header
-from serin.machine.private import make_private
+from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header
+from serin.machine.durable import make_private
 from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Bundle, Release

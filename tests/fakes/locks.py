@@ -2,10 +2,10 @@
 
 import os
 
-from serin.machine import in_use
+from serin.machine import locks
 
 
 def forget_own_locks() -> None:
-    for file in in_use._held.values():
+    for file in locks._held.values():
         os.close(file)
-    in_use._held.clear()
+    locks._held.clear()

@@ -17,7 +17,7 @@ from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.host.state import POOLS
 from serin.machine import environment
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.machine.leases import holders
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.run_stage import run_etl, run_export, run_train

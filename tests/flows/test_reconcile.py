@@ -15,7 +15,7 @@ import pytest
 from prefect.settings import get_current_settings
 
 from serin.host.process_scan import record_run
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.machine.process import start_ticks
 from serin.prefect import reconcile
 from serin.prefect.processes import workers_of

@@ -17,7 +17,7 @@ from prefect.workers.base import BaseWorker
 from deployments.workers.slurm import worker as module
 from deployments.workers.slurm.worker import SlurmWorker
 from serin.errors import PrefectGone
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.prefect import rest_api
 from serin.prefect.processes import SLURM_TYPE
 

@@ -11,7 +11,8 @@ import torch
 from serin.cluster.shadow.compare import Answered, Columns, Comparison
 from serin.errors import GpuMemoryShort
 from serin.formats.schema import read_schema
-from serin.formats.serving.spool import COMPLETE, SpoolBlock, read_spool, spool_folder
+from serin.formats.serving.spool import SpoolBlock, read_spool, spool_folder
+from serin.formats.serving.spool_blocks import COMPLETE
 from serin.formats.wire import Array, to_wire
 from serin.host.gpu_use import read_gpu_use
 from serin.machine.hardware import Nvml, inventory

@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serin.formats.serving.spool import encode_header, is_drawn, read_spool
-from serin.formats.serving.spool_blocks import LONGEST_ID_BYTES
+from serin.formats.serving.spool import read_spool
+from serin.formats.serving.spool_blocks import LONGEST_ID_BYTES, encode_header, is_drawn
 from serin.machine.native.compiler import machine_compiler
 from serin.serving.native.onnx_backend import NATIVE, Split, native_settings
 from serin.serving.triton.installation import find_triton

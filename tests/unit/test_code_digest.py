@@ -32,12 +32,16 @@ FILES = {
 }
 
 
+def write_files(folder: Path) -> None:
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Code that is found from the working folder and from sys.path."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -70,7 +74,7 @@ def test_a_changed_operator_and_what_it_imports_make_another_dataset(folder: Pat
         "    transform = to_onnx = describe = to_json = from_json = late\n"
     )
     (folder / "own.py").write_text(operator)
-    asked = "import sys; from serin.spec.steps.own import fingerprint; print(fingerprint('own:Op'))"
+    asked = "import sys; from serin.spec.steps.operators import fingerprint; print(fingerprint('own:Op'))"
 
     def mark() -> str:
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
@@ -88,14 +92,11 @@ def test_code_keeps_its_digest_in_another_folder_and_when_it_is_touched(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("elsewhere")
-    for name, text in FILES.items():
-        (other / name).parent.mkdir(parents=True, exist_ok=True)
-        (other / name).write_text(text)
+    write_files(other)
     before = digest_of_file(folder / "net.py")
     (folder / "net.py").touch()
     assert digest_of_file(folder / "net.py") == before
-    roots = [other]
-    assert code_digest.closure_of_files([other / "net.py"], roots).digest() == before
+    assert code_digest.closure_of_files([other / "net.py"], [other]).digest() == before
 
 
 def test_nothing_is_run_and_broken_code_has_a_digest(folder: Path) -> None:

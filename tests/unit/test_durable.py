@@ -13,9 +13,8 @@ import pytest
 
 from serin.draft.guess import draft_table
 from serin.etl.raw_rows import read_test_rows
-from serin.machine.durable import Syncs, write_secret, write_whole
+from serin.machine.durable import Syncs, make_private, write_secret, write_whole
 from serin.machine.in_memory import socket_folder
-from serin.machine.private import make_private
 from serin.pipeline.check import check_spec
 from serin.prefect.login import login_file, make_login
 from serin.serving.envoy.keys import KeyFile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.machine.in_use import unused
+from serin.machine.locks import unused
 from serin.store.retention import Garbage, Policy, collect_garbage
 from serin.store.runs import run_folder
 from serin.store.store import Store
@@ -29,7 +29,7 @@ USES = {
 PROGRAM = """
 import sys
 from pathlib import Path
-from serin.store.frames import hold_frame
+from serin.store.runs import hold_frame
 from serin.store.runs import run_folder
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
@@ -90,7 +90,6 @@ def user(store: Store, kind: str, start: list[str]) -> Iterator[subprocess.Popen
     command = [*start, sys.executable, "-c", program, store.url, str(Path(store.url).parent / "home")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", "it ended before it used anything"
         yield process
     finally:
@@ -142,13 +141,8 @@ def test_a_dataset_of_a_kept_version_stays_by_its_digest(tmp_path: Path, store: 
 
 def test_who_waits_for_a_removal_finds_nothing_and_not_half(tmp_path: Path, store: Store) -> None:
     forget_own_locks()
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM.format(use="print(store.find_dataset('a' * 64))"),
-        store.url,
-        "x",
-    ]
+    program = PROGRAM.format(use="print(store.find_dataset('a' * 64))")
+    command = [sys.executable, "-c", program, store.url, "x"]
     with unused(tmp_path / "store/locks/datasets" / EDITION) as free:
         assert free
         asked = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -88,15 +88,12 @@ def test_the_last_outcome_of_each_stage_of_a_run_counts(tmp_path: Path) -> None:
 CHECKPOINT = Checkpoint(path="/runs/train-1/result", step=12, metrics={"valid_auc": 0.75})
 
 
-def test_what_was_kept_is_found(tmp_path: Path) -> None:
+def test_what_was_kept_is_found_by_its_stage_key_and_kind_alone(tmp_path: Path) -> None:
     keep_result(tmp_path, "train", "abc", CHECKPOINT)
     assert find_result(tmp_path, "train", "abc", Checkpoint) == CHECKPOINT
-
-
-def test_nothing_is_found_for_another_key_or_stage(tmp_path: Path) -> None:
-    keep_result(tmp_path, "train", "abc", CHECKPOINT)
     assert find_result(tmp_path, "train", "abd", Checkpoint) is None
     assert find_result(tmp_path, "export", "abc", Checkpoint) is None
+    assert find_result(tmp_path, "train", "abc", Bundle) is None
 
 
 @pytest.mark.parametrize(
@@ -106,11 +103,6 @@ def test_a_damaged_result_counts_as_none(tmp_path: Path, content: str) -> None:
     keep_result(tmp_path, "train", "abc", CHECKPOINT)
     (tmp_path / "stages" / "train" / "abc.json").write_text(content)
     assert find_result(tmp_path, "train", "abc", Checkpoint) is None
-
-
-def test_a_result_of_another_kind_counts_as_none(tmp_path: Path) -> None:
-    keep_result(tmp_path, "export", "abc", CHECKPOINT)
-    assert find_result(tmp_path, "export", "abc", Bundle) is None
 
 
 def test_a_newer_result_replaces_the_older_and_leaves_no_scratch_file(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ from serin.host.wiring import (
     watcher_process,
 )
 from serin.machine import environment
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
 from serin.machine.process import start_ticks
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.release_record import check_records
-from serin.store.open import check_answers, open_objects
+from serin.store.open import StoreProbe, open_objects
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _check_name(home: Path, host: str) -> None:
     if last is not None and last.is_alive:  # its own loop reports
         return
     try:
-        check_answers(url, _STORE_S)
+        StoreProbe(url).check(_STORE_S)
         OwnReport(host, tag_file(home)).claim_at_last(open_objects(url))
     except StoreError as error:
         log.warning("whether another agent is called %s is not known yet: %s", host, error)
@@ -84,7 +84,7 @@ def _forget(host: str) -> None:
     does not hold rollouts."""
     try:
         url = environment.store_url()
-        check_answers(url, _STORE_S)
+        StoreProbe(url).check(_STORE_S)
         objects = open_objects(url)
         for key in (agent_key(host), *objects.keys(evidence_prefix(host))):
             objects.remove(key)

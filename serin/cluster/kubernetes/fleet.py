@@ -390,7 +390,7 @@ def _terminating(found: Object) -> bool:
 
 def build_fleet(store: Store) -> KubernetesFleet:
     """Returns the fleet that the environment describes: the template, the namespace and the cluster."""
-    path = environment.release_template()
+    path = environment.path("SERIN_RELEASE_TEMPLATE")
     if path is None:
         raise TemplateUnfit(path="SERIN_RELEASE_TEMPLATE", reason="it is not set")
     return KubernetesFleet(Namespace(environment.release_namespace()), ReleaseTemplate.read(path), store)

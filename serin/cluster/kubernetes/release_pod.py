@@ -13,7 +13,6 @@ from pathlib import Path
 
 from serin.cluster.kubernetes.release_objects import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from serin.errors import ReleaseNotReady, SerinError
-from serin.formats.trust import Trust
 from serin.machine import environment
 from serin.machine.process import Process, ProcessState
 from serin.serving.triton.installation import find_triton
@@ -22,6 +21,7 @@ from serin.serving.triton.release_record import read_record
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.store.trust import Trust
 
 
 class _OtherContainer:

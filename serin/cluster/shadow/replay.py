@@ -25,7 +25,6 @@ from serin.errors import PredictionFailed, SerinError
 from serin.formats.captures import column_names
 from serin.formats.schema import Schema
 from serin.formats.serving.request_log import read_since
-from serin.formats.trust import find_trusted
 from serin.formats.wire import Array, to_wire
 from serin.host.wiring import request_log
 from serin.machine.parent_death import die_with_parent
@@ -33,6 +32,7 @@ from serin.rollout.decide.shadow import Batch
 from serin.serving.client.client import Client
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.store.trust import find_trusted
 
 LEAST_PER_S: Final = (
     20.0  # of a quiet live version; one at a time, so that a slow candidate is not overloaded

@@ -11,7 +11,7 @@ from typing import Any
 from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, meter
 from serin.formats.captures import captures_folder, hour_began, hours_captured, parts_of_hour
-from serin.formats.groups import Measured
+from serin.formats.gate import Measured
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import CapturesView, read_captures
 from serin.monitoring.drift.read import read_drift

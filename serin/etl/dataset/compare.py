@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from serin.errors import CheckFailed
 from serin.etl.relational.checks import settle
-from serin.formats.canonical import canonical
 from serin.formats.dataset import STATISTICS
 from serin.formats.statistics import CategoryStatistics, ColumnStatistics, NumberStatistics, read_statistics
+from serin.machine.documents import canonical
 from serin.spec.checks import CheckSpec
 from serin.spec.data import DataSpec
 from serin.store.artifacts import Dataset

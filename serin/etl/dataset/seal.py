@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from serin.etl.relational.relation import LoadedJoin
 from serin.features.plan import FeaturePlan
-from serin.formats.canonical import canonical
 from serin.formats.dataset import (
     FEATURES,
     DatasetDescription,
@@ -26,6 +25,7 @@ from serin.formats.dataset import (
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
 from serin.formats.shards import HEADER, part_files, part_folder, seal_part
+from serin.machine.documents import canonical
 from serin.machine.durable import Syncs
 
 

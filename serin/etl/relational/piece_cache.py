@@ -31,8 +31,8 @@ from serin.etl.relational.target import TargetPart
 from serin.etl.sources.file_cache import entry_name, put_entry
 from serin.etl.sources.files import origin_of
 from serin.etl.sources.tables import Piece
-from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
+from serin.machine.documents import canonical
 from serin.spec.data import DataSpec
 from serin.store.stage_keys import made_by, said
 

@@ -25,9 +25,8 @@ import pyarrow.parquet as pq
 from serin.errors import SourceMissing, SourceUnreadable, nearest
 from serin.etl.sources.files import compression_of, file_format, open_file
 from serin.etl.sources.malformed import broken_text, first_fields, refuse_open_quote, refuse_other_delimiter
-from serin.formats.csv_cells import CellRules
 from serin.formats.csv_format import PLAIN, CsvFormat
-from serin.formats.csv_values import convert_options, parse_options
+from serin.formats.csv_values import CellRules, convert_options, parse_options
 from serin.formats.dataset import SourceFile
 from serin.store.file_systems import reason_of, remote_errors
 

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from serin.formats.canonical import canonical
 from serin.formats.dataset import SourceFile
+from serin.machine.documents import canonical
 from serin.machine.durable import sync
 from serin.store.stage_keys import made_by
 

@@ -152,7 +152,7 @@ def _driver_errors() -> tuple[type[Exception], ...]:
 def _uri(name: str, table: SqlTable) -> str:
     kind, _, where = table.connection.partition(":")
     if kind == "env":
-        uri = environment.named_by_spec(where) or ""
+        uri = environment.text(where) or ""
         problem = f"the environment variable {where} is not set here; set it where tables are read"
     else:
         path = Path(where).expanduser()

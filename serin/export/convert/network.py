@@ -18,10 +18,9 @@ from onnx import compose, helper, numpy_helper
 from serin.errors import ExportFailed
 from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
-from serin.formats.blend import read_blend
 from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import NETWORK_TERMS, ScoreScale
-from serin.formats.trained import ModelRecord, read_record, read_trained
+from serin.formats.trained import ModelRecord, read_blend, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.formats.wire import Array
 from serin.models.build import load_model

@@ -19,7 +19,7 @@ import pyarrow as pa
 from serin.columns.segments import group_masks
 from serin.errors import GateFailed
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
-from serin.formats.groups import GroupReport, GroupResult, Measured
+from serin.formats.gate import GroupReport, GroupResult, Measured
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.metrics import estimate, estimate_share

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from serin.errors import JournalUnknown
 from serin.formats.serving.journal import Decision
+from serin.machine.typed_json import checked
 from serin.store.numbered import numbered_key, numbers, read_many
 from serin.store.objects import Objects
 
@@ -23,7 +24,6 @@ FORMAT: Final = "serin.decision"
 VERSION: Final = 1
 MODELS: Final = "cluster/models/"
 
-_KNOWN = frozenset(part.name for part in fields(Decision))
 _CHUNK: Final = 16
 
 
@@ -47,11 +47,8 @@ def dump_decision(decision: Decision, writer: Writer) -> bytes:
 def load_decision(key: str, content: bytes) -> Decision:
     """Raises JournalUnknown for anything else."""
     try:
-        value: dict[str, Any] = json.loads(content)
-        if (value["format"], value["version"]) != (FORMAT, VERSION):
-            raise ValueError("another format")
-        return Decision(**{name: part for name, part in value["decision"].items() if name in _KNOWN})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return Decision.of_row(checked(json.loads(content), FORMAT, VERSION)["decision"])
+    except (ValueError, TypeError, KeyError) as error:
         raise JournalUnknown(path=key, found=content[:80].decode(errors="replace")) from error
 
 

@@ -47,6 +47,5 @@ class DesiredState(Document, form="serin.desired_state"):
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     routes: tuple[ModelRoute, ...] = ()
     timeouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    arms: Mapping[str, EvidenceArm] = field(
-        default_factory=dict
-    )  # by model, while a rollout gathers evidence
+    # by model, while a rollout gathers evidence
+    arms: Mapping[str, EvidenceArm] = field(default_factory=dict)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from serin.machine.typed_json import Document
+from serin.store.objects import Objects
 
 PREFIX: Final = "cluster/hosts/"
+
+Report = TypeVar("Report", bound=Document)
 
 
 def agent_key(host: str) -> str:
@@ -66,3 +69,12 @@ class WorkerReport(Document, form="serin.host_report"):
     memory_bytes: int
     gpus: tuple[Mapping[str, Any], ...] = ()
     runs: tuple[str, ...] = ()
+
+
+def read_report(kind: type[Report], objects: Objects, key: str) -> Report | None:
+    """Returns the report under a key; None when there is none, or one of another version of Serin."""
+    stored = objects.read(key)
+    try:
+        return None if stored is None else kind.load(stored.content)
+    except ValueError:
+        return None

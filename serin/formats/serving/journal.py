@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -61,8 +61,10 @@ class Decision:
     command: str | None = None  # the command that was obeyed by this decision
     seq: int = 0  # counts the decisions from 1, also those that compaction has left out; given by append
 
-
-_KNOWN = frozenset(part.name for part in fields(Decision))
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """The decision that a JSON object holds; keys of later versions are left out. TypeError: it holds none."""
+        return cls(**{part.name: row[part.name] for part in fields(cls) if part.name in row})
 
 
 class Journal:
@@ -89,14 +91,20 @@ class Journal:
         An urgent one counts also where the disk does not take it: it waits, and `flush` writes it.
         """
         numbered = replace(decision, seq=self._seq + 1)
+        self._waiting.append(numbered)
         try:
-            self._write(b"".join(map(_line, [*self._waiting, numbered])))
-            self._written()
+            self.flush()
         except OSError:
             if not urgent:
+                self._waiting.pop()
                 raise
-            self._waiting.append(numbered)
-            self._keep_waiting()
+            with suppress(OSError):  # where memory is full as well, this process alone knows them
+                if self._spare is not None:
+                    self._spare.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(self._spare, b"".join(map(_line, self._waiting)))
+        except BaseException:
+            self._waiting.pop()
+            raise
         self._seq = numbered.seq
         return numbered
 
@@ -109,19 +117,10 @@ class Journal:
         """Writes the decisions that wait. Raises OSError while the disk does not take them."""
         if self._waiting:
             self._write(b"".join(map(_line, self._waiting)))
-            self._written()
-
-    def _written(self) -> None:
-        if self._waiting and self._spare is not None:
-            self._spare.unlink(missing_ok=True)
-        self._waiting = []
-
-    def _keep_waiting(self) -> None:
-        """Where memory is full as well, this process alone knows them."""
-        if self._spare is not None:
-            with suppress(OSError):
-                self._spare.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._spare, b"".join(map(_line, self._waiting)))
+            self._waiting = []
+            with suppress(OSError):  # what the journal has is not read from there
+                if self._spare is not None:
+                    self._spare.unlink()
 
     def compact(self, keep: Keep) -> bool:
         """Leaves out what `keep` does not name, if the journal is large and has doubled since it was last compacted.
@@ -280,7 +279,10 @@ def _write_at(file: int, data: bytes, place: int) -> int:
 
 def read_decisions(path: Path, spare: Path | None = None) -> list[Decision]:
     """Every decision that counts, oldest first. A journal that is not there is an empty one."""
-    found = list(_decisions(path, path.read_bytes() if path.exists() else b""))
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines and lines[0].endswith(b"\n"):
+        _is_header(path, lines[0])
+    found = [decision for line in lines[1:] if (decision := _decision(line)) is not None]
     return [*found, *_spare_decisions(spare, after=found[-1].seq if found else 0)]
 
 
@@ -338,9 +340,8 @@ class JournalReader:
         try:
             with self._path.open("rb") as file:
                 compacted = _compacted(file.readline())
-                shorter = (
-                    file.seek(0, os.SEEK_END) < self._place
-                )  # a line that could not be kept was taken back
+                # a line that could not be kept was taken back
+                shorter = file.seek(0, os.SEEK_END) < self._place
                 if shorter or compacted not in (None, self._compacted):
                     self._place, self._known = 0, []
                 self._compacted = self._compacted if compacted is None else compacted
@@ -356,15 +357,6 @@ class JournalReader:
                 self._known.append(decision)
         waiting = _spare_decisions(self._spare, after=self._known[-1].seq if self._known else 0)
         return [*self._known, *(decision for decision in waiting if decision.rollout == self._rollout)]
-
-
-def _decisions(path: Path, data: bytes) -> Iterator[Decision]:
-    lines = data.splitlines(keepends=True)
-    if lines and lines[0].endswith(b"\n"):
-        _is_header(path, lines[0])
-    for line in lines[1:]:
-        if (decision := _decision(line)) is not None:
-            yield decision
 
 
 def _is_header(path: Path, line: bytes) -> bool:
@@ -391,7 +383,6 @@ def _decision(line: bytes) -> Decision | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        row = json.loads(line)
-        return Decision(**{name: value for name, value in row.items() if name in _KNOWN})
-    except (ValueError, TypeError, AttributeError):
+        return Decision.of_row(json.loads(line))
+    except (ValueError, TypeError):
         return None

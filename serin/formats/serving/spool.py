@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import SpoolBroken
-from serin.formats.serving.spool_blocks import (
-    COMPLETE,
-    DEFAULT_LIMIT_BYTES,
-    FORMAT,
-    MAGIC,
-    OPEN,
-    VERSION,
-    Recorded,
-    encode_block,
-    encode_header,
-    is_drawn,
-    lot,
-)
-
-__all__ = [
-    "COMPLETE", "DEFAULT_LIMIT_BYTES", "OPEN", "Recorded", "SpoolBlock", "SpoolFile", "SpoolHeader", "Strings",
-    "Tensor", "encode_block", "encode_header", "is_drawn", "lot", "read_spool", "spool_folder", "spool_root",
-]  # fmt: skip
+from serin.formats.serving.spool_blocks import FORMAT, MAGIC, VERSION
+from serin.machine.typed_json import Document, Row
 
 DTYPES: Mapping[str, str | None] = {
     "string": None, "float": "<f4", "int": "<i8", "timestamp": "<i8", "bool": "i1",  # kinds of inputs
@@ -71,12 +55,16 @@ Values = npt.NDArray[Any] | Strings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(Row):
     """An input (`kind`: string, float, int, timestamp, bool) or an output (`kind`: its dtype, such as FP32)."""
 
     name: str
     kind: str
     dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in DTYPES:
+            raise ValueError(f"{self.name!r} is of unknown kind {self.kind!r}")
 
     @property
     def width(self) -> int:
@@ -85,7 +73,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpoolHeader:
+class SpoolHeader(Document, form=FORMAT, version=VERSION):
     model: str
     release: str
     share: float
@@ -134,8 +122,8 @@ def read_spool(path: Path) -> SpoolFile:
     data = memoryview(path.read_bytes())
     end = bytes(data[:_MOST_HEADER_BYTES]).find(b"\n")
     try:
-        header = _header(json.loads(bytes(data[: max(end, 0)])))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        header = SpoolHeader.load(bytes(data[: max(end, 0)]))
+    except ValueError as error:
         raise SpoolBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
     blocks, place = [], end + 1
     while place < len(data):
@@ -145,27 +133,6 @@ def read_spool(path: Path) -> SpoolFile:
         block, place = found
         blocks.append(block)
     return SpoolFile(header=header, blocks=tuple(blocks), torn_bytes=len(data) - place)
-
-
-def _header(document: Mapping[str, Any]) -> SpoolHeader:
-    if document.get("format") != FORMAT or document.get("version") != VERSION:
-        raise ValueError(f"not a {FORMAT} version {VERSION} file")
-    return SpoolHeader(
-        model=str(document["model"]),
-        release=str(document["release"]),
-        share=float(document["share"]),
-        inputs=_tensors(document["inputs"]),
-        outputs=_tensors(document["outputs"]),
-        null_texts={name: tuple(texts) for name, texts in document.get("null_texts", {}).items()},
-    )
-
-
-def _tensors(entries: Sequence[Any]) -> tuple[Tensor, ...]:
-    tensors = tuple(Tensor(name=name, kind=kind, dims=tuple(dims)) for name, kind, dims in entries)
-    for tensor in tensors:
-        if tensor.kind not in DTYPES:
-            raise ValueError(f"{tensor.name!r} is of unknown kind {tensor.kind!r}")
-    return tensors
 
 
 def _block(data: memoryview, place: int, header: SpoolHeader) -> tuple[SpoolBlock, int] | None:

@@ -15,15 +15,14 @@ import platform
 import secrets
 import subprocess
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from serin.machine import environment
+from serin.machine.durable import make_private
 from serin.machine.native.compiler import machine_compiler
-from serin.machine.private import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -43,23 +42,16 @@ class Lanes:
         self._many = ctypes.CDLL(str(library)).serin_sha256_many  # releases the interpreter's lock
         self._many.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         self._many.restype = None
-        tried = [bytes(range(200))[:size] for size in (0, 1, 55, 56, 63, 64, 65, 119, 120, 128, 200) * 2]
-        if self.digests(tried) != b"".join(hashlib.sha256(each).digest() for each in tried):
-            raise ValueError(f"{library} computes other digests than hashlib")
-
-    def digests(self, messages: Sequence[bytes]) -> bytes:
-        """The digests of the messages, one after the other."""
-        held = [ctypes.c_char_p(message) for message in messages]
-        places = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in held]
-        return self._run(np.array(places, np.uintp), np.array([len(each) for each in messages], np.uintp))
+        content = bytes(range(256)) * 10
+        for piece in (1, 55, 56, 63, 64, 65, 119, 120, 128, 200):
+            if self.digests_of_pieces(np.frombuffer(content, np.uint8), piece) != _by_hashlib(content, piece):
+                raise ValueError(f"{library} computes other digests than hashlib")
 
     def digests_of_pieces(self, content: npt.NDArray[np.uint8], piece: int) -> bytes:
         """The digests of each `piece` bytes of the contiguous content, the last of which may be shorter."""
         starts = np.arange(0, len(content), piece, dtype=np.uintp)
         sizes = np.minimum(np.uintp(len(content)) - starts, np.uintp(piece))
-        return self._run(starts + np.uintp(content.ctypes.data), sizes)
-
-    def _run(self, places: npt.NDArray[np.uintp], sizes: npt.NDArray[np.uintp]) -> bytes:
+        places = starts + np.uintp(content.ctypes.data)
         out = ctypes.create_string_buffer(DIGEST_BYTES * len(places))
         self._many(places.ctypes.data, sizes.ctypes.data, len(places), out)
         return out.raw
@@ -74,6 +66,10 @@ def digests_of_pieces(content: memoryview | bytes, piece: int, *, expected_bytes
     lanes = _find_lanes(build=build) if build or len(content) > piece else None
     if lanes is not None and len(content) > piece:
         return lanes.digests_of_pieces(np.frombuffer(content, np.uint8), piece)
+    return _by_hashlib(content, piece)
+
+
+def _by_hashlib(content: memoryview | bytes, piece: int) -> bytes:
     view = memoryview(content)
     return b"".join(hashlib.sha256(view[at : at + piece]).digest() for at in range(0, len(view), piece))
 

@@ -13,9 +13,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from serin.errors import ReceiverRefused
-from serin.machine.durable import write_secret
+from serin.machine.durable import make_private, write_secret
 from serin.machine.locks import locked
-from serin.machine.private import make_private
 
 _WEBHOOK: Final = ("http", "https")
 _RESERVED: Final = ("log", "prefect")

@@ -26,7 +26,7 @@ from serin.formats.captures import (
     writing,
 )
 from serin.formats.shared_captures import BORN, SharedFile, Writer, combined_home, in_force
-from serin.machine.private import make_private
+from serin.machine.durable import make_private
 from serin.monitoring.capture.counters import CapturesView, captures_view, read_captures, versions_kept
 from serin.monitoring.capture.forget import column_types, matches
 from serin.monitoring.capture.read import (

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.captures import ANSWER, METADATA, TYPE_OF_KIND, column_names
-from serin.formats.nulls import from_wire, without_null_strings
+from serin.formats.captures import ANSWER, METADATA, column_names
+from serin.formats.nulls import TYPE_OF_KIND, from_wire, without_null_strings
 from serin.formats.serving.spool import SpoolBlock, SpoolHeader, Strings
 
 SHADOW_ID = "shadow-"

@@ -26,7 +26,8 @@ import pyarrow.json as pajson
 from serin.errors import NameInvalid, SerinError, SpoolBroken
 from serin.formats.captures import commit, last_number, read_document, write_document, writing
 from serin.formats.serving.request_log import START, Offset, find_offset, parse_requests, read_lines
-from serin.formats.serving.spool import COMPLETE, OPEN, SpoolFile, read_spool
+from serin.formats.serving.spool import SpoolFile, read_spool
+from serin.formats.serving.spool_blocks import COMPLETE, OPEN
 from serin.machine.locks import try_lock
 from serin.monitoring.capture.columns import block_rows, text
 from serin.monitoring.capture.counters import Counters

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from serin.machine.durable import write_whole
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, write_whole
 from serin.machine.typed_json import Document
 from serin.monitoring.history.read import Sums, WindowSums, first_counted, window_sums
 from serin.monitoring.objectives.burn import (

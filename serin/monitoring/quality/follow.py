@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 from serin.formats.captures import Part
 from serin.formats.shared_captures import records_source
 from serin.machine.documents import read_json
-from serin.machine.durable import sync, write_whole
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, sync, write_whole
 from serin.machine.typed_json import Document
 from serin.monitoring.capture.read import alike, parts, read_part
 from serin.monitoring.quality.keys import ID, ROW, SOURCE, Key, KeyIndex, captured_columns, captured_keys

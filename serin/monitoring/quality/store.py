@@ -31,9 +31,8 @@ import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import open_part
-from serin.machine.durable import sync
+from serin.machine.durable import make_private, sync
 from serin.machine.locks import locked
-from serin.machine.private import make_private
 from serin.monitoring.quality.keys import ID, ROW, TIME, Key
 from serin.spec.names import valid_model_name
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serin.formats.quality import Metrics
-from serin.machine.durable import write_whole
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, write_whole
 from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
 

@@ -17,10 +17,10 @@ import onnx
 import torch
 
 from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PredictionFailed
-from serin.formats.bundle import MODEL, read_golden, read_schema, verify_bundle
+from serin.formats.bundle import MODEL, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
 from serin.formats.gate import read_scales, scores_apart
-from serin.formats.schema import Task
+from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
 from serin.formats.wire import Array, to_wire
 from serin.models.build import load_model

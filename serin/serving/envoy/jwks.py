@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import IssuerUnusable
-from serin.machine.durable import file_signature, write_secret
-from serin.machine.private import make_private
+from serin.machine.durable import file_signature, make_private, write_secret
 from serin.serving.envoy.issuers import Issuer, safe_url
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serin.errors import IssuerRefused, KeyFileBroken, KeyRefused
-from serin.machine.durable import file_signature, sync, write_secret
+from serin.machine.durable import file_signature, make_private, sync, write_secret
 from serin.machine.locks import locked
-from serin.machine.private import make_private
 from serin.serving.envoy.guard import asks_for_keys
 from serin.serving.envoy.issuers import Issuer, Name, lua_issuers
 from serin.spec.names import valid_model_name

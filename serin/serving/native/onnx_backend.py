@@ -15,7 +15,7 @@ from typing import Literal
 
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import DType, OutputTensor, Schema
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.machine.native.compiler import Compiler
 from serin.serving.native.compiler import build_mark, compile_library
 

@@ -110,7 +110,7 @@ def look_around(devices: Sequence[Device], *, releases: Path, but: str) -> list[
     """
     reserved = reserved_bytes(releases)
     held = holders(releases.parent)
-    nvml = None if environment.inventory_file() else Nvml.open()
+    nvml = None if environment.path("SERIN_INVENTORY") else Nvml.open()
     rooms = []
     for device in devices:
         here = [holder for holder in held if holder.device == device.id]

@@ -88,7 +88,7 @@ def default_folder() -> Path:
 
 def find_triton() -> TritonInstall:
     """Returns the Triton that SERIN_TRITON names, and only that if it is set; else Serin's own, else a container's."""
-    named = environment.triton_environment()
+    named = environment.path("SERIN_TRITON")
     places = [named] if named else [default_folder(), CONTAINER_FOLDER]
     for place in places:
         install = _from_environment(place) or _from_container(place)

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.formats.wire import Array
-from serin.machine.application import application_folder
+from serin.machine.environment import application_folder
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.recording import Recording
 from serin.spec.serving import ServingSpec

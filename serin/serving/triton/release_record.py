@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import FileBroken
-from serin.machine.documents import read_json
+from serin.machine.documents import check_version, read_json
 from serin.machine.durable import write_secret
 from serin.machine.typed_json import Document
 from serin.serving.triton.process import TritonPorts
-from serin.store.format_version import check_version
 
 VERSION = 2
 FILE = "release.json"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from serin.errors import FileBroken, SerinError
 from serin.formats.bundle import REPOSITORY, read_manifest
-from serin.formats.trust import Trust
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
@@ -38,6 +37,7 @@ from serin.serving.triton.repository import (
 from serin.serving.triton.verify import verify_release
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from serin.store.trust import Trust
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from serin.spec.steps.operators import operator_named
-from serin.spec.steps.own import load_class, load_operator
+from serin.spec.steps.operators import load_class, load_operator, operator_named
 from serin.spec.steps.step import NUMBERS, FeatureStep, Made
 
 

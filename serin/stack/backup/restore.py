@@ -19,8 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from serin.errors import BackupBroken, BackupRefused
 from serin.machine import environment
-from serin.machine.durable import sync
-from serin.machine.private import make_private
+from serin.machine.durable import make_private, sync
 from serin.rollout.decide.state import restored
 from serin.rollout.run.record import JournalFolder, decision2rollout, rollout2decision
 from serin.stack.backup import contents

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serin.errors import TrainingRefused
+from serin.machine.documents import check_version
 from serin.machine.locks import locked
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
 from serin.spec.training import Execution, Strategy, TrainingSpec
-from serin.store.format_version import check_version
 
 # These change how a run proceeds, not its result: a run may be resumed with other values of them.
 _FREE = frozenset(

@@ -44,7 +44,7 @@ class Tracker:
 @contextmanager
 def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
     """Yields a tracker for the block. If the block fails, the MLflow run is marked as failed."""
-    uri = environment.mlflow_tracking_uri()
+    uri = environment.text("MLFLOW_TRACKING_URI")
     if uri is None:
         yield Tracker()
         return

@@ -17,8 +17,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from serin.errors import Preempted
 from serin.machine import environment
+from serin.machine.durable import make_private
 from serin.machine.parent_death import die_with_parent
-from serin.machine.private import make_private
 from serin.training.launch.job import read_job
 from serin.training.launch.status import Status, read_status, write_status
 

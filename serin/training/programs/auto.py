@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 from serin.errors import LossNotFinite, NetworkUnfit, Preempted, TrainingRefused, WorkerFailed
-from serin.formats.blend import write_blend
 from serin.formats.dataset import FEATURES, DatasetDescription, SplitDescription, read_dataset, write_dataset
 from serin.formats.schema import Task
 from serin.formats.shards import Array, Rows, count_parts, read_split, seal_part, write_rows
-from serin.formats.trained import read_trained, write_trained
+from serin.formats.trained import read_trained, write_blend, write_trained
 from serin.models.margins import open_margins
 from serin.models.trees import load_xgboost, scores
 from serin.training.engine.evaluate import goodness

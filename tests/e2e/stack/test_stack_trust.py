@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from serin.formats.signature import create_key, public_pem
-from serin.formats.trust import Trust
 from serin.rollout.run.commands import Command, ask
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
+from serin.store.trust import Trust, create_key, public_pem
 from tests.e2e.whole_stack import Stack
 from tests.unit.serving import bundles
 

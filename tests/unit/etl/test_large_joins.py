@@ -20,10 +20,10 @@ from serin.formats.dataset import read_dataset
 from serin.formats.schema import INT64_NULL
 from serin.pipeline.check import check_spec
 from serin.scoring.bulk import find_pieces, score_piece
+from serin.spec.data import RESERVED, RESERVED_PREFIXES, is_reserved
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.relation import WindowSpec
-from serin.spec.rename import RESERVED, RESERVED_PREFIXES, is_reserved
 from serin.store.store import Store
 from tests.logs import heard
 from tests.unit.etl.trips import START, build, rates, spec_of, trips

@@ -14,7 +14,7 @@ from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, RowsUnfit
 from serin.export.build import export_model
 from serin.formats.schema import read_schema
-from serin.formats.serving.spool import is_drawn
+from serin.formats.serving.spool_blocks import is_drawn
 from serin.formats.wire import to_wire
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured

@@ -14,10 +14,11 @@ from serin.etl.raw_rows import read_test_rows
 from serin.export import importance as measured
 from serin.export.champion import _contest, meet_champion
 from serin.export.importance import measure_importance
-from serin.formats.bundle import read_schema, verify_bundle
+from serin.formats.bundle import verify_bundle
 from serin.formats.champion import ChampionReport
 from serin.formats.explain import FeatureColumns
 from serin.formats.importance import FILE, read_importance
+from serin.formats.schema import read_schema
 from serin.formats.shards import read_split
 from serin.machine.documents import write_facts
 from serin.pipeline.run_stage import run_etl, run_export, run_train

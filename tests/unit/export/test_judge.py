@@ -13,8 +13,7 @@ from serin.export.gate.groups import check_groups
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.choose import _choose, judge_variants
 from serin.export.variants.int8 import to_int8
-from serin.formats.gate import VariantResult
-from serin.formats.groups import GroupReport
+from serin.formats.gate import GroupReport, VariantResult
 from serin.formats.schema import Schema, Task, outputs_of
 from serin.metrics import estimate, estimate_share
 from serin.spec.export import ExportSpec

@@ -78,7 +78,8 @@ PUBLISHER = textwrap.dedent("""
     import os, sys
     from pathlib import Path
     from serin.formats.bundle import write_manifest
-    from serin.store.local import LocalPlaces
+    from serin.store.places import LocalPlaces
+    from serin.store.objects import FolderObjects
     from serin.store.store import Store
     root, moment, count = sys.argv[1], int(sys.argv[2]), 0
     def deadly(real):
@@ -90,8 +91,9 @@ PUBLISHER = textwrap.dedent("""
             return real(*arguments, **options)
         return step
     os.fsync = deadly(os.fsync)
-    for name in ("create", "publish", "change"):
-        setattr(LocalPlaces, name, deadly(getattr(LocalPlaces, name)))
+    LocalPlaces.publish = deadly(LocalPlaces.publish)
+    for name in ("create", "put", "replace"):
+        setattr(FolderObjects, name, deadly(getattr(FolderObjects, name)))
     os.link, Path.rename, Path.replace = deadly(os.link), deadly(Path.rename), deadly(Path.replace)
     store = Store(root)
     version = store.reserve_version("flights")

@@ -14,16 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from serin.errors import BundleBroken, FormatOutdated
-from serin.formats.bundle import (
-    Schema,
-    output_column,
-    read_golden,
-    read_manifest,
-    read_schema,
-    verify_bundle,
-    write_manifest,
-    write_schema,
-)
+from serin.formats.bundle import output_column, read_golden, read_manifest, verify_bundle, write_manifest
 from serin.formats.dataset import (
     CategoricalColumn,
     DatasetDescription,
@@ -34,7 +25,15 @@ from serin.formats.dataset import (
     write_dataset,
 )
 from serin.formats.gate import Runtime, read_runtime
-from serin.formats.schema import DTYPE_OF_KIND, Task, input_columns, outputs_of
+from serin.formats.schema import (
+    DTYPE_OF_KIND,
+    Schema,
+    Task,
+    input_columns,
+    outputs_of,
+    read_schema,
+    write_schema,
+)
 from serin.formats.statistics import CategoryStatistics, NumberStatistics, read_statistics, write_statistics
 from serin.formats.trained import read_record
 from serin.store.store import Store
@@ -307,29 +306,21 @@ TRAINING = {
 }  # fmt: skip
 
 
-def written(folder: Path, name: str, document: dict[str, object]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps(document))
-    return folder
-
-
-def test_an_older_bundle_must_be_exported_again(tmp_path: Path) -> None:
-    folder = written(tmp_path, "manifest.json", MANIFEST)
-    with pytest.raises(FormatOutdated, match=r"version 1 .* reads version 2.*export the model again"):
-        read_manifest(folder)
-
-
-def test_the_store_hands_out_no_older_bundle(tmp_path: Path) -> None:
-    written(tmp_path / "models" / "parcels" / "versions" / "1", "manifest.json", MANIFEST)
-    with pytest.raises(FormatOutdated, match="export the model again"):
-        Store(str(tmp_path)).bundle("parcels", 1)
-
-
-def test_an_older_result_of_a_training_must_be_trained_again(tmp_path: Path) -> None:
-    with pytest.raises(FormatOutdated, match="train the model again"):
-        read_record(written(tmp_path, "model.json", MODEL))
-
-
-def test_an_older_training_is_not_resumed(tmp_path: Path) -> None:
-    with pytest.raises(FormatOutdated, match="remove the folder, or train in another one"):
-        read_job(written(tmp_path, "training.json", TRAINING))
+@pytest.mark.parametrize(
+    ("name", "document", "read", "advice"),
+    [
+        ("manifest.json", MANIFEST, read_manifest, r"version 1 .* reads version 2.*export the model again"),
+        ("model.json", MODEL, read_record, "train the model again"),
+        ("training.json", TRAINING, read_job, "remove the folder, or train in another one"),
+        ("models/parcels/versions/1/manifest.json", MANIFEST, lambda folder: Store(str(folder)).bundle("parcels", 1),
+         "export the model again"),
+    ],
+    ids=["a bundle", "a trained model", "a training", "a bundle in a store"],
+)  # fmt: skip
+def test_what_an_older_serin_wrote_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, document: dict[str, object], read: Callable[[Path], object], advice: str
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(json.dumps(document))
+    with pytest.raises(FormatOutdated, match=advice):
+        read(tmp_path)

@@ -13,7 +13,6 @@ from serin.columns.hashing import hash_strings
 from serin.errors import SpoolBroken
 from serin.formats.captures import (
     METADATA,
-    Part,
     captures_folder,
     column_names,
     hour_began,
@@ -22,7 +21,8 @@ from serin.formats.captures import (
     parts_of_hour,
     write_part,
 )
-from serin.formats.serving.spool import Recorded, encode_block, encode_header, is_drawn, lot, read_spool
+from serin.formats.serving.spool import read_spool
+from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header, is_drawn, lot
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
 
@@ -31,6 +31,11 @@ def rows_at(*times: float, **columns: list[object]) -> pa.Table:
     t = pa.array([round(t * 1e6) for t in times], pa.int64()).cast(METADATA["_t"])
     ids = [f"id-{t:.3f}" for t in times]
     return pa.table({"_id": ids, "_row": pa.array([0] * len(times), pa.int32()), "_t": t, **columns})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "00000001.rows"
 
 
 def test_rows_are_written_to_the_hour_in_which_they_arrived(tmp_path: Path) -> None:
@@ -76,11 +81,6 @@ def test_a_merged_file_and_one_with_fewer_rows_replace_others(tmp_path: Path) ->
     assert [(p.first, p.last, p.rows) for p in parts_of_hour(folder)] == [(1, 1, 5), (2, 4, 8), (5, 5, 1)]
 
 
-def test_a_file_does_not_replace_itself() -> None:
-    part = Part(path=Path("a"), version=1, hour="2026-03-01T12", first=1, last=2, rows=3)
-    assert not part.replaces(part)
-
-
 def test_hours_are_named_in_utc() -> None:
     assert hour_of(NOON + 3599.9) == "2026-03-01T12"
     assert hour_began("2026-03-01T12") == NOON
@@ -123,8 +123,7 @@ def _blocks() -> list[bytes]:
     return [encode_block(few, sent=2, dropped=0), encode_block(many, sent=9, dropped=5)]
 
 
-def test_what_was_written_is_read_back_by_column(tmp_path: Path) -> None:
-    path = tmp_path / "00000001.rows"
+def test_what_was_written_is_read_back_by_column(path: Path) -> None:
     path.write_bytes(HEADER + b"".join(_blocks()))
     found = read_spool(path)
     assert (found.header.model, found.header.release, found.header.share) == ("flights", "flights-v3", 0.25)
@@ -142,8 +141,7 @@ def test_what_was_written_is_read_back_by_column(tmp_path: Path) -> None:
     assert second.outputs[1].to_arrow()[-1].as_py() == b"x" * 49  # type: ignore[union-attr]
 
 
-def test_counters_alone_are_a_block(tmp_path: Path) -> None:
-    path = tmp_path / "00000001.rows"
+def test_counters_alone_are_a_block(path: Path) -> None:
     path.write_bytes(HEADER + encode_block([], sent=7, dropped=7) + _blocks()[0])
     empty, full = read_spool(path).blocks
     assert (empty.requests, empty.dropped, len(empty.inputs[0]), full.requests) == (0, 7, 0, 2)
@@ -161,9 +159,8 @@ def test_a_file_that_ends_anywhere_gives_its_whole_blocks(tmp_path: Path) -> Non
         assert found.torn_bytes == end - len(HEADER) - blocks * len(first)
 
 
-def test_a_damaged_block_is_never_read_as_other_rows(tmp_path: Path) -> None:
+def test_a_damaged_block_is_never_read_as_other_rows(path: Path) -> None:
     first, _ = _blocks()
-    path = tmp_path / "00000001.rows"
     for old, new in (
         (b'"rows":4', b'"rows":5'),
         (b'"sizes":[16', b'"sizes":[17'),
@@ -177,8 +174,7 @@ def test_a_damaged_block_is_never_read_as_other_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{}\n", b"no json\n", HEADER[:-1], HEADER.replace(b'"float"', b'"half"')]
 )
-def test_a_file_without_a_sound_first_line_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "00000001.rows"
+def test_a_file_without_a_sound_first_line_is_named(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(SpoolBroken, match=r"00000001\.rows"):
         read_spool(path)

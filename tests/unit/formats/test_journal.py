@@ -3,6 +3,7 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,15 @@ from tests.signals import hit
 
 
 def decision(**changes: Any) -> Decision:
-    fields: dict[str, Any] = {
-        "t": 1.0,
-        "rollout": "r1",
-        "phase": "shifting",
-        "step": 0,
-        "weight": 5.0,
-        "verdict": "pass",
-        "reason": "all well",
-        "by": "controller",
-    }
-    return Decision(**(fields | changes))
+    plain = Decision(
+        t=1.0, rollout="r1", phase="shifting", step=0, weight=5.0, verdict="pass", reason="all well", by="controller"
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
 
 
 def test_decisions_come_back_in_order_and_numbered(tmp_path: Path) -> None:
@@ -47,8 +46,7 @@ def test_decisions_come_back_in_order_and_numbered(tmp_path: Path) -> None:
     assert read_decisions(path)[0].evidence == {"candidate": [3, 0]}
 
 
-def test_a_reader_that_follows_one_rollout_sees_what_is_whole_and_reads_nothing_twice(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_reader_that_follows_one_rollout_sees_what_is_whole_and_reads_nothing_twice(path: Path) -> None:
     follow = JournalReader(path, "r1")
     assert follow.decisions() == []
     with Journal(path) as journal:
@@ -67,14 +65,12 @@ def test_a_reader_that_follows_one_rollout_sees_what_is_whole_and_reads_nothing_
     assert [d.seq for d in follow.decisions()] == [2, 3], "a line was taken back"
 
 
-def test_the_first_line_names_format_and_version(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_the_first_line_names_format_and_version(path: Path) -> None:
     Journal(path).close()
     assert path.read_text() == '{"format": "serin.journal", "version": 2}\n'
 
 
-def test_every_torn_end_is_repaired_on_open(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_every_torn_end_is_repaired_on_open(path: Path) -> None:
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
         whole = path.stat().st_size
@@ -88,8 +84,7 @@ def test_every_torn_end_is_repaired_on_open(tmp_path: Path) -> None:
         assert [d.weight for d in read_decisions(path)] == [5.0, 30.0]
 
 
-def test_an_end_of_zeros_left_by_a_power_cut_is_repaired(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_an_end_of_zeros_left_by_a_power_cut_is_repaired(path: Path) -> None:
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
     with path.open("ab") as file:
@@ -99,16 +94,14 @@ def test_an_end_of_zeros_left_by_a_power_cut_is_repaired(tmp_path: Path) -> None
     assert [d.weight for d in read_decisions(path)] == [5.0, 25.0]
 
 
-def test_a_torn_header_is_written_again(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_torn_header_is_written_again(path: Path) -> None:
     path.write_text('{"format": "ser')
     with Journal(path) as journal:
         journal.append(decision())
     assert len(read_decisions(path)) == 1
 
 
-def test_a_damaged_line_in_the_middle_hides_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_damaged_line_in_the_middle_hides_no_other(path: Path) -> None:
     with Journal(path) as journal:
         for weight in (1.0, 2.0, 3.0):
             journal.append(decision(weight=weight))
@@ -118,8 +111,7 @@ def test_a_damaged_line_in_the_middle_hides_no_other(tmp_path: Path) -> None:
         assert journal.append(decision()).seq == 4
 
 
-def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_second_writer_is_refused_until_the_first_is_gone(path: Path) -> None:
     first = Journal(path)
     with pytest.raises(JournalHeld, match="another rollout controller"):
         Journal(path)
@@ -128,8 +120,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("version", [1, 99])
-def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_file_of_another_version_is_refused_and_left_alone(path: Path, version: int) -> None:
     path.write_text(f'{{"format": "serin.journal", "version": {version}}}\n{{"new": 1}}\n')
     with pytest.raises(JournalUnknown, match=f'"version": {version}'):
         Journal(path)
@@ -138,8 +129,7 @@ def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Path, ver
     assert path.read_text().endswith('{"new": 1}\n')
 
 
-def test_a_failed_append_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_failed_append_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
 
@@ -175,8 +165,7 @@ def test_an_urgent_decision_counts_before_the_disk_takes_it(tmp_path: Path) -> N
     assert (spare.exists(), [d.weight for d in read_decisions(path)]) == (False, [5.0, 0.0, 50.0])
 
 
-def test_a_torn_end_is_noticed_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_torn_end_is_noticed_and_kept(path: Path) -> None:
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
         journal.append(decision(weight=25.0))
@@ -190,10 +179,7 @@ def test_a_torn_end_is_noticed_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["half", "missing", "replaced"])
-def test_a_journal_that_is_damaged_while_it_is_open_loses_no_later_decision(
-    tmp_path: Path, damage: str
-) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_journal_that_is_damaged_while_it_is_open_loses_no_later_decision(path: Path, damage: str) -> None:
     with Journal(path) as journal:
         journal.append(decision(weight=5.0))
         journal.append(decision(weight=25.0))
@@ -212,8 +198,7 @@ def test_a_journal_that_is_damaged_while_it_is_open_loses_no_later_decision(
     assert [d.weight for d in read_decisions(path)] == kept
 
 
-def test_the_last_decision_is_found_however_long_the_lines_are(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_the_last_decision_is_found_however_long_the_lines_are(tmp_path: Path, path: Path) -> None:
     with Journal(path) as journal:
         assert journal.last() is None
         for size in (10, 100_000, 200_000):
@@ -226,8 +211,7 @@ def newest_two(decisions: Sequence[Decision]) -> set[int]:
     return {found.seq for found in decisions[-2:]}
 
 
-def test_a_compacted_journal_has_the_kept_lines_byte_for_byte_and_continues(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_compacted_journal_has_the_kept_lines_byte_for_byte_and_continues(path: Path) -> None:
     follow = JournalReader(path, "r1")
     with Journal(path, compact_bytes=1000) as journal:
         for weight in range(4):
@@ -258,9 +242,8 @@ class Crash(BaseException):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "replace", "close"])
 def test_a_crash_inside_a_compaction_leaves_the_old_journal_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
-    path = tmp_path / "journal.jsonl"
     for at in range(1, 4):
         path.unlink(missing_ok=True)
         journal = Journal(path, compact_bytes=1)

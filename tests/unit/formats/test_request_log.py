@@ -21,20 +21,10 @@ from serin.monitoring.capture.recorder import COLUMNS, request_table
 
 def line(t: float, **changes: Any) -> str:
     fields: dict[str, Any] = {
-        "t": f"{t:.6f}",
-        "model": "flights",
-        "epoch": "3",
-        "arm": "stable",
-        "release": "flights-v1",
-        "code": 200,
-        "grpc": None,
-        "us": 1500,
-        "up_us": 1100,
-        "attempts": 1,
-        "flags": "-",
-        "proto": "HTTP/1.1",
+        "t": f"{t:.6f}", "model": "flights", "epoch": "3", "arm": "stable", "release": "flights-v1", "code": 200,
+        "grpc": None, "us": 1500, "up_us": 1100, "attempts": 1, "flags": "-", "proto": "HTTP/1.1",
         "id": f"request-{t}",
-    }
+    }  # fmt: skip
     return json.dumps(fields | changes) + "\n"
 
 
@@ -45,8 +35,12 @@ def request(**changes: Any) -> Request:
     return fields._replace(**changes)
 
 
-def test_a_line_becomes_a_request_whatever_envoy_writes_numbers_as(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "requests.jsonl"
+
+
+def test_a_line_becomes_a_request_whatever_envoy_writes_numbers_as(log: Path) -> None:
     log.write_text(
         line(1.5, epoch="7", code="503", grpc="14", us="2500", up_us="-", attempts=None, proto=None)
     )
@@ -56,8 +50,7 @@ def test_a_line_becomes_a_request_whatever_envoy_writes_numbers_as(tmp_path: Pat
     ]
 
 
-def test_the_clients_id_and_the_trace_are_read_where_they_are_sound(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_the_clients_id_and_the_trace_are_read_where_they_are_sound(log: Path) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     odd = ["", "-", trace, f"00-{trace}", f"00-{trace.upper()}-00f067aa0ba902b7-01", None]
     log.write_text(
@@ -72,8 +65,7 @@ def test_the_clients_id_and_the_trace_are_read_where_they_are_sound(tmp_path: Pa
     assert batch.bad_lines == 0
 
 
-def test_a_second_read_gives_only_what_is_new(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_second_read_gives_only_what_is_new(log: Path) -> None:
     log.write_text(line(1) + line(2))
     first = read_requests(log)
     with log.open("a") as file:
@@ -83,8 +75,7 @@ def test_a_second_read_gives_only_what_is_new(tmp_path: Path) -> None:
     assert [r.t for r in second.requests] == [3]
 
 
-def test_a_torn_last_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_torn_last_line_is_left_until_it_is_whole(log: Path) -> None:
     torn = line(2)
     log.write_text(line(1) + torn[:40])
     first = read_requests(log)
@@ -96,8 +87,7 @@ def test_a_torn_last_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
     assert [r.t for r in second.requests] == [2]
 
 
-def test_bad_lines_are_counted_and_do_not_hide_good_ones(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_bad_lines_are_counted_and_do_not_hide_good_ones(log: Path) -> None:
     log.write_bytes(
         line(1).encode() + b'{"t": 1\n\xff\xfe\n[1]\n{}\n\n' + line(2, epoch="x").encode() + line(3).encode()
     )
@@ -106,8 +96,7 @@ def test_bad_lines_are_counted_and_do_not_hide_good_ones(tmp_path: Path) -> None
     assert batch.bad_lines == 6
 
 
-def test_requests_that_reached_no_release_are_neither_given_nor_bad(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_requests_that_reached_no_release_are_neither_given_nor_bad(log: Path) -> None:
     log.write_text(
         line(1, model=None, epoch=None, release=None, arm=None, code=403) + line(2, release="-") + line(3)
     )
@@ -117,16 +106,14 @@ def test_requests_that_reached_no_release_are_neither_given_nor_bad(tmp_path: Pa
 
 
 @pytest.mark.parametrize("grown", [1, 50], ids=["shorter than before", "longer than before"])
-def test_a_truncated_log_is_read_from_its_start(tmp_path: Path, grown: int) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_truncated_log_is_read_from_its_start(log: Path, grown: int) -> None:
     log.write_text("".join(line(t) for t in range(10)))
     first = read_requests(log)
     log.write_text("".join(line(100 + t) for t in range(grown)))
     assert [r.t for r in read_requests(log, first.offset).requests] == [100 + t for t in range(grown)]
 
 
-def test_a_rotated_log_is_read_to_its_end_before_the_new_one(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_rotated_log_is_read_to_its_end_before_the_new_one(tmp_path: Path, log: Path) -> None:
     log.write_text(line(1))
     first = read_requests(log)
     with log.open("a") as file:
@@ -140,8 +127,7 @@ def test_a_rotated_log_is_read_to_its_end_before_the_new_one(tmp_path: Path) -> 
     assert second.more
 
 
-def test_a_log_that_was_moved_away_is_waited_for(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_log_that_was_moved_away_is_waited_for(tmp_path: Path, log: Path) -> None:
     log.write_text(line(1))
     first = read_requests(log)
     moved = log.rename(tmp_path / "requests.jsonl.1")
@@ -158,8 +144,7 @@ def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert (batch.requests, batch.offset, batch.more) == ([], START, False)
 
 
-def test_a_long_log_is_read_in_pieces(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_long_log_is_read_in_pieces(log: Path) -> None:
     log.write_text("".join(line(t) for t in range(20)))
     offset, arrivals, more = START, [], True
     while more:
@@ -169,8 +154,7 @@ def test_a_long_log_is_read_in_pieces(tmp_path: Path) -> None:
     assert arrivals == list(range(20))
 
 
-def test_a_search_by_time_skips_most_of_a_long_log_and_misses_nothing(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_search_by_time_skips_most_of_a_long_log_and_misses_nothing(log: Path) -> None:
     log.write_text("".join(line(t / 10 - (20 if t % 7 == 0 else 0)) for t in range(20_000)))
     assert find_offset(log, 1500).bytes > log.stat().st_size / 2
     assert len(read_since(log, 1500)) == sum(
@@ -278,8 +262,9 @@ def test_no_lines_are_an_empty_table() -> None:
     assert request_table(b"").num_rows == 0
 
 
-def test_a_rotated_log_is_read_to_its_end_although_some_lines_reached_no_release(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
+def test_a_rotated_log_is_read_to_its_end_although_some_lines_reached_no_release(
+    tmp_path: Path, log: Path
+) -> None:
     log.write_text(line(1))
     first = read_requests(log)
     with log.open("a") as file:

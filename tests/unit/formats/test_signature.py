@@ -11,7 +11,10 @@ from serin.cluster.version_settings import check_trusted, stored_timeouts
 from serin.errors import BundleBroken, BundleUntrusted, NameInvalid, SerinError, SigningKeyUnfit
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import verify_bundle
-from serin.formats.signature import (
+from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
+from serin.store.trust import (
+    Trust,
     create_key,
     fingerprint,
     public_pem,
@@ -20,9 +23,6 @@ from serin.formats.signature import (
     sign_version,
     signatures_of,
 )
-from serin.formats.trust import Trust
-from serin.store.artifacts import Bundle, Release
-from serin.store.store import Store
 from tasks.versions import find_version
 from tests.kit.commands import serin_main as serin
 from tests.unit.serving import bundles
@@ -220,7 +220,6 @@ def test_new_versions_are_signed_before_they_are_published_where_a_key_is_config
     monkeypatch.setenv("SERIN_SIGNING_KEY", str(scene.private))
     taken = import_bundle(Path(scene.bundle.path), scene.store)
     trusted = scene.trust.check(scene.store, taken)
-    assert trusted is not None
     assert trusted.name == "mine"
     scene.private.chmod(0o644)
     with pytest.raises(SigningKeyUnfit):

@@ -15,7 +15,7 @@ from serin.host import console
 from serin.host.console import ConsoleSettings, choose_place, is_installed
 from serin.host.logs import mask_secrets
 from serin.machine import environment
-from serin.machine.ports import free_ports, port_claims
+from serin.machine.ports import Claims, free_ports
 from serin.store.runs import name_model, run_folder
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
@@ -119,7 +119,7 @@ def test_what_is_too_short_to_be_a_secret_is_none(stream: io.StringIO) -> None:
 
 def test_the_console_stays_where_it_was_unless_that_port_is_taken() -> None:
     (last,) = free_ports(1)
-    with port_claims() as claims:
+    with Claims() as claims:
         first = choose_place(ConsoleSettings(), claims, last=last)
         assert (first.port, first.url) == (last, f"http://127.0.0.1:{last}")
         assert choose_place(ConsoleSettings(), claims, last=last).port != last
@@ -128,7 +128,7 @@ def test_the_console_stays_where_it_was_unless_that_port_is_taken() -> None:
 
 
 def test_behind_an_ingress_people_are_given_its_address() -> None:
-    with port_claims() as claims:
+    with Claims() as claims:
         found = choose_place(ConsoleSettings(url="https://serin.example.com/"), claims, last=None)
     assert found.url == "https://serin.example.com"
 

@@ -28,7 +28,7 @@ from serin.host.state import (
 )
 from serin.host.wiring import build_gateway, key_file
 from serin.machine.in_memory import remove_sockets, socket_folder
-from serin.machine.ports import choose_port, is_free, port_claims
+from serin.machine.ports import Claims, choose_port, is_free
 from serin.prefect import processes
 from serin.prefect.login import make_login, stack_api
 from serin.serving.envoy.issuers import Issuer
@@ -175,21 +175,21 @@ def listening() -> socket.socket:
 
 
 def test_a_port_in_use_that_was_asked_for_is_refused_by_name() -> None:
-    with listening() as server, port_claims() as claims:
+    with listening() as server, Claims() as claims:
         port = server.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} is taken; name another with --ui-port"):
             choose_port(claims, asked=port, option="--ui-port", preferred=())
 
 
 def test_the_first_preferred_port_that_is_free_is_taken() -> None:
-    with listening() as server, listening() as other, port_claims() as claims:
+    with listening() as server, listening() as other, Claims() as claims:
         taken, free = server.getsockname()[1], other.getsockname()[1]
         other.close()
         assert choose_port(claims, asked=None, option="--port", preferred=(taken, free)) == free
 
 
 def test_without_a_free_preferred_port_another_one_is_found() -> None:
-    with listening() as server, port_claims() as claims:
+    with listening() as server, Claims() as claims:
         taken = server.getsockname()[1]
         found = choose_port(claims, asked=None, option="--port", preferred=(taken,))
         assert found != taken
@@ -199,7 +199,7 @@ def test_without_a_free_preferred_port_another_one_is_found() -> None:
 def test_two_stacks_that_start_at_once_get_different_ports() -> None:
     with listening() as server:
         port = server.getsockname()[1]
-    with port_claims() as first, port_claims() as second:
+    with Claims() as first, Claims() as second:
         assert choose_port(first, asked=None, option="--port", preferred=(port,)) == port
         assert choose_port(second, asked=None, option="--port", preferred=(port,)) != port
 
@@ -208,7 +208,7 @@ def test_a_claim_ends_with_its_block() -> None:
     with listening() as server:
         port = server.getsockname()[1]
     for _ in range(2):
-        with port_claims() as claims:
+        with Claims() as claims:
             assert claims.claim(port)
 
 

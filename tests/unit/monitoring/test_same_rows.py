@@ -22,7 +22,8 @@ from serin.formats.captures import column_names
 from serin.formats.dataset import read_dataset
 from serin.formats.rows import read_rows
 from serin.formats.schema import Schema, outputs_of
-from serin.formats.serving.spool import Recorded, encode_block, read_spool, spool_folder
+from serin.formats.serving.spool import read_spool, spool_folder
+from serin.formats.serving.spool_blocks import Recorded, encode_block
 from serin.formats.wire import TrainingRows, to_wire
 from serin.monitoring.capture.bulk import BulkRecords
 from serin.monitoring.capture.columns import block_rows

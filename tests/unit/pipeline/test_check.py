@@ -70,13 +70,18 @@ def tables(tmp_path: Path, home: Path) -> None:
     pq.write_table(pa.table(side), tmp_path / "side.parquet")
 
 
-def problems_of(folder: Path, spec: dict[str, Any]) -> list[tuple[str, str]]:
+def told_of(folder: Path, spec: dict[str, Any]) -> str:
+    """What is said of a spec in a file."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
+    return str(check_spec(path))
+
+
+def problems_of(folder: Path, spec: dict[str, Any]) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as caught:
-        check_spec(path)
+        told_of(folder, spec)
     assert caught.value.exit_code == 2
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"{folder / 'spec.yaml'}: ")
     return [(key, text) for key, text in caught.value.problems]
 
 
@@ -194,12 +199,10 @@ def test_a_file_of_your_own_model_that_is_not_there_is_named(tmp_path: Path) -> 
 
 
 def test_a_good_spec_says_which_rows_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(good()), encoding="utf-8")
-    assert "rows" not in str(check_spec(path))
+    assert "rows" not in told_of(tmp_path, good())
     monkeypatch.setattr(trial, "MAX_ROWS", 20)
     monkeypatch.setattr(trial, "_JOIN_BYTES", 0)
-    said = str(check_spec(path))
+    said = told_of(tmp_path, good())
     assert "checked on 20 of 60 rows" in said
     assert "side is large" in said
 
@@ -213,9 +216,8 @@ def test_a_backend_that_cannot_record_requests_is_named(
     tmp_path: Path, backend: str, share: float, said: bool
 ) -> None:
     more = {"serving": {"backend": backend}, "monitoring": {"capture": {"share": share}}}
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump({**good(), **more}), encoding="utf-8")
-    assert (f"serving.backend: {backend} cannot; leave it out" in str(check_spec(path))) == said
+    told = told_of(tmp_path, {**good(), **more})
+    assert (f"serving.backend: {backend} cannot; leave it out" in told) == said
 
 
 @pytest.mark.parametrize(
@@ -234,27 +236,21 @@ def test_recorded_requests_that_the_live_version_lacks_are_named(
     store.set_alias(bundles.MODEL, "live", 1)
     spec = {**good(), "name": bundles.MODEL, "rollout": {"steps": ["shadow", 100]}}
     spec["monitoring"] = {"capture": {"share": 0.5}}
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
     if says is None:
-        assert "shadow" not in str(check_spec(path))
+        assert "shadow" not in told_of(tmp_path, spec)
         return
-    with pytest.raises(SpecError) as refused:
-        check_spec(path)
-    ((key, text),) = refused.value.fields["problems"]
+    ((key, text),) = problems_of(tmp_path, spec)
     assert key == "rollout.steps"
     assert f"shadow replays recorded requests of {says}" in text
 
 
 def test_columns_whose_drift_cannot_be_watched_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "spec.yaml"
     monitoring: dict[str, Any] = {"capture": {"share": 1, "mask": ["x"]}, "drift": {"tolerance": 0.05}}
     features = [{"columns": ["x", "size"], "steps": ["normalize"]}]
     for asked, named in ((None, True), (["size"], False)):
         monitoring["drift"]["columns"] = asked
         spec = {**good(), "features": features, "monitoring": monitoring}
-        path.write_text(yaml.safe_dump(spec, sort_keys=False), encoding="utf-8")
-        assert ("drift of x is not watched: monitoring.capture" in str(check_spec(path))) is named
+        assert ("drift of x is not watched: monitoring.capture" in told_of(tmp_path, spec)) is named
 
 
 @pytest.mark.parametrize(
@@ -269,9 +265,8 @@ def test_columns_whose_drift_cannot_be_watched_are_named(tmp_path: Path) -> None
 def test_a_retraining_that_no_alarm_of_serin_starts_is_named(
     tmp_path: Path, monitoring: dict[str, Any], trigger: str | None
 ) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump({**good(), "monitoring": monitoring}, sort_keys=False), encoding="utf-8")
-    lines = [line for line in str(check_spec(path)).splitlines() if line.startswith("monitoring.retrain")]
+    told = told_of(tmp_path, {**good(), "monitoring": monitoring})
+    lines = [line for line in told.splitlines() if line.startswith("monitoring.retrain")]
     expected = f"monitoring.retrain: {trigger} waits for events `serin.{trigger}` from outside"
     assert [line.partition(": without ")[0] for line in lines] == ([expected] if trigger else [])
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.formats.serving.spool import SpoolBlock, is_drawn, read_spool
+from serin.formats.serving.spool import SpoolBlock, read_spool
+from serin.formats.serving.spool_blocks import is_drawn
 from serin.serving.triton.repository import build_repository
 from serin.store.store import Store
 from tests.unit.serving import bundles

@@ -16,8 +16,6 @@ from serin.errors import (
     TritonInstallFailed,
     TritonMissing,
 )
-from serin.formats.signature import create_key, public_pem, read_private_key, sign_version
-from serin.formats.trust import Trust
 from serin.machine.process import Process, ProcessState
 from serin.serving.triton import installation
 from serin.serving.triton.installation import TritonInstall, find_triton, install_triton, shortcomings
@@ -25,6 +23,7 @@ from serin.serving.triton.process import new_place, reclaim_shared_memory, trito
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.store.trust import Trust, create_key, public_pem, read_private_key, sign_version
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 

@@ -16,7 +16,6 @@ import pytest
 import serin
 from serin.errors import BackupBroken, BackupRefused
 from serin.formats.serving.journal import Journal, last_decision
-from serin.formats.trust import Trust
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.commands import Command, Inbox, submit
@@ -27,6 +26,7 @@ from serin.stack.backup.create import create_backup
 from serin.stack.backup.restore import restore_backup
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.store.trust import Trust
 from tests.unit.serving import bundles
 
 SHIFTING = Rollout(

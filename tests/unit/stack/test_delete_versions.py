@@ -10,7 +10,7 @@ import pytest
 
 from serin.errors import NotFound, VersionInUse
 from serin.host.wiring import build_gateway, controller_process
-from serin.machine.in_use import holding
+from serin.machine.locks import holding
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, Kind, ask
 from serin.rollout.run.status import model_status

@@ -56,7 +56,6 @@ def test_another_host_finds_what_was_published(store: Store, tmp_path: Path) -> 
     assert publish_version(store) == 1
     other = on_another_host(store, tmp_path)
     found = other.find_dataset(KEY)
-    assert found is not None
     assert found.path != str(published)
     assert Path(found.path).name == DIGEST
     assert Path(found.path, "train/part").read_text() == "rows"
@@ -76,8 +75,7 @@ def test_nothing_is_seen_before_the_marker(
             publish_dataset(store)
         with pytest.raises(StoreUnreachable, match="cut"):
             publish_version(store, version=1)
-    assert store.files is not None
-    assert len(store.files.keys("datasets/")) == 2  # the files are there
+    assert len(store.shared_files().keys("datasets/")) == 2  # the files are there
     assert (store.datasets(), store.versions("m"), store.models()) == ([], [], [])
     assert store.find_dataset(KEY) is None
     publish_dataset(store)
@@ -101,7 +99,7 @@ def test_a_version_that_another_published_first_is_found_only_if_it_is_the_same(
     contents = iter(["graph", "another graph"])
 
     def beaten(self: BucketFiles, key: str, content: bytes) -> str:
-        if key.startswith("published/") and self is store.files:
+        if key.startswith("published/") and self is store.shared_files():
             publish_version(other, next(contents), version=int(key.rpartition("/")[2].split(".")[0]))
         return real(self, key, content)
 
@@ -148,9 +146,8 @@ def test_a_leader_that_was_frozen_before_its_write_does_not_undo_the_next_one_s(
 
 def test_a_retried_reservation_takes_no_number_of_another_writer(store: Store) -> None:
     assert [store.reserve_version("m") for _ in range(3)] == [1, 2, 3]
-    assert store.files is not None
     with pytest.raises(ObjectExists):
-        store.files.create("models/m/numbers/2", b"")
+        store.shared_files().create("models/m/numbers/2", b"")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "add"])
@@ -158,7 +155,6 @@ def test_a_damaged_copy_is_fetched_again(store: Store, tmp_path: Path, damage: s
     publish_dataset(store)
     other = on_another_host(store, tmp_path)
     found = other.find_dataset(KEY)
-    assert found is not None
     part = Path(found.path, "train/part")
     match damage:
         case "flip":
@@ -199,9 +195,8 @@ def test_a_copy_that_was_cut_short_is_completed_file_by_file(
 
 def test_bytes_in_the_store_that_do_not_match_are_refused(store: Store, tmp_path: Path) -> None:
     publish_dataset(store)
-    assert store.files is not None
-    (key,) = [key for key in store.files.keys("datasets/") if key.endswith("part")]
-    store.files.put(key, b"ROWS")
+    (key,) = [key for key in store.shared_files().keys("datasets/") if key.endswith("part")]
+    store.shared_files().put(key, b"ROWS")
     with pytest.raises(BundleBroken, match="train/part in the store does not match its digest"):
         on_another_host(store, tmp_path).find_dataset(KEY)
 

@@ -10,10 +10,10 @@ import pytest
 
 from serin.errors import CheckpointBroken, TrainingRefused
 from serin.export.convert.network import read_network
-from serin.formats.blend import read_blend, write_blend
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Task
 from serin.formats.shards import read_split
+from serin.formats.trained import read_blend, write_blend
 from serin.metrics import auc
 from serin.models.margins import open_margins
 from serin.scoring.session import open_session

@@ -264,7 +264,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def own_address() -> str:
     """SERIN_ADDRESS, else the IPv4 address of this host's name, else that of the route to other networks."""
-    named = environment.address()
+    named = environment.text("SERIN_ADDRESS")
     if named is not None:
         return named
     for found in (_of_the_name(), _of_the_route()):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serin.formats.serving.spool import Recorded, encode_block, encode_header
+from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 

@@ -11,7 +11,7 @@ from serin import metrics
 from serin.columns.scored import measured, reliability, row_loss
 from serin.errors import LabelsUnfit
 from serin.formats.captures import hours_captured
-from serin.formats.groups import Measured
+from serin.formats.gate import Measured
 from serin.formats.quality import QualityReference
 from serin.formats.schema import OutputTensor, Schema
 from serin.monitoring.quality.follow import QualityState
