@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -158,3 +159,38 @@ def test_a_module_that_can_be_run_defines_everything_before_it_runs() -> None:
         if any(ast.unparse(node).startswith(asks.replace('"', "'")) for node in tree(name).body[:-1])
     ]
     assert early == []
+
+
+def test_every_name_that_is_imported_from_the_repository_exists() -> None:
+    """Also in files that are not run or typed everywhere, such as the tests of a GPU and the benchmarks."""
+    modules = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in python_files()
+    }
+    packages = {name.rpartition(".")[0] for name in modules}
+    roots = {name.partition(".")[0] for name in modules}
+    missing = []
+    for name in python_files():
+        for node in ast.walk(tree(name)):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+            if module.partition(".")[0] not in roots:
+                continue
+            defined = _defined(modules[module]) if module in modules else set[str]()
+            for alias in node.names:
+                below = f"{module}.{alias.name}"
+                if alias.name not in defined and below not in modules and below not in packages:
+                    missing.append(f"{name}:{node.lineno}: {below}")
+    assert missing == []
+
+
+@cache
+def _defined(name: str) -> set[str]:
+    """All that a module binds, at any depth: which branch runs is not known here."""
+    names: set[str] = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    return names

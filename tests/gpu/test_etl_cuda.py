@@ -34,9 +34,10 @@ def test_one_gpu_gives_the_bits_of_the_host(tmp_path: Path, rows: int, piece_row
 
 def test_a_delta_table_on_one_gpu_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     pytest.importorskip("deltalake", reason="deltalake is not installed")
-    from tests.unit.etl.test_delta import spec_over, write_grown
+    from tests.unit.etl.test_delta import rows, spec_over, write
 
-    write_grown(tmp_path)
+    before = rows(0, 500).drop_columns(["people"])
+    write(tmp_path, before, rows(500, 900), partition_by=["zone"], schema_mode="merge")
     spec = spec_over(tmp_path)
     expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 200) == expected
