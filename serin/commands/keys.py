@@ -215,7 +215,7 @@ def _publish() -> None:
         say("no gateway is running here; the change applies from its next start")
         return
     try:
-        gateway.follow_keys()
+        gateway.keys.follow()
     except GatewayRejected as error:
         say(f"stored, but not applied yet ({error}); the controller will retry")
         raise

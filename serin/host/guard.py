@@ -53,7 +53,7 @@ def read_guard(home: Path) -> Guard:
     tls, lacks_filter = gateway.tls.is_on, gateway.lacks_filter()
     with contextlib.suppress(GatewayRejected):
         refused = gateway.refused()
-        days = gateway.certificate_days() if tls else None
+        days = gateway.admin.certificate_days() if tls else None
     guard = Guard(tls=tls, certificate_days=days, lacks_filter=lacks_filter, refused=refused)
     try:
         ring = key_file(home).read()

@@ -121,7 +121,7 @@ def keep_ticking(
 def _follow_files(gateway: Gateway) -> None:
     """Applies keys and certificates that changed on disk, also while Envoy was away; opens a public port that was
     taken."""
-    for follow in (gateway.follow_listener, gateway.follow_keys, gateway.tls.follow, gateway.peer_tls.follow):
+    for follow in (gateway.follow_listener, gateway.keys.follow, gateway.tls.follow, gateway.peer_tls.follow):
         try:
             follow()
         except (OSError, SerinError) as error:

@@ -300,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
         return content_type, encode(self.server.registry)
 
     def _gateway(self) -> tuple[str, bytes]:
-        return self.server.gateway.metrics(accept=self.headers.get("Accept", ""))
+        return self.server.gateway.admin.metrics(accept=self.headers.get("Accept", ""))
 
     def _targets(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(targets(self.server.home)).encode()

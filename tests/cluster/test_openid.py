@@ -79,7 +79,7 @@ def test_tokens_of_a_real_provider_open_their_models_through_rotation_and_an_out
 
         def becomes(token: str, status: int) -> None:
             def happened() -> bool:
-                scene.gateway.follow_keys()  # as the controller does every half second
+                scene.gateway.keys.follow()  # as the controller does every half second
                 return all(scene.ask(token)[0] == status for _ in range(3))
 
             wait_for(f"{status}", happened, scene.host, within_s=30.0)
@@ -97,7 +97,7 @@ def test_tokens_of_a_real_provider_open_their_models_through_rotation_and_an_out
             assert scene.statuses(first, model=OTHER) == (403, "PERMISSION_DENIED")
             assert scene.statuses(provider.token(MODEL, audience="else")) == (401, "UNAUTHENTICATED")
             assert scene.statuses(None) == (401, "UNAUTHENTICATED")
-        scene.gateway.follow_keys()
+        scene.gateway.keys.follow()
         assert scene.statuses(first) == (200, "OK"), "the provider is down, and its keys are known"
         listed = serin_process("keys", "issuer", "list", env=variables)
         assert "idp" in listed.stdout

@@ -83,7 +83,7 @@ class GuardedGateway:
     def make_key(self, name: str, **settings: Any) -> str:
         _, key = self.keys.create(name, **settings)
         self.made.append(key)
-        self.stack.gateway.follow_keys()
+        self.stack.gateway.keys.follow()
         return key
 
 

@@ -165,7 +165,7 @@ def guarded() -> Iterator[Guarded]:
         _, key = KeyFile(path=folder / "keys.json").create("one", models=[MODEL])
         gateway, port = start_gateway(folder, host)
         releases = [Release(model=name, version=1) for name in (MODEL, OTHER)]
-        gateway.follow_keys()
+        gateway.keys.follow()
         gateway.apply(
             [ModelRoute(model=each.model, epoch=1, stable=each) for each in releases],
             {each.name: place for each in releases},

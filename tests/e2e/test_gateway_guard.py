@@ -107,7 +107,7 @@ def test_a_pair_that_cannot_be_used_is_said_once_and_the_old_one_stays(endpoint:
     assert endpoint.shown_serial() == serial
     files.key.write_bytes(good)
     gateway.tls.follow()
-    assert gateway.certificate_days() in (1, 2)
+    assert gateway.admin.certificate_days() in (1, 2)
 
 
 # keys
@@ -159,7 +159,7 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: Guard
     assert gateway.inside.stat().st_mode & 0o077 == 0
 
     endpoint.keys.revoke("ours")
-    gateway.follow_keys()
+    gateway.keys.follow()
     wait_for("the revocation", lambda: endpoint.ask(key=ours) == (401, {"error": unknown}), host)
     assert endpoint.call(ours) == f"UNAUTHENTICATED: {unknown}"
     assert endpoint.ask(key=everything)[0] == 200
@@ -182,7 +182,7 @@ def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(endpo
             )
             assert endpoint.call(key, model="ears") == "OK"
             endpoint.keys.require(False)
-            endpoint.stack.gateway.follow_keys()
+            endpoint.stack.gateway.keys.follow()
             wait_for(
                 "no question", lambda: endpoint.ask("/v2/models/ears/infer")[0] == 200, endpoint.stack.host
             )
@@ -190,7 +190,7 @@ def test_neither_the_key_nor_what_the_gateway_knows_of_it_reaches_a_server(endpo
             assert endpoint.call(key, model="ears") == "OK"
         finally:
             endpoint.keys.require(True)
-            endpoint.stack.gateway.follow_keys()
+            endpoint.stack.gateway.keys.follow()
             endpoint.stack.route(0)
     assert len(heard) >= 5
     for headers in heard:
@@ -204,7 +204,7 @@ def test_no_key_and_no_private_key_stands_in_a_log_a_dump_or_another_file(endpoi
     epoch = stack.route(0)
     assert endpoint.ask(key=endpoint.made[0])[0] == 200
     stack.logged(epoch, 1)
-    seen = {"the config dump": stack.gateway._admin._ask("GET", "/config_dump")[1]}
+    seen = {"the config dump": stack.gateway.admin._ask("GET", "/config_dump")[1]}
     private = b"".join(endpoint.files.key.read_bytes().splitlines()[1:-1]).decode()
     for path in stack.folder.rglob("*"):
         if path.is_file() and path.stat().st_size < 50_000_000:

@@ -137,7 +137,7 @@ def post(port: int, body: Any, **headers: str) -> tuple[int, str]:
 
 
 def stat(gateway: Gateway, name: str) -> int:
-    return sum(map(int, gateway._admin.stats(rf"(^|\.){re.escape(name)}$").values()))
+    return sum(map(int, gateway.admin.stats(rf"(^|\.){re.escape(name)}$").values()))
 
 
 def test_a_body_that_is_too_large_and_connections_that_are_too_many_are_refused() -> None:

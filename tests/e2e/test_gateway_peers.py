@@ -17,7 +17,6 @@ from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
 from serin.machine.ports import free_ports
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, PeerPort
-from serin.serving.envoy.gateway_tls import PeerFiles
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -67,7 +66,7 @@ class Host:
     port: int
     peer: str
     processes: ChildHost
-    files: PeerFiles
+    files: TlsFiles
     servers: dict[str, Server]
 
     def ask(self, **headers: str) -> tuple[int, str]:
@@ -81,16 +80,15 @@ class Host:
         return read_requests(self.gateway.log).requests
 
 
-def write(files: PeerFiles, pair: Pair, authority: bytes) -> None:
+def write(files: TlsFiles, pair: Pair, authority: bytes) -> None:
     files.ca.write_bytes(authority)
-    pair.write(files.pair.certificate, files.pair.key)
+    pair.write(files.certificate, files.key)
 
 
 @contextmanager
 def host(folder: Path, authority: Authority) -> Iterator[Host]:
     folder.mkdir()
-    pair = TlsFiles(certificate=folder / "peer.pem", key=folder / "peer.key")
-    files = PeerFiles(pair=pair, ca=folder / "ca.pem")
+    files = TlsFiles(certificate=folder / "peer.pem", key=folder / "peer.key", ca=folder / "ca.pem")
     write(files, authority.pair(), authority.certificate)
     (port,) = free_ports(1)
     place = PeerPort(address="127.0.0.1", port=port, files=files)
@@ -205,7 +203,7 @@ def test_certificates_are_replaced_without_an_error(hosts: tuple[Host, Host, Hos
                 if stage == "trust both":
                     each.files.ca.write_bytes(old + new.certificate)
                 elif stage == "new pairs":
-                    new.pair().write(each.files.pair.certificate, each.files.pair.key)
+                    new.pair().write(each.files.certificate, each.files.key)
                 else:
                     each.files.ca.write_bytes(new.certificate)
                 each.gateway.peer_tls.follow()

@@ -42,7 +42,7 @@ def take(scene: Scene, name: str = "corp", **settings: Any) -> Issuer:
     issuer = Issuer.model_validate({**fields, **settings})
     scene.gateway.keys.jwks.fetch(issuer)
     scene.keys.add_issuer(issuer)
-    scene.gateway.follow_keys()
+    scene.gateway.keys.follow()
     return issuer
 
 
@@ -62,7 +62,7 @@ def test_a_key_or_a_token_opens_the_gateway_and_neither_does_not(scene: Scene) -
     take(scene, models_claim="models")
     everywhere(scene, None, NOBODY)
     _, key = scene.keys.create("ada")
-    scene.gateway.follow_keys()
+    scene.gateway.keys.follow()
     everywhere(scene, key, OK)
     for models in (["x", MODEL], f"x {MODEL}", f"x,{MODEL}", "*", ["*"]):
         token = scene.provider.token(models=models)
@@ -79,7 +79,7 @@ def test_a_key_or_a_token_opens_the_gateway_and_neither_does_not(scene: Scene) -
     everywhere(scene, scene.provider.token(), OK)
     for name in (issuer.name for issuer in scene.keys.read().issuers):
         scene.keys.remove_issuer(name)
-    scene.gateway.follow_keys()
+    scene.gateway.keys.follow()
     everywhere(scene, scene.provider.token(), NOBODY)
     assert scene.statuses(key) == OK
     assert scene.host.pid(PROCESS_NAME) == pid, "all this without a restart"
@@ -146,7 +146,7 @@ def test_no_token_that_is_wrong_in_any_way_is_taken(scene: Scene) -> None:
     )
 
     _, ada = scene.keys.create("ada-2")
-    scene.gateway.follow_keys()
+    scene.gateway.keys.follow()
     everywhere(scene, ada, OK)
     for pair in ((good, good), (good, ada), (ada, good), (ada, ada), (wrong["expired"], good), (good, "")):
         assert scene.ask(*pair)[0] == 401, "several authorization headers are none"
@@ -160,7 +160,7 @@ def test_the_provider_s_new_keys_are_followed_and_the_old_ones_kept_while_it_is_
     monkeypatch.setattr(jwks, "REFRESH_S", 0.0)
     caplog.set_level(logging.INFO)
     take(scene)
-    provider, follow = scene.provider, scene.gateway.follow_keys
+    provider, follow = scene.provider, scene.gateway.keys.follow
     old = provider.token()
     everywhere(scene, old, OK)
     provider.rotate("second")
@@ -183,7 +183,7 @@ def test_the_provider_s_new_keys_are_followed_and_the_old_ones_kept_while_it_is_
         scene.gateway.folder, admin=scene.home / "admin.sock", log=scene.gateway.log, keys=scene.keys.path
     )
     again.keys.place()
-    again.follow_keys()
+    again.keys.follow()
     assert scene.statuses(new) == OK
     provider.down = False
 
@@ -216,7 +216,7 @@ def test_a_caller_or_a_model_above_its_rate_is_refused_and_others_are_not(scene:
     take(scene, rate="1/h", burst=3)
     _, slow = scene.keys.create("slow", rate="2/h")
     _, fast = scene.keys.create("fast")
-    scene.gateway.follow_keys()
+    scene.gateway.keys.follow()
     everywhere(scene, fast, OK)
     before = scene.gateway.refused()
     seen = [scene.ask(slow) for _ in range(4)]

@@ -38,7 +38,7 @@ def ask(port: int, authority: Authority | None, key: str | None = None) -> int |
 def follow(gateway: Gateway) -> list[str]:
     """As the controller does; what it says about it."""
     said = []
-    for each in (gateway.follow_keys, gateway.tls.follow):
+    for each in (gateway.keys.follow, gateway.tls.follow):
         try:
             each()
         except SerinError as error:
@@ -53,7 +53,7 @@ def test_no_damage_to_a_guard_file_lets_anybody_in(tmp_path: Path) -> None:
         home = gateway.folder.parent
         keys = KeyFile(path=home / "keys.json", published=gateway.folder / "keys" / "keys.json")
         _, key = keys.create("ada")
-        gateway.follow_keys()
+        gateway.keys.follow()
 
         def answers() -> list[int | str]:
             return [ask(port, authority), ask(port, authority, key)]

@@ -77,7 +77,7 @@ def guarded() -> Iterator[Guarded]:
         gateway.apply([ModelRoute(model=MODEL, epoch=1, stable=release)], {release.name: nobody})
         keys = KeyFile(path=gateway.folder.parent / "keys.json")
         good, other = keys.create("ours")[1], keys.create("others", models=["another"])[1]
-        gateway.follow_keys()
+        gateway.keys.follow()
         wrong = {
             "no key": (None, MISSING),
             "wrong key": (good[:-1] + "?", UNKNOWN),

@@ -103,7 +103,7 @@ def test_tls_is_switched_on_under_load_and_nothing_under_way_fails(tmp_path: Pat
         Server.let_go.set()
         asking.join(30)
         assert slow == [200], "asked before, answered after"
-        assert (gateway.tls.is_on, gateway.certificate_days() is not None) == (True, True)
+        assert (gateway.tls.is_on, gateway.admin.certificate_days() is not None) == (True, True)
 
         renewed = TlsFiles(certificate=tmp_path / "new.pem", key=tmp_path / "new.key")
         (pair := authority.pair()).write(renewed.certificate, renewed.key)
@@ -135,7 +135,7 @@ def test_a_port_that_was_taken_is_opened_when_it_is_free() -> None:
 
 def answers(gateway: Gateway) -> bool:
     with suppress(GatewayRejected):
-        return gateway._admin._ask("GET", "/ready")[0] == 200
+        return gateway.admin._ask("GET", "/ready")[0] == 200
     return False
 
 

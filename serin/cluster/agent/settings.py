@@ -15,7 +15,6 @@ from serin.machine.durable import write_secret
 from serin.machine.ports import is_loopback
 from serin.machine.typed_json import Document
 from serin.serving.envoy.gateway import PeerPort
-from serin.serving.envoy.gateway_tls import PeerFiles
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.objects import checked_key
 
@@ -55,11 +54,11 @@ class AgentSettings(Document, form="serin.agent"):
         return PeerPort(address=self.address, port=self.peer_port, files=self.peer_files)
 
     @property
-    def peer_files(self) -> PeerFiles | None:
+    def peer_files(self) -> TlsFiles | None:
         if self.peer_certificate is None or self.peer_key is None or self.peer_ca is None:
             return None
-        pair = TlsFiles(certificate=Path(self.peer_certificate), key=Path(self.peer_key))
-        return PeerFiles(pair=pair, ca=Path(self.peer_ca))
+        certificate, key, ca = Path(self.peer_certificate), Path(self.peer_key), Path(self.peer_ca)
+        return TlsFiles(certificate=certificate, key=key, ca=ca)
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -8,11 +8,16 @@ times does not fill the disk. Counters beside it count every refusal.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from serin.serving.envoy.api_types import FILE_LOG, LOG_BUCKET, LOG_RATE, STATS_LOG, followed
-
-Document = dict[str, Any]
+from serin.serving.envoy.api_types import (
+    FILE_LOG,
+    LOG_BUCKET,
+    LOG_RATE,
+    STATS_LOG,
+    Document,
+    extension,
+    followed,
+)
 
 LOG_FIELDS = {
     "t": "%START_TIME(%s.%6f)%",
@@ -58,35 +63,29 @@ LINES_PER_S, LINES_AT_ONCE = 5, 50
 
 def request_log(path: Path) -> Document:
     """Returns the log with one JSON line per inference that was sent to a release, whatever its outcome."""
-    return {
-        "name": "requests",
-        "filter": _header(ARM_HEADER),
-        "typed_config": {"@type": FILE_LOG, "path": str(path), "log_format": {"json_format": LOG_FIELDS}},
-    }
+    sent = {"header_filter": {"header": {"name": ARM_HEADER, "present_match": True}}}
+    return {"filter": sent, **_file_log("requests", path, LOG_FIELDS)}
 
 
 def refusal_logs(path: Path, rate: Path) -> list[Document]:
     """Returns the logs of refusals: lines of some, and counters of all by status. `rate`: the file with
     `rate_document`."""
     bucket = {"resource_name": RATE_NAME, "config_source": followed(rate)}
-    limit = {"name": "rate", "typed_config": {"@type": LOG_RATE, "dynamic_config": bucket}}
+    limit = {"extension_filter": extension("rate", LOG_RATE, dynamic_config=bucket)}
     codes = (("code", "%RESPONSE_CODE%"), ("grpc", "%GRPC_STATUS_NUMBER%"))
     tags = [{"name": name, "value_format": value} for name, value in codes]
-    counter = {"stat": {"name": "count", "tags": tags}, "value_fixed": 1}
+    counters = [{"stat": {"name": "count", "tags": tags}, "value_fixed": 1}]
+    counted = extension(
+        "refusal_counters", STATS_LOG, stats_scope={"prefix": REFUSALS_STAT}, counters=counters
+    )
     return [
-        {
-            "name": "refusals",
-            "filter": _all(*_refused(), {"extension_filter": limit}),
-            "typed_config": {
-                "@type": FILE_LOG, "path": str(path), "log_format": {"json_format": REFUSAL_FIELDS},
-            },
-        },
-        {
-            "name": "refusal_counters",
-            "filter": _all(*_refused()),
-            "typed_config": {"@type": STATS_LOG, "stats_scope": {"prefix": REFUSALS_STAT}, "counters": [counter]},
-        },
-    ]  # fmt: skip
+        {"filter": _all(*_refused(), limit), **_file_log("refusals", path, REFUSAL_FIELDS)},
+        {"filter": _all(*_refused()), **counted},
+    ]
+
+
+def _file_log(name: str, path: Path, fields: dict[str, str]) -> Document:
+    return extension(name, FILE_LOG, path=str(path), log_format={"json_format": fields})
 
 
 def rate_document() -> Document:
@@ -106,10 +105,6 @@ def _refused() -> list[Document]:
         _all({"header_filter": {"header": call}}, failed),
     ]
     return [{"header_filter": {"header": sent}}, {"or_filter": {"filters": either}}]
-
-
-def _header(name: str) -> Document:
-    return {"header_filter": {"header": {"name": name, "present_match": True}}}
 
 
 def _all(*filters: Document) -> Document:

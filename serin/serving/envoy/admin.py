@@ -12,26 +12,8 @@ from urllib.parse import quote
 from serin.errors import GatewayRejected
 from serin.machine.heartbeat import beat
 from serin.machine.unix_http import UnixConnection
-from serin.serving.envoy.bootstrap import STAT_PREFIX
-from serin.serving.envoy.guard import ISSUERS_NAME, KEYS_NAME, TLS_NAME
-from serin.serving.envoy.peers import CA_NAME, PAIR_NAME, PEERS
-from serin.serving.envoy.rates import CALLERS_NAME, MODELS_NAME
-from serin.serving.envoy.routes import ROUTES_NAME
 
-_FILTERS = "extension_config_discovery.http_filter"
-SCOPES = {
-    "listener": "listener_manager.lds",
-    "clusters": "cluster_manager.cds",
-    "routes": f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}",
-    "issuers": f"{_FILTERS}.{ISSUERS_NAME}",
-    "keys": f"{_FILTERS}.{KEYS_NAME}",
-    "caller-rates": f"{_FILTERS}.{CALLERS_NAME}",
-    "model-rates": f"{_FILTERS}.{MODELS_NAME}",
-    "tls": f"sds.{TLS_NAME}",
-    "peer-routes": f"http.{PEERS}.rds.{PEERS}",
-    "peer-tls": f"sds.{PAIR_NAME}",
-    "peer-ca": f"sds.{CA_NAME}",
-}
+LISTENER_SCOPE = "listener_manager.lds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +32,15 @@ class Admin:
     def ready(self) -> bool:
         """Also the public port is open: Envoy itself is ready without it."""
         try:
-            return self._ask("GET", "/ready")[0] == 200 and bool(self.taken("listener").version)
+            return self._ask("GET", "/ready")[0] == 200 and bool(self.taken(LISTENER_SCOPE).version)
         except GatewayRejected:
             return False
 
-    def taken(self, kind: str) -> Taken:
-        """Returns the state of one of SCOPES."""
-        scope = SCOPES[kind]
+    def taken(self, scope: str) -> Taken:
+        """Returns the state of a document, by the scope of its statistics."""
         stats = self.stats(rf"^{re.escape(scope)}\.(version_text|update_rejected|update_failure)$")
-        refused = int(stats.get(f"{scope}.update_rejected", "0")) + int(
-            stats.get(f"{scope}.update_failure", "0")
-        )
+        failures = (f"{scope}.update_rejected", f"{scope}.update_failure")
+        refused = sum(int(stats.get(name, "0")) for name in failures)
         return Taken(version=stats.get(f"{scope}.version_text", "").strip('"'), refused=refused)
 
     def stats(self, pattern: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _V3 = "type.googleapis.com/envoy.extensions"
 
@@ -51,35 +51,85 @@ STREAM_IDLE_S = 300.0  # without a byte in either direction
 SOURCES = Path(__file__).parent  # of the Lua files
 REQUEST_FILTER = "model_name"  # the filter's name, and of the metadata that routes have for it
 
-JSON_HEADER = {
-    "header": {"key": "content-type", "value": "application/json"},
-    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-}
 Document = dict[str, Any]
+Kind = Literal[
+    "listener", "clusters", "routes", "issuers", "keys", "caller-rates", "model-rates", "tls", "refusal-rate",
+    "peer-routes", "peer-tls", "peer-ca",
+]  # fmt: skip
+"""The documents that Envoy follows as files."""
 
+CONNECTION_BUFFER_BYTES = 128 << 10  # of what a slow peer has not taken yet, on each side of the gateway
 DRAIN_NAME = "drain"
 
 
-def script_filter(name: str, file: str, *, unless: dict[str, Any]) -> dict[str, Any]:
-    """Returns a Lua filter that is skipped where the predicate `unless` holds."""
-    script = {"@type": LUA, "default_source_code": {"inline_string": (SOURCES / file).read_text()}}
-    skip = {"action": {"name": "skip", "typed_config": {"@type": SKIP}}}
-    config = {
-        "@type": MATCHED,
-        "extension_config": {"name": "script", "typed_config": script},
-        "xds_matcher": {"matcher_list": {"matchers": [{"predicate": unless, "on_match": skip}]}},
+def extension(name: str, kind: str, **settings: Any) -> Document:
+    """Returns a named extension of Envoy's of one of the types above."""
+    return {"name": name, "typed_config": {"@type": kind, **settings}}
+
+
+def router(**settings: Any) -> Document:
+    """Returns the last filter of every chain."""
+    return extension("router", ROUTER, **settings)
+
+
+def set_header(key: str, value: str) -> Document:
+    """Returns a header that replaces any of its name."""
+    return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def socket_address(host: str, port: int) -> Document:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def listener(
+    name: str, address: Document, manager: Document, tls: Document | None = None, **settings: Any
+) -> Document:
+    """Returns a listener with one chain: `manager` is its connection manager's settings, `tls` its transport socket."""
+    chain: Document = {"filters": [extension("http", CONNECTION_MANAGER, **manager)]}
+    if tls is not None:
+        chain["transport_socket"] = tls
+    return {"name": name, "address": address, "filter_chains": [chain], **settings}
+
+
+def cluster(name: str, *endpoints: Document, **settings: Any) -> Document:
+    """Returns a cluster of these endpoints."""
+    places = [{"lb_endpoints": [{"endpoint": endpoint} for endpoint in endpoints]}]
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": places},
+        **settings,
     }
-    return {"name": name, "typed_config": config}
 
 
-def module_filter(name: str, library: Path) -> dict[str, Any]:
+def header_matches(kind: str, header: str, value: Document) -> Document:
+    """Returns the predicate that a header has such a value. `kind`: REQUEST_HEADER or RESPONSE_HEADER."""
+    header_input = extension("header", kind, header_name=header)
+    return {"single_predicate": {"input": header_input, "value_match": value}}
+
+
+def skipped_filter(name: str, inner: Document, *, unless: Document) -> Document:
+    """Returns the filter `inner`, which is skipped where the predicate `unless` holds."""
+    matchers = [{"predicate": unless, "on_match": {"action": extension("skip", SKIP)}}]
+    return extension(
+        name, MATCHED, extension_config=inner, xds_matcher={"matcher_list": {"matchers": matchers}}
+    )
+
+
+def script_filter(name: str, file: str, *, unless: Document) -> Document:
+    """Returns a Lua filter that is skipped where the predicate `unless` holds."""
+    source = {"inline_string": (SOURCES / file).read_text()}
+    return skipped_filter(name, extension("script", LUA, default_source_code=source), unless=unless)
+
+
+def module_filter(name: str, library: Path) -> Document:
     """Returns a filter in a shared library, which Envoy loads when it starts."""
     module = {"module": {"local": {"filename": str(library)}}}
-    config = {"@type": DYNAMIC_MODULE, "dynamic_module_config": module, "filter_name": name}
-    return {"name": name, "typed_config": config}
+    return extension(name, DYNAMIC_MODULE, dynamic_module_config=module, filter_name=name)
 
 
-def followed(path: Path) -> dict[str, Any]:
+def followed(path: Path) -> Document:
     """Returns a file that Envoy reads again when something is renamed into its folder."""
     return {
         "resource_api_version": "V3",
@@ -110,9 +160,4 @@ def drain_filter() -> Document:
         "end",
     )
     source = {"inline_string": "\n".join(lines)}
-    return {"name": DRAIN_NAME, "typed_config": {"@type": LUA, "source_codes": {DRAIN_NAME: source}}}
-
-
-def drained() -> Document:
-    """Returns the settings of a route that refuses: the body is dropped, and the buffer waits for its end."""
-    return {DRAIN_NAME: {"@type": LUA_PER_ROUTE, "name": DRAIN_NAME}}
+    return extension(DRAIN_NAME, LUA, source_codes={DRAIN_NAME: source})

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from serin.serving.envoy.api_types import (
     AGGREGATE,
-    HTTP_OPTIONS,
+    CONNECTION_BUFFER_BYTES,
     RESPONSE_HEADER,
     UPSTREAM_CODEC,
+    Document,
+    cluster,
+    extension,
+    header_matches,
     script_filter,
+    socket_address,
 )
-from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
 from serin.serving.envoy.peers import (
     PeerSecrets,
+    circuit,
     hosts_in_order,
+    http_options,
     peers_cluster,
     peers_name,
     resolved,
@@ -23,7 +29,6 @@ from serin.serving.envoy.peers import (
 )
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
-Document = dict[str, Any]
 Protocol = Literal["http", "grpc"]
 
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
@@ -99,18 +104,16 @@ def weight(percent: float) -> int:
 
 def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> Document:
     host, port = split_address(place.grpc if protocol == "grpc" else place.http)
-    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
-    name = cluster_name(release, protocol)
-    return {
-        "name": name,
+    return cluster(
+        cluster_name(release, protocol),
+        {"address": socket_address(host, port)},
         **resolved([host]),
-        "connect_timeout": "5s" if place.elsewhere else "1s",  # on a way that may lose packets
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}]},
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
+        connect_timeout="5s" if place.elsewhere else "1s",  # on a way that may lose packets
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
         # A stable release that fails must not get every request twice.
-        "circuit_breakers": _circuit({"retry_budget": _FEW}),
-        "typed_extension_protocol_options": _protocol_options(protocol),
-    }
+        circuit_breakers=circuit(retry_budget=_FEW),
+        typed_extension_protocol_options=_protocol_options(protocol),
+    )
 
 
 def _aggregate(name: str, order: Sequence[str], protocol: Protocol) -> Document:
@@ -119,9 +122,9 @@ def _aggregate(name: str, order: Sequence[str], protocol: Protocol) -> Document:
         "name": name,
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
-        "cluster_type": {"name": "aggregate", "typed_config": {"@type": AGGREGATE, "clusters": list(order)}},
+        "cluster_type": extension("aggregate", AGGREGATE, clusters=list(order)),
         # Every request that meets a dead release is to be saved, however many there are.
-        "circuit_breakers": _circuit({"max_retries": 1_000_000}),
+        "circuit_breakers": circuit(max_retries=1_000_000),
         # The connection's options come from the inner cluster, the filters from this one.
         "typed_extension_protocol_options": _protocol_options(protocol),
     }
@@ -129,30 +132,13 @@ def _aggregate(name: str, order: Sequence[str], protocol: Protocol) -> Document:
 
 def _protocol_options(protocol: Protocol) -> Document:
     wire = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
-    options: Document = {
-        "@type": HTTP_OPTIONS,
-        "common_http_protocol_options": {"idle_timeout": "60s"},
-        "explicit_http_config": {wire: {}},
-    }
-    if protocol == "http":  # the gateway hands on no message that a server of gRPC cannot read
-        codec = {"name": "codec", "typed_config": {"@type": UPSTREAM_CODEC}}
-        options["http_filters"] = [_bad_request(), codec]
-    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
+    if protocol == "grpc":
+        return http_options({wire: {}})
+    # The gateway hands on no message that a server of gRPC cannot read.
+    return http_options({wire: {}}, http_filters=[_bad_request(), extension("codec", UPSTREAM_CODEC)])
 
 
 def _bad_request() -> Document:
     """Returns the script for answers with status 500 only, so that good ones do not pay for it."""
-    failed = {
-        "input": {"name": "header", "typed_config": {"@type": RESPONSE_HEADER, "header_name": ":status"}},
-        "value_match": {"exact": "500"},
-    }
-    return script_filter(
-        "bad_request", "bad_request.lua", unless={"not_matcher": {"single_predicate": failed}}
-    )
-
-
-def _circuit(retries: Document) -> Document:
-    """Returns the circuit breaker: requests beyond the limit are refused with 503, because Triton's queue is
-    unbounded."""
-    limits = {"max_connections": 1024, "max_pending_requests": 1024, "max_requests": 1024, **retries}
-    return {"thresholds": [{"priority": "DEFAULT", **limits}]}
+    failed = header_matches(RESPONSE_HEADER, ":status", {"exact": "500"})
+    return script_filter("bad_request", "bad_request.lua", unless={"not_matcher": failed})

@@ -6,42 +6,41 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any, Literal
 
 from serin.errors import GatewayRejected
 from serin.machine.durable import write_secret
-from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import CLUSTER, EXTENSION, LISTENER, RESOURCE, ROUTE_CONFIGURATION, SECRET
+from serin.serving.envoy.admin import LISTENER_SCOPE, Admin
+from serin.serving.envoy.api_types import (
+    CLUSTER,
+    EXTENSION,
+    LISTENER,
+    RESOURCE,
+    ROUTE_CONFIGURATION,
+    SECRET,
+    Document,
+    Kind,
+)
+from serin.serving.envoy.bootstrap import STAT_PREFIX
+from serin.serving.envoy.guard import ISSUERS_NAME, KEYS_NAME, TLS_NAME
+from serin.serving.envoy.peers import CA_NAME, PAIR_NAME, PEERS
+from serin.serving.envoy.rates import CALLERS_NAME, MODELS_NAME
+from serin.serving.envoy.routes import ROUTES_NAME
 
-Document = dict[str, Any]
-Kind = Literal[
-    "listener",
-    "clusters",
-    "routes",
-    "issuers",
-    "keys",
-    "caller-rates",
-    "model-rates",
-    "tls",
-    "refusal-rate",
-    "peer-routes",
-    "peer-tls",
-    "peer-ca",
-]
-
-_TYPES: dict[Kind, str] = {
-    "listener": LISTENER,
-    "clusters": CLUSTER,
-    "routes": ROUTE_CONFIGURATION,
-    "issuers": EXTENSION,
-    "keys": EXTENSION,
-    "caller-rates": EXTENSION,
-    "model-rates": EXTENSION,
-    "tls": SECRET,
-    "refusal-rate": RESOURCE,
-    "peer-routes": ROUTE_CONFIGURATION,
-    "peer-tls": SECRET,
-    "peer-ca": SECRET,
+_FILTERS = "extension_config_discovery.http_filter"
+# The type of each document, and the scope of Envoy's statistics about it; empty: Envoy does not say.
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "listener": (LISTENER, LISTENER_SCOPE),
+    "clusters": (CLUSTER, "cluster_manager.cds"),
+    "routes": (ROUTE_CONFIGURATION, f"http.{STAT_PREFIX}.rds.{ROUTES_NAME}"),
+    "issuers": (EXTENSION, f"{_FILTERS}.{ISSUERS_NAME}"),
+    "keys": (EXTENSION, f"{_FILTERS}.{KEYS_NAME}"),
+    "caller-rates": (EXTENSION, f"{_FILTERS}.{CALLERS_NAME}"),
+    "model-rates": (EXTENSION, f"{_FILTERS}.{MODELS_NAME}"),
+    "tls": (SECRET, f"sds.{TLS_NAME}"),
+    "refusal-rate": (RESOURCE, ""),
+    "peer-routes": (ROUTE_CONFIGURATION, f"http.{PEERS}.rds.{PEERS}"),
+    "peer-tls": (SECRET, f"sds.{PAIR_NAME}"),
+    "peer-ca": (SECRET, f"sds.{CA_NAME}"),
 }
 _IN_MEMORY: frozenset[Kind] = frozenset(("clusters", "routes", "model-rates", "peer-routes"))
 _TAKE_S = 5.0  # a push that Envoy has not accepted by then is refused; it is repeated once before
@@ -62,7 +61,7 @@ class Documents:
         return (self._memory if in_memory else self._folder) / kind / f"{kind}.json"
 
     def make_folders(self) -> None:
-        for kind in _TYPES:
+        for kind in _KINDS:
             folder = self._memory if kind in _IN_MEMORY else self._folder
             (folder / kind).mkdir(parents=True, exist_ok=True)
 
@@ -82,22 +81,19 @@ class Documents:
         force."""
         version, text = _response(kind, documents)
         file = self.file(kind)
-        before = self._admin.taken(kind)
+        before = self._admin.taken(_KINDS[kind][1])
         old = file.read_text(errors="replace") if file.exists() else None
         if before.version == version and old == text:
             return
         self._write(kind, text)
         again = time.monotonic() + _TAKE_S / 2
         end = again + _TAKE_S / 2
-        while (now := self._admin.taken(kind)).version != version:
+        while (now := self._admin.taken(_KINDS[kind][1])).version != version:
             if now.refused > before.refused or time.monotonic() > end:
                 if old is not None:
                     self._write(kind, old)
-                reason = (
-                    "refused, see its log"
-                    if now.refused > before.refused
-                    else f"not accepted within {_TAKE_S:g} s"
-                )
+                late = f"not accepted within {_TAKE_S:g} s"
+                reason = "refused, see its log" if now.refused > before.refused else late
                 raise GatewayRejected(what=f"new {kind}", reason=f"{reason} ({self._folder / 'envoy.log'})")
             if time.monotonic() > again:
                 again = end + 1
@@ -119,6 +115,6 @@ class Documents:
 
 def _response(kind: Kind, documents: list[Document]) -> tuple[str, str]:
     """Returns version and text of a discovery response; equal documents have equal versions."""
-    resources = [{"@type": _TYPES[kind], **document} for document in documents]
+    resources = [{"@type": _KINDS[kind][0], **document} for document in documents]
     version = hashlib.sha256(json.dumps(resources, sort_keys=True).encode()).hexdigest()[:16]
     return version, json.dumps({"version_info": version, "resources": resources})

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from serin.serving.envoy.api_types import (
     BUFFER_PER_ROUTE,
-    JSON_HEADER,
+    DRAIN_NAME,
+    LUA_PER_ROUTE,
     REVERSE_BRIDGE_PER_ROUTE,
     SERVICE,
-    drained,
+    Document,
     longest_read,
+    set_header,
 )
 
-Document = dict[str, Any]
 # What happens to the body of a refused request. `read`: it is held, because its message may select another route;
 # `ignored`: the answer does not wait for it.
 Body = Literal["drained", "read", "ignored"]
@@ -36,7 +37,7 @@ def server_routes(unready: str = "") -> list[Document]:
     about = {
         "match": {"path": "/v2"},
         "direct_response": {"status": 200, "body": {"inline_string": body}},
-        "response_headers_to_add": [JSON_HEADER],
+        "response_headers_to_add": [set_header("content-type", "application/json")],
     }
     return [*readiness(unready), live, about, _health_call("ServerLive")]
 
@@ -134,13 +135,10 @@ def refusal(
 ) -> Document:
     answer = {"status": status, "body": {"inline_string": text}}
     document: Document = {"match": match, "direct_response": answer}
-    if body == "drained":
-        document["typed_per_filter_config"] = drained()
+    if body == "drained":  # it is dropped, and the buffer waits for its end
+        document["typed_per_filter_config"] = {DRAIN_NAME: {"@type": LUA_PER_ROUTE, "name": DRAIN_NAME}}
     elif body == "ignored":
         document["typed_per_filter_config"] = {"buffer": {"@type": BUFFER_PER_ROUTE, "disabled": True}}
     if grpc_status is not None:
-        header = {"key": "grpc-status", "value": str(grpc_status)}
-        document["response_headers_to_add"] = [
-            {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        ]
+        document["response_headers_to_add"] = [set_header("grpc-status", str(grpc_status))]
     return document

@@ -21,17 +21,17 @@ from serin.machine.hardware import memory_bytes
 from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import REQUEST_FILTER
+from serin.serving.envoy.api_types import REQUEST_FILTER, Document, Kind
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
-from serin.serving.envoy.documents import Document, Documents, Kind
+from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.fixed_routes import NO_ROUTES, is_ready, not_ready
-from serin.serving.envoy.gateway_tls import GatewayTls, PeerFiles, PeerTls
+from serin.serving.envoy.gateway_tls import GatewayTls, PeerTls
 from serin.serving.envoy.guard import issuers_document, keys_document
 from serin.serving.envoy.issuers import Issuer
 from serin.serving.envoy.jwks import JwksFolder
 from serin.serving.envoy.keys import CLOSED, KeyFile, KeyRing, lua_table
-from serin.serving.envoy.overload import default_connections, default_heap_bytes
+from serin.serving.envoy.overload import default_connections, default_heap_bytes, overload_manager
 from serin.serving.envoy.pages import Pages, pages_clusters, pages_listener
 from serin.serving.envoy.peers import PEERS, peer_listener, peer_routes, peers_name
 from serin.serving.envoy.rates import caller_rates, model_rates
@@ -52,7 +52,7 @@ class PeerPort:
 
     address: str
     port: int
-    files: PeerFiles | None
+    files: TlsFiles | None
 
 
 def default_threads(cores: int) -> int:
@@ -83,8 +83,8 @@ class Gateway:
         self.log, self.refusals = log, log.with_name("refusals.jsonl")
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
-        self._admin = Admin(admin)
-        self._documents = Documents(folder, admin.parent / "gateway", self._admin)
+        self.admin = Admin(admin)
+        self._documents = Documents(folder, admin.parent / "gateway", self.admin)
         self.tls = GatewayTls(folder / "tls.json", self._documents)
         self.peer_tls = PeerTls(folder / "peer-tls.json", self._documents)
         self.keys = GatewayKeys(keys or folder / "keys.json", self._documents, max_request_bytes)
@@ -106,7 +106,7 @@ class Gateway:
     ) -> Path:
         """The document Envoy starts from. Routes that an earlier Envoy had are kept.
 
-        `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (user_settings.py).
+        `tls`: the port speaks TLS alone. `expert`: a file of Envoy settings to be added (`ExpertSettings`).
         `request_filter`: the library that reads requests (native/request_filter.py); without it the gateway listens on
         the loopback interface only and answers no gRPC calls. `peers`: where gateways of other hosts reach this one.
         `pages`: where other machines reach the console and Prefect's API, with `tls` only.
@@ -118,36 +118,19 @@ class Gateway:
             address=address,
             port=port,
             admin=self._admin_path,
-            health=self._admin_path.with_name(f"{self._admin_path.stem}-health.sock"),
             inside=self.inside,
             log=self.log,
             refusals=self.refusals,
-            refusal_rate=self._documents.file("refusal-rate"),
-            listener=self._documents.file("listener"),
-            clusters=self._documents.file("clusters"),
-            routes=self._documents.file("routes"),
-            issuers=self._documents.file("issuers"),
-            keys=self._documents.file("keys"),
-            caller_rates=self._documents.file("caller-rates"),
-            model_rates=self._documents.file("model-rates"),
-            tls=self._documents.file("tls") if tls else None,
+            file=self._documents.file,
+            tls=tls is not None,
             max_request_bytes=self._max_request_bytes,
-            max_connections=self._max_connections,
-            max_heap_bytes=self._max_heap_bytes,
+            overload=overload_manager(
+                max_heap_bytes=self._max_heap_bytes, max_connections=self._max_connections
+            ),
             request_filter=request_filter,
             http_filters=added.http_filters,
         )
         self._add_ports(document["static_resources"], peers, pages if tls else None)
-        return self._write_document(document, added, expert)
-
-    def _add_ports(self, resources: dict[str, Any], peers: PeerPort | None, pages: Pages | None) -> None:
-        if peers:
-            resources["listeners"].append(self._peer_listener(peers))
-        if pages:
-            resources["listeners"].append(pages_listener(pages, self._documents.file("tls")))
-            resources["clusters"] += pages_clusters(pages)
-
-    def _write_document(self, document: dict[str, Any], added: ExpertSettings, expert: Path | None) -> Path:
         path = self.folder / "bootstrap.json"
         if expert is not None:
             document = merge(document, added.bootstrap, expert)
@@ -157,15 +140,29 @@ class Gateway:
         write_secret(path, json.dumps(document, indent=1))
         return path
 
+    def _add_ports(self, resources: Document, peers: PeerPort | None, pages: Pages | None) -> None:
+        if peers:
+            listener = peer_listener(
+                address=peers.address,
+                port=peers.port,
+                routes=self._documents.file("peer-routes"),
+                secrets=self.peer_tls.secrets(),
+                max_request_bytes=self._max_request_bytes,
+            )
+            resources["listeners"].append(listener)
+        if pages:
+            resources["listeners"].append(pages_listener(pages, self._documents.file("tls")))
+            resources["clusters"] += pages_clusters(pages)
+
     def _place_documents(self, tls: TlsFiles | None) -> None:
         self._documents.make_folders()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if not self._documents.file("clusters").exists():
             self._documents.place("clusters", [])
-        kept = self._documents.present("routes") or [
-            self._routes((), Reachable(endpoints={}), {}, unready=NO_ROUTES)
-        ]
-        self._documents.place("routes", [not_ready(table, NO_ROUTES) for table in kept])
+        nowhere = Reachable(endpoints={})
+        empty = route_configuration((), nowhere, {}, self._max_request_bytes, unready=NO_ROUTES)
+        tables = self._documents.present("routes") or [empty]
+        self._documents.place("routes", [not_ready(table, NO_ROUTES) for table in tables])
         if not self._documents.file("model-rates").exists():
             self._documents.place("model-rates", [model_rates({})])
         self.keys.place()
@@ -178,15 +175,6 @@ class Gateway:
             self._documents.file("peer-routes").unlink(missing_ok=True)
         elif not self._documents.file("peer-routes").exists():
             self._documents.place("peer-routes", [peer_routes({}, {})])
-
-    def _peer_listener(self, peers: PeerPort) -> dict[str, Any]:
-        return peer_listener(
-            address=peers.address,
-            port=peers.port,
-            routes=self._documents.file("peer-routes"),
-            secrets=self.peer_tls.secrets(),
-            max_request_bytes=self._max_request_bytes,
-        )
 
     def process(self) -> Process:
         command = (
@@ -230,13 +218,13 @@ class Gateway:
         places = Reachable(endpoints=endpoints, peers=peers or {}, leaving=leaving)
         behind = sorted({*waiting, *missing})
         unready = f"no release answers yet for {', '.join(behind)}" if behind and not self._is_ready() else ""
-        table = self._routes(routes, places, limits, unready=unready, missing=missing)
+        table = route_configuration(
+            routes, places, limits, self._max_request_bytes, unready=unready, missing=missing
+        )
         rates = {model: found.rate for model, found in limits.items() if found.rate}
         wanted = clusters(routes, endpoints, peers, self.peer_tls.secrets())
         names = {document["name"] for document in wanted}
-        going = [
-            document for document in self._documents.present("clusters") if document["name"] not in names
-        ]
+        going = [each for each in self._documents.present("clusters") if each["name"] not in names]
         self._documents.push("clusters", [*wanted, *going])
         self._documents.push("routes", [table])
         self._documents.push_optional("model-rates", model_rates(rates))
@@ -244,10 +232,6 @@ class Gateway:
             self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
         if going:
             self._documents.push("clusters", wanted)
-
-    def follow_keys(self) -> None:
-        """Keys, issuers and their limits as their files have them are in force when this returns (gateway_keys.py)."""
-        self.keys.follow()
 
     def follow_listener(self) -> None:
         """Opens the public port where Envoy could not: something else may have had it when Envoy started."""
@@ -261,30 +245,21 @@ class Gateway:
             return REQUEST_FILTER not in [each["name"] for each in filters]
         return False  # it was never started
 
-    def certificate_days(self) -> int | None:
-        """Until the certificate in force ends; None without TLS."""
-        return self._admin.certificate_days()
-
-    def metrics(self, accept: str) -> tuple[str, bytes]:
-        """Returns Envoy's statistics for Prometheus as (content type, body)."""
-        return self._admin.metrics(accept)
-
     def active_requests(self, release: Release) -> int:
         """Requests that the release has not answered yet."""
         names = (cluster_name(release, "http"), cluster_name(release, "grpc"), peers_name(release))
         either = "|".join(map(re.escape, names))
-        stats = self._admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
+        stats = self.admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
         return sum(map(int, stats.values()))
 
     def requests_in_flight(self) -> int:
         """Requests of clients and peers that are not answered yet."""
-        return sum(
-            map(int, self._admin.stats(rf"^http\.({STAT_PREFIX}|{PEERS})\.downstream_rq_active$").values())
-        )
+        stats = self.admin.stats(rf"^http\.({STAT_PREFIX}|{PEERS})\.downstream_rq_active$")
+        return sum(map(int, stats.values()))
 
     def refused(self) -> dict[str, int]:
         """Requests that this Envoy refused itself, by their status in HTTP ("401") or gRPC ("gRPC 16")."""
-        found = self._admin.stats(rf"^{REFUSALS_STAT}\.count\.")
+        found = self.admin.stats(rf"^{REFUSALS_STAT}\.count\.")
         statuses = {name: name.split(".") for name in found}  # refusals.count.code.401.grpc.
         return {
             f"gRPC {grpc}" if grpc else code: int(found[name])
@@ -298,11 +273,11 @@ class Gateway:
         return max((float(action.get("timeout", "0s").rstrip("s")) for action in actions), default=0.0)
 
     def ready(self) -> bool:
-        return self._admin.ready()
+        return self.admin.ready()
 
     def close(self) -> None:
         """Accepts no new connections and answers requests in flight. Final: only a new Envoy accepts some again."""
-        self._admin.drain_listeners()
+        self.admin.drain_listeners()
 
     def rotate_logs(self, limit_bytes: int) -> bool:
         """Moves each log that is longer than `limit_bytes` to `<log>.1` and lets Envoy begin a new one."""
@@ -310,21 +285,8 @@ class Gateway:
         for log in long:
             log.rename(log.with_name(f"{log.name}.1"))
         if long:
-            self._admin.reopen_logs()
+            self.admin.reopen_logs()
         return bool(long)
-
-    def _routes(
-        self,
-        routes: Sequence[ModelRoute],
-        places: Reachable,
-        timeouts: Mapping[str, Timeouts],
-        *,
-        unready: str = "",
-        missing: Collection[str] = (),
-    ) -> dict[str, Any]:
-        return route_configuration(
-            routes, places, timeouts, self._max_request_bytes, unready=unready, missing=missing
-        )
 
     def _is_ready(self) -> bool:
         """Whether it told load balancers so since it was started."""

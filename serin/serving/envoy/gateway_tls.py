@@ -4,14 +4,12 @@ without a restart."""
 from __future__ import annotations
 
 import json
-import ssl
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from serin.errors import GatewayRejected, TlsUnfit
-from serin.machine.durable import file_signature, write_whole
+from serin.machine.durable import write_whole
+from serin.serving.envoy.api_types import Document, Kind
 from serin.serving.envoy.documents import Documents
 from serin.serving.envoy.guard import tls_document, tls_socket, trusted_document
 from serin.serving.envoy.peers import CA_NAME, PAIR_NAME, PeerSecrets
@@ -20,46 +18,71 @@ from serin.serving.envoy.tls import TlsFiles, answers_tls
 _SWITCH_S = 5.0
 
 
-class GatewayTls:
-    """`noted` is the record of the two files that were named."""
+class _FollowedTls:
+    """TLS from files, whose names are in the record `noted`."""
+
+    kinds: tuple[Kind, ...]
 
     def __init__(self, noted: Path, documents: Documents) -> None:
         self._noted, self._documents = noted, documents
         self._followed: object = None
 
-    @property
-    def is_on(self) -> bool:
-        return self._noted.exists() or self._documents.file("tls").exists()
+    def _made_from(self, files: TlsFiles) -> dict[Kind, Document]:
+        """Returns the documents in the order in which they are pushed."""
+        raise NotImplementedError
 
     def files(self) -> TlsFiles | None:
         """The files that were named last; None without TLS, or when that record is lost."""
         try:
-            noted = json.loads(self._noted.read_bytes())
-            return TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            noted = {name: Path(path) for name, path in json.loads(self._noted.read_bytes()).items()}
+            return TlsFiles(**noted)
+        except (FileNotFoundError, ValueError, AttributeError, TypeError):
             return None
 
     def place(self, files: TlsFiles | None) -> None:
         """For an Envoy that is not running; None: without TLS."""
         self._noted.unlink(missing_ok=True)
-        self._documents.file("tls").unlink(missing_ok=True)
+        for kind in self.kinds:
+            self._documents.file(kind).unlink(missing_ok=True)
         if files:
-            self._documents.place("tls", [tls_document(*files.read())])
+            for kind, document in self._made_from(files).items():
+                self._documents.place(kind, [document])
             self._note(files)
 
     def follow(self) -> None:
-        """Uses the pair as its files have it. TlsUnfit when it does not fit: the old one stays in force.
+        """Uses the files as they are now; open connections continue. TlsUnfit when they do not fit: the old ones stay
+        in force.
 
         Said once for every change: half of a pair may have been replaced, and the other half comes in a moment.
         """
         files = self.files()
         if files and self._followed != (signature := files.signature()):
             try:
-                self._documents.push("tls", [tls_document(*files.read())])
+                documents = self._made_from(files)
             except TlsUnfit:
                 self._followed = signature
                 raise
+            for kind, document in documents.items():
+                self._documents.push(kind, [document])
             self._followed = signature
+
+    def _note(self, files: TlsFiles) -> None:
+        named = {"certificate": files.certificate, "key": files.key, "ca": files.ca}
+        write_whole(self._noted, json.dumps({name: str(path) for name, path in named.items() if path}))
+
+
+class GatewayTls(_FollowedTls):
+    """TLS of the public port."""
+
+    kinds = ("tls",)
+
+    def _made_from(self, files: TlsFiles) -> dict[Kind, Document]:
+        certificate, key = files.read()
+        return {"tls": tls_document(certificate, key)}
+
+    @property
+    def is_on(self) -> bool:
+        return self._noted.exists() or self._documents.file("tls").exists()
 
     def switch_on(self, files: TlsFiles) -> None:
         """The port of a running gateway speaks TLS alone when this returns, with this certificate and key.
@@ -67,108 +90,44 @@ class GatewayTls:
         Requests in flight are answered. Connections without TLS end after their next answer, or when Envoy's time to
         drain is over.
         """
-        pair = files.read()
+        documents = self._made_from(files)
         (listener,) = self._documents.present("listener")
         (chain,) = listener["filter_chains"]
         if "transport_socket" not in chain:
-            self._documents.place("tls", [tls_document(*pair)])
+            self._documents.place("tls", [documents["tls"]])
             chain["transport_socket"] = tls_socket(self._documents.file("tls"))
             try:
                 self._documents.push("listener", [listener])
-                _wait_for_handshake(listener["address"]["socket_address"])
+                self._wait_for_handshake(**listener["address"]["socket_address"])
             except GatewayRejected:
                 self._documents.file("tls").unlink(missing_ok=True)
                 raise
         self._note(files)
         self.follow()
 
-    def _note(self, files: TlsFiles) -> None:
-        named = {"certificate": str(files.certificate), "key": str(files.key)}
-        write_whole(self._noted, json.dumps(named))
+    def _wait_for_handshake(self, address: str, port_value: int) -> None:
+        """Envoy reports a listener as taken a moment before its threads use it."""
+        end = time.monotonic() + _SWITCH_S
+        while not answers_tls(address, port_value):
+            if time.monotonic() > end:
+                raise GatewayRejected(what="TLS", reason=f"no handshake in {_SWITCH_S:g} s")
+            time.sleep(0.02)
 
 
-def _wait_for_handshake(place: dict[str, Any]) -> None:
-    """Envoy reports a listener as taken a moment before its threads use it."""
-    end = time.monotonic() + _SWITCH_S
-    while not answers_tls(place["address"], place["port_value"]):
-        if time.monotonic() > end:
-            raise GatewayRejected(what="TLS", reason=f"no handshake in {_SWITCH_S:g} s")
-        time.sleep(0.02)
+class PeerTls(_FollowedTls):
+    """TLS between the gateways of several hosts."""
 
+    kinds = ("peer-ca", "peer-tls")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerFiles:
-    """`pair`: this host's certificate and key, for both directions. `ca`: PEM file of the authorities that sign the
-    certificates of all hosts."""
-
-    pair: TlsFiles
-    ca: Path
-
-    def read(self) -> tuple[bytes, bytes, bytes]:
-        """Reads certificate, key and authorities. Raises TlsUnfit when one of them is not what it should be."""
-        certificate, key = self.pair.read()
-        try:
-            authorities = self.ca.read_bytes()
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.ca)
-        except ssl.SSLError as error:
-            reason = f"{self.ca}: not a PEM certificate of an authority"
-            raise TlsUnfit(certificate=self.pair.certificate, key=self.pair.key, reason=reason) from error
-        except OSError as error:
-            reason = f"{self.ca}: {error.strerror}"
-            raise TlsUnfit(certificate=self.pair.certificate, key=self.pair.key, reason=reason) from error
-        return certificate, key, authorities
-
-    def signature(self) -> tuple[object, object]:
-        return self.pair.signature(), file_signature(self.ca)
-
-
-class PeerTls:
-    """`noted` is the record of the files that were named."""
-
-    def __init__(self, noted: Path, documents: Documents) -> None:
-        self._noted, self._documents = noted, documents
-        self._followed: object = None
+    def _made_from(self, files: TlsFiles) -> dict[Kind, Document]:
+        certificate, key, authorities = files.read()
+        # The authorities first: a host that has a new certificate trusts the new authority, too.
+        return {
+            "peer-ca": trusted_document(authorities, CA_NAME),
+            "peer-tls": tls_document(certificate, key, PAIR_NAME),
+        }
 
     def secrets(self) -> PeerSecrets | None:
         """Returns the files that Envoy follows; None where gateways use no TLS between them."""
-        found = PeerSecrets(pair=self._documents.file("peer-tls"), ca=self._documents.file("peer-ca"))
-        return found if found.pair.exists() else None
-
-    def place(self, files: PeerFiles | None) -> None:
-        """For an Envoy that is not running; None: without TLS."""
-        self._noted.unlink(missing_ok=True)
-        for kind in ("peer-tls", "peer-ca"):
-            self._documents.file(kind).unlink(missing_ok=True)
-        if files:
-            certificate, key, authorities = files.read()
-            self._documents.place("peer-tls", [tls_document(certificate, key, PAIR_NAME)])
-            self._documents.place("peer-ca", [trusted_document(authorities, CA_NAME)])
-            named = {
-                "certificate": str(files.pair.certificate),
-                "key": str(files.pair.key),
-                "ca": str(files.ca),
-            }
-            write_whole(self._noted, json.dumps(named))
-
-    def follow(self) -> None:
-        """Uses the files as they are now; open connections continue. TlsUnfit, once for every change, when they do not
-        fit: the old ones stay in force."""
-        files = self._files()
-        if files and self._followed != (signature := files.signature()):
-            try:
-                certificate, key, authorities = files.read()
-                # The authorities first: a host that has a new certificate trusts the new authority, too.
-                self._documents.push("peer-ca", [trusted_document(authorities, CA_NAME)])
-                self._documents.push("peer-tls", [tls_document(certificate, key, PAIR_NAME)])
-            except TlsUnfit:
-                self._followed = signature
-                raise
-            self._followed = signature
-
-    def _files(self) -> PeerFiles | None:
-        try:
-            noted = json.loads(self._noted.read_bytes())
-            pair = TlsFiles(certificate=Path(noted["certificate"]), key=Path(noted["key"]))
-            return PeerFiles(pair=pair, ca=Path(noted["ca"]))
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
+        secrets = PeerSecrets(pair=self._documents.file("peer-tls"), ca=self._documents.file("peer-ca"))
+        return secrets if secrets.pair.exists() else None

@@ -12,7 +12,6 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from serin.serving.envoy.api_types import (
     DOWNSTREAM_TLS,
@@ -20,14 +19,15 @@ from serin.serving.envoy.api_types import (
     LUA,
     REQUEST_HEADER,
     SOURCES,
+    Document,
     drain_script,
+    extension,
     followed,
+    header_matches,
     longest_read,
     script_filter,
 )
 from serin.serving.envoy.issuers import Issuer, provider
-
-Document = dict[str, Any]
 
 ISSUERS_NAME, KEYS_NAME = "issuers", "keys"
 TLS_NAME = "gateway"
@@ -40,14 +40,8 @@ def keys_filters(keys: Path, issuers: Path, *, answers: bool) -> list[Document]:
     """
     tokens = {"config_source": followed(issuers), "type_urls": [JWT]}
     discovery = {"config_source": followed(keys), "type_urls": [LUA]}
-    refused = {
-        "input": {
-            "name": "header",
-            "typed_config": {"@type": REQUEST_HEADER, "header_name": "x-serin-refused"},
-        },
-        "value_match": {"contains": " "},  # the header of every refusal does
-    }
-    passed = {"not_matcher": {"single_predicate": refused}}
+    refused = header_matches(REQUEST_HEADER, "x-serin-refused", {"contains": " "})  # as in every refusal
+    passed = {"not_matcher": refused}
     return [
         {"name": ISSUERS_NAME, "config_discovery": tokens},
         {"name": KEYS_NAME, "config_discovery": discovery},
@@ -56,25 +50,25 @@ def keys_filters(keys: Path, issuers: Path, *, answers: bool) -> list[Document]:
 
 
 def keys_document(table: str | None, max_request_bytes: int) -> Document:
-    """`table`: what keys.lua expects before it (serving/keys.py). None: no key is asked for, and no script runs."""
-    check: Document = {"@type": LUA}
+    """`table`: what keys.lua expects before it (keys.py). None: no key is asked for, and no script runs."""
+    script = {}
     if table is not None:
         limits = f"local LIMIT, MOST = {max_request_bytes}, {longest_read(max_request_bytes)}\n"
         text = table + limits + drain_script() + (SOURCES / "keys.lua").read_text()
-        check["default_source_code"] = {"inline_string": text}
-    return {"name": KEYS_NAME, "typed_config": check}
+        script["default_source_code"] = {"inline_string": text}
+    return extension(KEYS_NAME, LUA, **script)
 
 
 def issuers_document(keys: Mapping[Issuer, str]) -> Document:
     """`keys`: the public keys of each issuer, as JSON. A token that cannot be verified does not end a request here:
     keys.lua decides."""
-    config: Document = {"@type": JWT}
+    config: Document = {}
     if keys:
         config["providers"] = {issuer.name: provider(issuer, jwks) for issuer, jwks in keys.items()}
         either: list[Document] = [{"provider_name": issuer.name} for issuer in keys]
         needs = {"requires_any": {"requirements": [*either, {"allow_missing_or_failed": {}}]}}
         config["rules"] = [{"match": {"prefix": "/"}, "requires": needs}]
-    return {"name": ISSUERS_NAME, "typed_config": config}
+    return extension(ISSUERS_NAME, JWT, **config)
 
 
 def asks_for_keys(published: bytes) -> bool:
@@ -88,13 +82,16 @@ def asks_for_keys(published: bytes) -> bool:
 
 def tls_socket(file: Path) -> Document:
     """TLS for HTTP/1.1, HTTP/2 and gRPC on one port."""
-    secret = {"name": TLS_NAME, "sds_config": followed(file)}
-    context = {
+    return extension("tls", DOWNSTREAM_TLS, common_tls_context=tls_context(TLS_NAME, file, "h2", "http/1.1"))
+
+
+def tls_context(name: str, file: Path, *protocols: str) -> Document:
+    """TLS with the certificate and the key in the secret `name` of a file that Envoy follows."""
+    return {
         "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "alpn_protocols": ["h2", "http/1.1"],
-        "tls_certificate_sds_secret_configs": [secret],
+        "alpn_protocols": list(protocols),
+        "tls_certificate_sds_secret_configs": [{"name": name, "sds_config": followed(file)}],
     }
-    return {"name": "tls", "typed_config": {"@type": DOWNSTREAM_TLS, "common_tls_context": context}}
 
 
 def tls_document(certificate: bytes, key: bytes, name: str = TLS_NAME) -> Document:

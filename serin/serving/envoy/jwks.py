@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import ssl
 import threading
 import time
@@ -68,7 +69,11 @@ class JwksFolder:
         """Asks the providers that were not asked for a minute, without waiting for their answers. A failure is logged
         once; the keys that are known stay in force."""
         now = time.monotonic()
-        due = [each for each in issuers if each.is_remote and self._is_due(each, now)]
+        due = [
+            each
+            for each in issuers
+            if each.is_remote and now >= self._asked.get(each.name, -math.inf) + REFRESH_S
+        ]
         if not due or (self._asking is not None and self._asking.is_alive()):
             return
         self._asked |= {each.name: now for each in due}
@@ -96,9 +101,6 @@ class JwksFolder:
     def forget(self, issuer: Issuer) -> None:
         if issuer.is_remote:
             self._path(issuer).unlink(missing_ok=True)
-
-    def _is_due(self, issuer: Issuer, now: float) -> bool:
-        return issuer.name not in self._asked or now >= self._asked[issuer.name] + REFRESH_S
 
     def _ask_all(self, issuers: Sequence[Issuer]) -> None:
         for issuer in issuers:

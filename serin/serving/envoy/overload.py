@@ -7,20 +7,20 @@ is refused with 503; answers stay small.
 
 from __future__ import annotations
 
-from typing import Any
-
-from serin.serving.envoy.api_types import FIXED_HEAP, MAX_CONNECTIONS, SCALED_TIMERS
-
-Document = dict[str, Any]
-
-_HEAP, _CONNECTIONS = (
-    "envoy.resource_monitors.fixed_heap",
-    "envoy.resource_monitors.global_downstream_max_connections",
+from serin.serving.envoy.api_types import (
+    CONNECTION_BUFFER_BYTES,
+    FIXED_HEAP,
+    MAX_CONNECTIONS,
+    SCALED_TIMERS,
+    Document,
+    extension,
 )
+
+_HEAP = "envoy.resource_monitors.fixed_heap"
+_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
 _LOOK_S = 0.1  # what comes in the meantime is on top of the limit: some 100 MB of a fast network
 _LEAST_BYTES, _MOST_BYTES = 256 << 20, 8 << 30
 _MOST_CONNECTIONS = 20_000
-CONNECTION_BUFFER_BYTES = 128 << 10  # of what a slow peer has not taken yet, on each side of the gateway
 _TRACKED = 20  # streams that hold at least 2**20 bytes can be dropped
 
 _STALLED = {
@@ -44,8 +44,8 @@ def overload_manager(*, max_heap_bytes: int, max_connections: int) -> Document:
     return {
         "refresh_interval": f"{_LOOK_S:g}s",
         "resource_monitors": [
-            _monitor(_HEAP, FIXED_HEAP, max_heap_size_bytes=max_heap_bytes),
-            _monitor(_CONNECTIONS, MAX_CONNECTIONS, max_active_downstream_connections=max_connections),
+            extension(_HEAP, FIXED_HEAP, max_heap_size_bytes=max_heap_bytes),
+            extension(_CONNECTIONS, MAX_CONNECTIONS, max_active_downstream_connections=max_connections),
         ],
         "buffer_factory_config": {"minimum_account_to_track_power_of_two": _TRACKED},
         "actions": [
@@ -60,10 +60,6 @@ def overload_manager(*, max_heap_bytes: int, max_connections: int) -> Document:
             _shed("http2_server_go_away_and_close_on_dispatch", _between(0.95, 1.0)),
         ],
     }
-
-
-def _monitor(name: str, kind: str, **limit: int) -> Document:
-    return {"name": name, "typed_config": {"@type": kind, **limit}}
 
 
 def _shed(point: str, scaled: Document) -> Document:

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER
+from serin.serving.envoy.api_types import (
+    CONNECTION_BUFFER_BYTES,
+    Document,
+    cluster,
+    listener,
+    router,
+    set_header,
+    socket_address,
+)
 from serin.serving.envoy.guard import tls_socket
-from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
-
-Document = dict[str, Any]
 
 PAGES = "pages"  # of the listener and its statistics
 
 _CONSOLE, _PREFECT = "pages_console", "pages_prefect"
 _IDLE = "3600s"  # pages are updated by a stream of events, and Prefect's clients keep sockets open
 _NO_PAGE = "there is no such page here"
-_CLIENT = {  # whatever the client says
-    "header": {"key": "x-forwarded-for", "value": "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT%"},
-    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-}
+_CLIENT = set_header("x-forwarded-for", "%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT%")  # whatever it says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,8 @@ class Pages:
 
 
 def pages_listener(pages: Pages, tls: Path) -> Document:
+    host = {"name": "all", "domains": ["*"], "routes": _routes(pages), "request_headers_to_add": [_CLIENT]}
     manager = {
-        "@type": CONNECTION_MANAGER,
         "stat_prefix": PAGES,
         "server_name": "serin",
         "use_remote_address": True,
@@ -53,38 +54,29 @@ def pages_listener(pages: Pages, tls: Path) -> Document:
         "common_http_protocol_options": {"idle_timeout": "900s"},
         "http2_protocol_options": {"max_concurrent_streams": 128},
         "upgrade_configs": [{"upgrade_type": "websocket"}],
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": _routes(pages),
-                    "request_headers_to_add": [_CLIENT],
-                }
-            ]
-        },
-        "http_filters": [
-            {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}}
-        ],
+        "route_config": {"virtual_hosts": [host]},
+        "http_filters": [router(suppress_envoy_headers=True)],
     }
-    chain = {"filters": [{"name": "http", "typed_config": manager}], "transport_socket": tls_socket(tls)}
-    return {
-        "name": PAGES,
-        "address": {"socket_address": {"address": pages.address, "port_value": pages.port}},
-        "enable_reuse_port": False,
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-        "filter_chains": [chain],
-    }
+    return listener(
+        PAGES,
+        socket_address(pages.address, pages.port),
+        manager,
+        tls_socket(tls),
+        enable_reuse_port=False,
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
+    )
 
 
 def pages_clusters(pages: Pages) -> list[Document]:
-    found = []
+    places: Document = {}
     if pages.console:
-        found.append(_cluster(_CONSOLE, {"pipe": {"path": str(pages.console)}}))
+        places[_CONSOLE] = {"pipe": {"path": str(pages.console)}}
     if pages.prefect_port:
-        place = {"socket_address": {"address": "127.0.0.1", "port_value": pages.prefect_port}}
-        found.append(_cluster(_PREFECT, place))
-    return found
+        places[_PREFECT] = socket_address("127.0.0.1", pages.prefect_port)
+    return [
+        cluster(name, {"address": address}, per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES)
+        for name, address in places.items()
+    ]
 
 
 def _routes(pages: Pages) -> list[Document]:
@@ -92,14 +84,3 @@ def _routes(pages: Pages) -> list[Document]:
     prefect = {"route": {"cluster": _PREFECT, "timeout": "0s"}} if pages.prefect_port else nothing
     console = {"route": {"cluster": _CONSOLE, "timeout": "0s"}} if pages.console else nothing
     return [{"match": {"path_separated_prefix": "/api"}, **prefect}, {"match": {"prefix": "/"}, **console}]
-
-
-def _cluster(name: str, address: Document) -> Document:
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
-    return {
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": name, "endpoints": endpoints},
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-    }

@@ -15,18 +15,21 @@ from typing import Any
 
 from serin.serving.envoy.api_types import (
     BUFFER,
-    CONNECTION_MANAGER,
+    CONNECTION_BUFFER_BYTES,
     DOWNSTREAM_TLS,
     HTTP_OPTIONS,
-    ROUTER,
     STREAM_IDLE_S,
     UPSTREAM_TLS,
+    Document,
+    cluster,
+    extension,
     followed,
+    listener,
+    router,
+    socket_address,
 )
-from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES
+from serin.serving.envoy.guard import tls_context
 from serin.store.artifacts import Release
-
-Document = dict[str, Any]
 
 PEERS = "peers"  # of the listener, its statistics and its route table
 PAIR_NAME, CA_NAME = "peer", "peer_ca"  # of the secrets
@@ -56,7 +59,6 @@ def peer_listener(
 ) -> Document:
     """Returns the listener for other gateways. With `secrets` it accepts only clients with a certificate."""
     manager = {
-        "@type": CONNECTION_MANAGER,
         "stat_prefix": PEERS,
         "codec_type": "HTTP2",
         "server_name": "serin",
@@ -69,25 +71,18 @@ def peer_listener(
         "http2_protocol_options": {"max_concurrent_streams": 1024},
         "rds": {"route_config_name": PEERS, "config_source": followed(routes)},
         "http_filters": [
-            {"name": "buffer", "typed_config": {"@type": BUFFER, "max_request_bytes": max_request_bytes}},
-            {"name": "router", "typed_config": {"@type": ROUTER, "suppress_envoy_headers": True}},
+            extension("buffer", BUFFER, max_request_bytes=max_request_bytes),
+            router(suppress_envoy_headers=True),
         ],
     }
-    chain: Document = {"filters": [{"name": "http", "typed_config": manager}]}
-    if secrets:
-        context = {
-            "@type": DOWNSTREAM_TLS,
-            "common_tls_context": _tls_context(secrets),
-            "require_client_certificate": True,
-        }
-        chain["transport_socket"] = {"name": "tls", "typed_config": context}
-    return {
-        "name": PEERS,
-        "address": {"socket_address": {"address": address, "port_value": port}},
-        "enable_reuse_port": False,
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-        "filter_chains": [chain],
-    }
+    return listener(
+        PEERS,
+        socket_address(address, port),
+        manager,
+        _tls(DOWNSTREAM_TLS, secrets, require_client_certificate=True) if secrets else None,
+        enable_reuse_port=False,
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
+    )
 
 
 def peer_routes(clusters: Mapping[str, tuple[str, str]], request_s: Mapping[str, float]) -> Document:
@@ -118,43 +113,43 @@ def peer_routes(clusters: Mapping[str, tuple[str, str]], request_s: Mapping[str,
 
 def peers_cluster(release: Release, addresses: Sequence[str], secrets: PeerSecrets | None) -> Document:
     """Returns the peers that have a release, as one cluster for both protocols."""
-    name = peers_name(release)
     places = [split_address(address) for address in sorted(addresses)]
-    endpoints = [
-        {
-            "endpoint": {
-                "address": {"socket_address": {"address": host, "port_value": port}},
-                "hostname": authority(release.name),
-            }
-        }
-        for host, port in places
-    ]
-    document: Document = {
-        "name": name,
+    hostname = authority(release.name)
+    document = cluster(
+        peers_name(release),
+        *({"address": socket_address(host, port), "hostname": hostname} for host, port in places),
         **resolved([host for host, _ in places]),
-        "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": endpoints}],
-            # As long as one peer is left, nothing goes to the release that is next in the order.
-            "policy": {"overprovisioning_factor": 100_000},
-        },
-        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER_BYTES,
-        "circuit_breakers": {"thresholds": [{"priority": "DEFAULT", **_LIMITS}]},
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": HTTP_OPTIONS,
-                "common_http_protocol_options": {"idle_timeout": "60s"},
-                "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": _PING}},
-            }
-        },
-    }
+        per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
+        circuit_breakers=circuit(max_retries=1_000_000),
+        typed_extension_protocol_options=http_options(
+            {"http2_protocol_options": {"connection_keepalive": _PING}}
+        ),
+    )
+    # As long as one peer is left, nothing goes to the release that is next in the order.
+    document["load_assignment"]["policy"] = {"overprovisioning_factor": 100_000}
     if len(places) > 1:  # a single one is asked in any case
         document["outlier_detection"] = _OUTLIERS
     if secrets:
-        context = {"@type": UPSTREAM_TLS, "common_tls_context": _tls_context(secrets), "sni": PEERS}
-        document["transport_socket"] = {"name": "tls", "typed_config": context}
+        document["transport_socket"] = _tls(UPSTREAM_TLS, secrets, sni=PEERS)
     return document
+
+
+def circuit(**retries: Any) -> Document:
+    """Returns the circuit breaker: requests beyond the limit are refused with 503, because Triton's queue is
+    unbounded."""
+    limits = {"max_connections": 1024, "max_pending_requests": 1024, "max_requests": 1024, **retries}
+    return {"thresholds": [{"priority": "DEFAULT", **limits}]}
+
+
+def http_options(wire: Document, **settings: Any) -> Document:
+    """Returns how a cluster speaks HTTP; `wire` chooses the version."""
+    options = {
+        "@type": HTTP_OPTIONS,
+        "common_http_protocol_options": {"idle_timeout": "60s"},
+        "explicit_http_config": wire,
+        **settings,
+    }
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
 
 
 def hosts_in_order(first: Collection[str], then: Collection[str], *, together: bool) -> list[str]:
@@ -168,13 +163,6 @@ def hosts_in_order(first: Collection[str], then: Collection[str], *, together: b
         return [*mine, *others]
     return [mine[0], others[0], *mine[1:], *others[1:]]
 
-
-_LIMITS = {
-    "max_connections": 1024,
-    "max_pending_requests": 1024,
-    "max_requests": 1024,
-    "max_retries": 1_000_000,
-}
 
 # A connection over which nothing comes back is closed, and its requests are sent to another host.
 _PING = {"interval": "1s", "timeout": "2s"}
@@ -196,13 +184,11 @@ _OUTLIERS = {
 }
 
 
-def _tls_context(secrets: PeerSecrets) -> Document:
-    return {
-        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
-        "alpn_protocols": ["h2"],
-        "tls_certificate_sds_secret_configs": [{"name": PAIR_NAME, "sds_config": followed(secrets.pair)}],
-        "validation_context_sds_secret_config": {"name": CA_NAME, "sds_config": followed(secrets.ca)},
-    }
+def _tls(kind: str, secrets: PeerSecrets, **settings: Any) -> Document:
+    trusted = {"name": CA_NAME, "sds_config": followed(secrets.ca)}
+    context = tls_context(PAIR_NAME, secrets.pair, "h2")
+    context["validation_context_sds_secret_config"] = trusted
+    return extension("tls", kind, common_tls_context=context, **settings)
 
 
 def _forward(cluster: str, request_s: float) -> Document:

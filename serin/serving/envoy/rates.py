@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from serin.serving.envoy.api_types import RATE_LIMIT, followed
+from serin.serving.envoy.api_types import RATE_LIMIT, Document, extension, followed, set_header
 from serin.serving.envoy.issuers import Issuer
 from serin.spec.rate import Rate
-
-Document = dict[str, Any]
 
 CALLERS_NAME, MODELS_NAME = "caller_rates", "model_rates"
 SUBJECTS_KEPT = 10_000  # whose buckets are remembered; the one that was unused for longest is forgotten first
@@ -48,9 +45,9 @@ def model_rates(models: Mapping[str, Rate]) -> Document:
 
 
 def _document(name: str, limits: list[Document], asked: list[Document], *, wait: str) -> Document:
-    config: Document = {"@type": RATE_LIMIT, "stat_prefix": name}
+    config: Document = {}
     if limits:
-        config |= {
+        config = {
             "filter_enabled": _PERCENT_100 | {"runtime_key": f"serin.{name}_enabled"},
             "filter_enforced": _PERCENT_100 | {"runtime_key": f"serin.{name}_enforced"},
             "rate_limits": asked,
@@ -58,23 +55,15 @@ def _document(name: str, limits: list[Document], asked: list[Document], *, wait:
             "max_dynamic_descriptors": SUBJECTS_KEPT,
             "always_consume_default_token_bucket": False,
             "rate_limited_as_resource_exhausted": True,
-            "response_headers_to_add": [
-                {
-                    "header": {"key": "retry-after", "value": wait},
-                    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-                }
-            ],
+            "response_headers_to_add": [set_header("retry-after", wait)],
         }
-    return {"name": name, "typed_config": config}
+    return extension(name, RATE_LIMIT, stat_prefix=name, **config)
 
 
 def _limit(rate: Rate, **entries: str | None) -> Document:
     """Returns a bucket for requests with these entries; None: one for each value."""
-    bucket = {
-        "max_tokens": rate.burst,
-        "tokens_per_fill": rate.count,
-        "fill_interval": f"{rate.period_s}s",
-    }
+    period = f"{rate.period_s}s"
+    bucket = {"max_tokens": rate.burst, "tokens_per_fill": rate.count, "fill_interval": period}
     named = [{"key": key} | ({"value": value} if value is not None else {}) for key, value in entries.items()]
     return {"entries": named, "token_bucket": bucket}
 

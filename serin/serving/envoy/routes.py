@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
@@ -20,6 +20,9 @@ from serin.serving.envoy.api_types import (
     REQUEST_FILTER,
     SERVICE,
     STREAM_IDLE_S,
+    Document,
+    extension,
+    set_header,
 )
 from serin.serving.envoy.clusters import (
     PROTOCOLS,
@@ -38,8 +41,6 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 if TYPE_CHECKING:
     from serin.spec.objectives import ObjectivesSpec
     from serin.spec.serving import ServingSpec
-
-Document = dict[str, Any]
 
 Call = Literal["infer", "ready", "metadata"]
 
@@ -172,22 +173,20 @@ def _without(timeouts: Mapping[str, Timeouts]) -> Document:
 def _check(routes: Sequence[ModelRoute], running: Collection[str]) -> None:
     for route in routes:
         both = route.candidate_percent + route.baseline_percent
-        for percent in (route.candidate_percent, route.baseline_percent, both):
-            if not 0 <= percent <= 100:
-                raise GatewayRejected(
-                    what=f"the route of {route.model!r}", reason=f"{percent} is not a percentage"
-                )
+        problems = [
+            f"{percent} is not a percentage"
+            for percent in (route.candidate_percent, route.baseline_percent, both)
+            if not 0 <= percent <= 100
+        ]
         if (route.candidate or route.baseline) and not route.stable:
-            raise GatewayRejected(
-                what=f"the route of {route.model!r}",
-                reason="a candidate needs a stable release to fall back to",
-            )
-        for release in route.releases:
-            if release.model != route.model or release.name not in running:
-                raise GatewayRejected(
-                    what=f"the route of {route.model!r}",
-                    reason=f"{release.name} is not one of its running releases",
-                )
+            problems.append("a candidate needs a stable release to fall back to")
+        problems += [
+            f"{release.name} is not one of its running releases"
+            for release in route.releases
+            if release.model != route.model or release.name not in running
+        ]
+        if problems:
+            raise GatewayRejected(what=f"the route of {route.model!r}", reason=problems[0])
 
 
 def _weighted(
@@ -198,9 +197,11 @@ def _weighted(
     Another release answers for the stable one only where that gives no answer: its answer, also a failure, is final.
     """
     refuge = _refuge(route)
+    # Adds retry conditions: a route has one policy, and Envoy adds what these headers say.
+    also = {"x-envoy-retry-on": _FAILED, "x-envoy-retry-grpc-on": _FAILED_GRPC} if refuge else {}
     first = aggregate_name(stable, refuge, protocol) if refuge else places.cluster(stable, protocol)
     others = [
-        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release, _also(bool(refuge)))
+        _branch(aggregate_name(release, stable, protocol), weight(percent), arm, release, also)
         for arm, release, percent in (
             ("baseline", route.baseline, route.baseline_percent),
             ("candidate", route.candidate, route.candidate_percent),
@@ -277,17 +278,9 @@ def _branch(
     return {"name": cluster, "weight": weight, "request_headers_to_add": _log_headers(arm, release, also)}
 
 
-def _also(answers_hold: bool) -> Mapping[str, str]:
-    """Returns headers that add retry conditions: a route has one policy, and Envoy adds what these headers say."""
-    return {"x-envoy-retry-on": _FAILED, "x-envoy-retry-grpc-on": _FAILED_GRPC} if answers_hold else {}
-
-
 def _log_headers(arm: str, release: Release, also: Mapping[str, str] | None = None) -> list[Document]:
     pairs = {"x-serin-arm": arm, "x-serin-release": release.name, **(also or {})}
-    return [
-        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
-        for key, value in pairs.items()
-    ]
+    return [set_header(key, value) for key, value in pairs.items()]
 
 
 def _match(call: Call, protocol: Protocol, model: str, version: int | None = None) -> Document:
@@ -296,11 +289,8 @@ def _match(call: Call, protocol: Protocol, model: str, version: int | None = Non
         path = place if call == "metadata" else f"{place}/{call}"
         return {"path": path, "headers": [_is(":method", "POST" if call == "infer" else "GET")]}
     method = {"infer": "ModelInfer", "ready": "ModelReady", "metadata": "ModelMetadata"}[call]
-    pinned = (
-        _is("x-serin-version", str(version))
-        if version
-        else {"name": "x-serin-version", "present_match": False}
-    )
+    unpinned = {"name": "x-serin-version", "present_match": False}
+    pinned = _is("x-serin-version", str(version)) if version else unpinned
     return {"path": f"{SERVICE}/{method}", "grpc": {}, "headers": [_is("x-serin-model", model), pinned]}
 
 
@@ -326,15 +316,10 @@ def _limits(limits: Timeouts, *, refuge: bool = False, on_peers: bool = False) -
     }
     if on_peers:
         again["num_retries"] = _RETRIES_ON_PEERS
-        again["retry_host_predicate"] = [
-            {"name": "previous_hosts", "typed_config": {"@type": PREVIOUS_HOSTS}}
-        ]
+        again["retry_host_predicate"] = [extension("previous_hosts", PREVIOUS_HOSTS)]
         again["host_selection_retry_max_attempts"] = 5
     if refuge or on_peers:  # the cluster has priorities
-        again["retry_priority"] = {
-            "name": "previous_priorities",
-            "typed_config": {"@type": PREVIOUS_PRIORITIES, "update_frequency": 1},
-        }
+        again["retry_priority"] = extension("previous_priorities", PREVIOUS_PRIORITIES, update_frequency=1)
         again["per_try_timeout"] = _seconds(limits.ask_another_s)
         policy["hedge_policy"] = {"hedge_on_per_try_timeout": True}  # the first try continues
     return policy

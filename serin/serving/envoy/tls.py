@@ -41,33 +41,46 @@ def tls_pair(certificate: Path | None, key: Path | None) -> TlsFiles | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Two PEM files: the certificate with its chain, and its private key without a passphrase."""
+    """PEM files: the certificate with its chain, and its private key without a passphrase. `ca`: between gateways, the
+    authorities that sign the certificates of all hosts; the pair is then for both directions."""
 
     certificate: Path
     key: Path
+    ca: Path | None = None
 
-    def read(self) -> tuple[bytes, bytes]:
-        """Reads both if they belong together. TlsUnfit says what is wrong, without a byte of the key."""
+    def read(self) -> tuple[bytes, ...]:
+        """Reads certificate, key and authorities, if they are usable and the first two belong together. TlsUnfit says
+        what is wrong, without a byte of the key."""
         try:
-            pair = self.certificate.read_bytes(), self.key.read_bytes()
+            contents = self.certificate.read_bytes(), self.key.read_bytes()
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
                 self.certificate, self.key, password=self._no_passphrase
             )
         except ssl.SSLError as error:
-            words = {"KEY_VALUES_MISMATCH": "they do not belong together"}
-            reason = words.get(
-                error.reason, f"not a PEM certificate and its key ({error.reason or 'no PEM'})"
-            )
-            raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason) from error
+            mismatch = error.reason == "KEY_VALUES_MISMATCH"
+            unusable = f"not a PEM certificate and its key ({error.reason or 'no PEM'})"
+            raise self._unfit("they do not belong together" if mismatch else unusable) from error
         except OSError as error:
-            reason = f"{error.filename}: {error.strerror}"
-            raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason) from error
-        return pair
+            raise self._unfit(f"{error.filename}: {error.strerror}") from error
+        return contents if self.ca is None else (*contents, self._read_authorities(self.ca))
 
-    def signature(self) -> tuple[object, object]:
-        """Returns a value that changes with every change of either file, in place or by rename."""
-        return file_signature(self.certificate), file_signature(self.key)
+    def _read_authorities(self, ca: Path) -> bytes:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
+            return ca.read_bytes()
+        except ssl.SSLError as error:
+            raise self._unfit(f"{ca}: not a PEM certificate of an authority") from error
+        except OSError as error:
+            raise self._unfit(f"{ca}: {error.strerror}") from error
+
+    def signature(self) -> tuple[object, ...]:
+        """Returns a value that changes with every change of a file, in place or by rename."""
+        return tuple(file_signature(path) for path in (self.certificate, self.key, self.ca) if path)
 
     def _no_passphrase(self) -> NoReturn:
-        reason = "the key has a passphrase, and nobody is there to type it; write it out without one"
-        raise TlsUnfit(certificate=self.certificate, key=self.key, reason=reason)
+        raise self._unfit(
+            "the key has a passphrase, and nobody is there to type it; write it out without one"
+        )
+
+    def _unfit(self, reason: str) -> TlsUnfit:
+        return TlsUnfit(certificate=self.certificate, key=self.key, reason=reason)

