@@ -28,7 +28,7 @@ from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import core_count
 from serin.scoring.session import Device
 from serin.serving.client.client import predict
-from serin.serving.tuning.load import Closed, Latencies, LoadResult, model_target, run_load
+from serin.serving.tuning.load import Closed, LoadResult, model_target, quantile_ms, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import Bundle
 from tests.unit.export.small_dataset import flights
@@ -78,14 +78,14 @@ class Bench:
         before = server.counters()
         results = self._load(target, clients)
         after = server.counters()
-        latencies = Latencies()
+        latencies: list[float] = []
         for result in results:
             if result.failed or not result.requests:
                 raise ContenderFailed(f"{server.wanted.name}, {size} rows: {result.outcomes}")
-            latencies.merge(result.latencies)
+            latencies += result.latencies
         figures.rows_per_s.append(size * sum(result.requests_per_s for result in results))
-        figures.p50_ms.append(latencies.quantile_ms(0.5))
-        figures.p99_ms.append(latencies.quantile_ms(0.99))
+        figures.p50_ms.append(quantile_ms(latencies, 0.5))
+        figures.p99_ms.append(quantile_ms(latencies, 0.99))
         figures.counters.append({key: after[key] - before[key] for key in after})
 
     def _load(self, target: Target, clients: int) -> list[LoadResult]:

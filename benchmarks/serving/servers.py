@@ -210,7 +210,7 @@ def _bring_up(host: Children, process: Process, server: Server) -> None:
     probe = server.target(1)
 
     def ready() -> bool:
-        return run_load(probe, Closed(clients=1), seconds=0.05).latencies.count > 0
+        return bool(run_load(probe, Closed(clients=1), seconds=0.05).latencies)
 
     try:
         host.wait_for(process.name, ready, within_s=START_S)

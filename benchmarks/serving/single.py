@@ -36,9 +36,9 @@ class Loaded:
         del request
         before = sum(map(thread_s, self.pids))
         found = run_load(self.target, Closed(clients=self.clients), seconds=self.lap_s, warm_up_s=0.0)
-        spent, count = sum(map(thread_s, self.pids)) - before, max(1, found.latencies.count)
+        spent, count = sum(map(thread_s, self.pids)) - before, max(1, len(found.latencies))
         answer = {
-            "requests": found.latencies.count,
+            "requests": len(found.latencies),
             "errors": {kind: number for kind, number in found.errors.items() if kind != "unanswered"},
             "p50_ms": found.quantile_ms(0.5),
             "p99_ms": found.quantile_ms(0.99),
@@ -61,7 +61,7 @@ def rows_target(url: str) -> Target:
 
 
 def answers(url: str) -> bool:
-    return run_load(rows_target(url), Closed(clients=1), seconds=0.05).latencies.count > 0
+    return bool(run_load(rows_target(url), Closed(clients=1), seconds=0.05).latencies)
 
 
 @contextlib.contextmanager

@@ -21,9 +21,8 @@ from serin.machine.typed_json import Document, Stored
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Endpoint, Release
 
-Tensors = Mapping[
-    str, tuple[str, tuple[int, ...]]
-]  # by name: type and sizes, -1 for any, none where it names none
+Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
+"""By name: type and sizes, -1 for any, none where it names none."""
 
 REQUEST_TIMEOUT_S: Final = 5.0  # the default of a model in the store
 
@@ -97,26 +96,23 @@ class External:
         """Returns the state of a server, never dead: Serin cannot know that. One that does not answer is not ready."""
         return "ready" if self._ask(release, f"/v2/models/{release.model}/ready") is not None else "starting"
 
-    def verify(self, release: Release) -> None:
-        """Checks that the server describes its model."""
-        self._described(release)
-
     def check_fits(self, release: Release, stable: Release) -> None:
         """Checks that the server has the same tensors as the stable one, if that one answers.
 
         Other servers are not asked: they were never live.
         """
-        mine, theirs = self._described(release), self._tensors(stable)
+        mine, theirs = self.verify(release), self._tensors(stable)
         for kind in theirs or {}:
             if theirs and not _alike(theirs[kind], mine[kind]):
                 what = f"its {kind} {_shown(mine[kind])} differ from those of {stable.name}, {_shown(theirs[kind])}"
                 raise self._unfit(release, what)
 
-    def _described(self, release: Release) -> dict[str, Tensors]:
-        found = self._tensors(release)
-        if found is None:
+    def verify(self, release: Release) -> dict[str, Tensors]:
+        """Checks that the server describes its model; returns its inputs and outputs."""
+        tensors = self._tensors(release)
+        if tensors is None:
             raise self._unfit(release, "it does not describe its model")
-        return found
+        return tensors
 
     def _tensors(self, release: Release) -> dict[str, Tensors] | None:
         """Returns inputs and outputs; None if the server did not answer."""

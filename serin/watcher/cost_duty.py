@@ -26,8 +26,7 @@ from serin.machine.hardware import Device, Nvml, core_count
 from serin.machine.process import ProcessHost
 from serin.machine.usage import process_tree
 from serin.monitoring.history.read import requests_of
-from serin.serving.triton.checked_rows import read_checked
-from serin.serving.triton.release_record import Served, read_record
+from serin.serving.triton.release_record import Served, read_checked, read_record
 from serin.store.artifacts import Release
 from serin.watcher.duty import Duty
 

@@ -19,7 +19,7 @@ from serin.formats.schema import OutputTensor, Schema, read_schema
 from serin.formats.wire import Array
 from serin.rollout.decide.shadow import ALL_ROWS, Difference, Mismatch
 from serin.scoring.predict import Scorer
-from serin.serving.triton.golden_answers import NO_DIFFERENCE, Allowed, allowed_difference, rows_near
+from serin.serving.triton.verify import NO_DIFFERENCE, Allowed, allowed_difference, rows_near
 from serin.spec.stored import stored_segments
 
 Columns = Mapping[str, Array]

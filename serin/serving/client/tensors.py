@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
@@ -38,7 +38,10 @@ def encode(columns: Mapping[str, Array], schema: Schema) -> list[Tensor]:
     """Encodes the schema's columns, which have their wire types already."""
     return [
         Tensor(
-            column.name, column.dtype, columns[column.name].shape, _bytes(columns[column.name], column.dtype)
+            column.name,
+            column.dtype,
+            columns[column.name].shape,
+            tensor_bytes(columns[column.name], column.dtype),
         )
         for column in schema.inputs
     ]
@@ -93,23 +96,14 @@ def read_http_answer(body: bytes, head_bytes: int | None) -> dict[str, Array]:
     return found
 
 
-def _bytes(values: Array, dtype: str) -> bytes:
+def tensor_bytes(values: Array, dtype: str) -> bytes:
+    """Encodes the values of a tensor (`Tensor.data`)."""
     if dtype != "BYTES":
         return np.ascontiguousarray(values, dtype=_NUMPY[dtype]).tobytes()
-    pieces: list[bytes] = []
-    for value in values.reshape(-1):
-        text = value if isinstance(value, bytes) else str(value).encode()
-        pieces += (struct.pack("<I", len(text)), text)
-    return b"".join(pieces)
+    return bytes(serialize_byte_tensor(values.astype(object)).item()) if values.size else b""
 
 
 def _array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
     if dtype != "BYTES":
         return np.frombuffer(data, dtype=_NUMPY[dtype]).reshape(shape)
-    values: list[Any] = []
-    place = 0
-    for _ in range(math.prod(shape)):
-        (size,) = struct.unpack_from("<I", data, place)
-        values.append(data[place + 4 : place + 4 + size])
-        place += 4 + size
-    return np.array(values, dtype=object).reshape(shape)
+    return np.asarray(deserialize_bytes_tensor(data)).reshape(shape)

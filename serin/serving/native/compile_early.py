@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import Compiler
 from serin.serving.native import grpc_cancel_guard, onnx_backend, request_filter
-from serin.serving.native.compiler import compile_library, early_library, obtain_compiler
+from serin.serving.native.compiler import build_library, early_library, obtain_compiler
 
 LIBRARIES: tuple[tuple[str, Path, tuple[str, ...]], ...] = (
     ("the gRPC cancel guard", grpc_cancel_guard.SOURCE, ()),
@@ -28,18 +27,10 @@ def compile_early(folder: Path, libraries: Iterable[tuple[str, Path, tuple[str, 
     """Compiles the libraries that were not compiled early yet. `folder`: Triton's environment."""
     compiler = obtain_compiler(folder)
     for what, source, flags in libraries:
-        _compile(compiler, what, source, flags)
-
-
-def _compile(compiler: Compiler, what: str, source: Path, flags: tuple[str, ...]) -> None:
-    library = early_library(compiler, source, flags)
-    assert library is not None
-    if library.is_file():
-        return
-    library.parent.mkdir(parents=True, exist_ok=True)
-    scratch = library.with_suffix(".new")
-    compile_library(compiler, source, scratch, what=what, flags=flags)
-    scratch.rename(library)
+        library = early_library(compiler, source, flags)
+        assert library is not None
+        if not library.is_file():
+            build_library(compiler, source, library, what=what, flags=flags)
 
 
 def main(folder: Path) -> None:

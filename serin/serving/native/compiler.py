@@ -109,13 +109,14 @@ def build_library(
     library: Path,
     *,
     what: str,
+    flags: Iterable[str] = (),
     tried_by: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Writes `library` atomically, and only if `tried_by` accepts it."""
     library.parent.mkdir(parents=True, exist_ok=True)
     scratch = library.with_suffix(".new")
     try:
-        compile_library(compiler, source, scratch, what=what)
+        compile_library(compiler, source, scratch, what=what, flags=flags)
         tried_by(scratch)
     except TritonInstallFailed:
         scratch.unlink(missing_ok=True)

@@ -49,17 +49,10 @@ class Split:
 
     def lines(self, outputs: Sequence[OutputTensor]) -> list[str]:
         sizes = ",".join(map(str, batch_sizes(self.max_rows)))
-        words = (
-            self.provider,
-            self.arena_bytes or 0,
-            int(self.graphs),
-            self.workers,
-            self.piece_rows,
-            sizes,
-        )
+        limits = f"{self.arena_bytes or 0} {int(self.graphs)} {self.workers} {self.piece_rows}"
         tensors = [("inner", tensor) for tensor in self.inner] + [("outer", tensor) for tensor in outputs]
         return [
-            f"split {' '.join(map(str, words))}",
+            f"split {self.provider} {limits} {sizes}",
             *(
                 f"{word} {_KINDS[tensor.dtype]} {','.join(map(str, tensor.dims))} {tensor.name.encode().hex()}"
                 for word, tensor in tensors

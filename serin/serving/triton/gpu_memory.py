@@ -47,7 +47,9 @@ def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
     if choice.backend == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES
-    processes = 1 + (serving.instances if _own_processes(choice) else 0)  # the server itself is the first
+    # The server itself is the first. In the Python backend, instances are processes with their own CUDA contexts.
+    in_python = choice.backend == "onnx_python" or choice.core == "python"
+    processes = 1 + (serving.instances if in_python else 0)
     beside = _GRAPHS_BYTES if choice.backend == "onnx_native" else 0
     total = processes * CONTEXT_BYTES + serving.instances * (arena + beside)
     if serving.gpu_memory is not None:
@@ -146,8 +148,3 @@ def _accelerated(folder: Path, choice: Choice) -> Path:
     if choice.backend == "onnxruntime" or not (folder / CORE).is_file():
         return folder / MODEL
     return folder / CORE
-
-
-def _own_processes(choice: Choice) -> bool:
-    """Returns whether instances are processes, each with its own CUDA context, as in the Python backend."""
-    return choice.backend == "onnx_python" or choice.core == "python"

@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
-import mmap
 import secrets
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,10 +41,6 @@ NO_FILTER = (
 
 _NEWEST_PYTHON = (3, 12)
 _PROVIDERS = ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so")
-_TRY = "import ctypes, sys; [ctypes.CDLL(name) for name in sys.argv[1:]]"
-_TRY_S = 60
-_LOAD, _DYNAMIC = 1, 2  # segments of an ELF file
-_NEEDED, _STRINGS = 1, 5  # entries of the dynamic one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +65,7 @@ class TritonInstall:
         no_cuda = ""
         if NATIVE in backends and "cuda" in accelerators:
             runtime = onnx_backend.runtime_library(self.backends)
-            no_cuda = why_no_cuda(self.python_folder, runtime, self.library_path(gpu=True))
+            no_cuda = why_no_cuda(runtime, self.library_path(gpu=True))
         return Server(backends=backends, accelerators=accelerators, no_cuda=no_cuda)
 
     def library_path(self, *, gpu: bool) -> list[str]:
@@ -144,9 +138,8 @@ def _make_environment(folder: Path) -> Path:
     python = folder / "bin" / "python3"
     if not python.exists():
         logger.info(f"making {folder}")
-        _run(
-            [_base_python(sys.version_info[:2]), "-m", "venv", str(folder)], "creating a virtual environment"
-        )
+        base = _base_python(sys.version_info[:2])
+        _run([base, "-m", "venv", str(folder)], "creating a virtual environment")
     return python
 
 
@@ -233,10 +226,8 @@ def _from_environment(folder: Path) -> TritonInstall | None:
         return None
     minor = packages.parent.name.removeprefix("python")
     wheel = packages / "pytriton" / "tritonserver"
-    server, stub = (
-        wheel / "bin" / "tritonserver",
-        wheel / "python_backend_stubs" / minor / "triton_python_backend_stub",
-    )
+    server = wheel / "bin" / "tritonserver"
+    stub = wheel / "python_backend_stubs" / minor / "triton_python_backend_stub"
     needed = [server, stub, packages / "onnxruntime", packages / "numpy"]
     if not all(path.exists() for path in needed):
         return None
@@ -338,52 +329,24 @@ def cuda_folders(environment_folder: Path) -> list[str]:
     return list(dict.fromkeys([*map(str, found), *(path for path in inherited.split(":") if path)]))
 
 
-def why_no_cuda(python_folder: Path, runtime: Path, library_path: list[str]) -> str:
+def why_no_cuda(runtime: Path, library_path: list[str]) -> str:
     """Returns why the CUDA provider beside the ONNX Runtime `runtime` cannot be loaded; empty when it can.
 
-    Triton's Python loads the libraries that the provider needs, the driver's among them, in a process with the
-    release's library path. The provider itself crashes a process that is not ONNX Runtime's.
+    The dynamic loader looks for all libraries that the provider needs, the driver's among them, with the release's
+    library path. It runs none of their code: the provider crashes a process that is not ONNX Runtime's.
     """
     paths = [runtime.with_name(name) for name in _PROVIDERS]
     if missing := [path.name for path in paths if not path.is_file()]:
         return f"its ONNX Runtime has no {' and no '.join(missing)}; install onnxruntime-gpu"
-    try:
-        needed = needed_libraries(paths[-1])
-    except (OSError, ValueError, struct.error, StopIteration) as error:
-        return f"{paths[-1].name} cannot be read: {type(error).__name__}: {error}"
-    variables = environment.child_environment(
-        LD_LIBRARY_PATH=":".join(library_path) or None, PYTHONPATH=None, PYTHONHOME=None, VIRTUAL_ENV=None
-    )
+    variables = environment.child_environment(LD_LIBRARY_PATH=":".join(library_path) or None, LC_ALL="C")
     try:
         done = subprocess.run(
-            [str(python_folder / "python3"), "-c", _TRY, *needed],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_TRY_S,
-            env=variables,
+            ["ldd", str(paths[-1])], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=variables
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return f"CUDA's libraries cannot be tried: {error}"
-    last = " ".join(done.stderr.strip().splitlines()[-1:])
-    return (
-        "" if done.returncode == 0 else f"CUDA's libraries cannot be loaded: {last.removeprefix('OSError: ')}"
-    )
-
-
-def needed_libraries(path: Path) -> list[str]:
-    """Returns the names of the libraries that a 64-bit ELF library asks for itself."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        (start,) = struct.unpack_from("<Q", data, 32)
-        size, count = struct.unpack_from("<HH", data, 54)
-        segments = [struct.unpack_from("<I4xQQ8xQ", data, start + at * size) for at in range(count)]
-        where, length = next((at, length) for kind, at, _, length in segments if kind == _DYNAMIC)
-        entries = [struct.unpack_from("<QQ", data, where + at) for at in range(0, length, 16)]
-        table = next(value for tag, value in entries if tag == _STRINGS)
-        strings = next(
-            table - address + at
-            for kind, at, address, length in segments
-            if kind == _LOAD and address <= table < address + length
-        )
-        starts = [strings + value for tag, value in entries if tag == _NEEDED]
-        return [data[at : data.find(b"\0", at)].decode() for at in starts]
+    if done.returncode:
+        last = " ".join((done.stderr + done.stdout).strip().splitlines()[-1:])
+        return f"{paths[-1].name} cannot be read: {last.strip()}"
+    lost = [line.strip() for line in done.stdout.splitlines() if line.endswith("not found")]
+    return f"CUDA's libraries cannot be loaded: {lost[0]}" if lost else ""

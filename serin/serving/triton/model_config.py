@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from tritonclient.grpc import model_config_pb2
 
 from serin.formats.bundle import Golden
 from serin.formats.schema import InputColumn, OutputTensor, Schema
-from serin.formats.wire import Array
 from serin.machine.environment import application_folder
+from serin.serving.client.tensors import tensor_bytes
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
 from serin.serving.triton.recording import Recording
 from serin.spec.serving import ServingSpec
@@ -31,8 +30,6 @@ _WORKSPACE_BYTES = 1 << 30
 FOLDER = "warmup"
 CPU_ROWS = (1, 64)
 GPU_ROWS = (1, 8, 64, 256)  # libraries choose their kernels by the size at its first use
-
-_KINDS = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +70,7 @@ def python_config(
     schema: Schema, settings: Settings, *, name: str | None = None, graphs: Sequence[str] = ("model.onnx",)
 ) -> Configured:
     """Returns the configuration of triton_models/onnx_python/1/model.py. `graphs`: one, or a front and its core."""
-    config = _begun("onnx_python", settings, name)
-    _add_tensors(config, schema.inputs, schema.outputs)
-    _add_instances(config, settings)
+    config = _begun("onnx_python", schema.inputs, schema.outputs, settings, name)
     accelerator = settings.serving.accelerator if settings.gpus else "cpu"
     words = {
         "graphs": " ".join(graphs),
@@ -94,17 +89,13 @@ def python_config(
 
 def native_config(schema: Schema, settings: Settings) -> Configured:
     """Returns the configuration of Serin's ONNX backend (serin/serving/native/onnx_backend.py)."""
-    config = _begun("onnx_native", settings, None)
-    _add_tensors(config, schema.inputs, schema.outputs)
-    _add_instances(config, settings)
+    config = _begun("onnx_native", schema.inputs, schema.outputs, settings)
     return _finished(config, schema.inputs, settings)
 
 
 def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None = None) -> Configured:
     """Returns the configuration of Triton's own ONNX Runtime backend."""
-    config = _begun("onnxruntime", settings, name)
-    _add_tensors(config, schema.inputs, schema.outputs)
-    _add_instances(config, settings)
+    config = _begun("onnxruntime", schema.inputs, schema.outputs, settings, name)
     config.parameters["intra_op_thread_count"].string_value = str(settings.threads)
     config.parameters["inter_op_thread_count"].string_value = "1"
     if settings.gpus:
@@ -115,9 +106,7 @@ def onnxruntime_config(schema: Schema, settings: Settings, *, name: str | None =
 def plan_config(schema: Schema, settings: Settings, *, name: str) -> Configured:
     """Returns the configuration of a TensorRT engine with all of its profiles: each is fastest at its own batch
     sizes."""
-    config = _begun("tensorrt_plan", settings, name)
-    _add_tensors(config, schema.inputs, schema.outputs)
-    _add_instances(config, settings)
+    config = _begun("tensorrt_plan", schema.inputs, schema.outputs, settings, name)
     profiles = {*PLAN_PROFILE_ROWS, settings.serving.max_batch_rows}
     config.instance_group[0].profile.extend(str(number) for number in range(len(profiles)))
     return _finished(config, schema.inputs, settings)
@@ -125,10 +114,9 @@ def plan_config(schema: Schema, settings: Settings, *, name: str) -> Configured:
 
 def fil_config(columns: int, settings: Settings, *, name: str) -> Configured:
     """Returns the configuration of XGBoost's trees. FIL requires these names."""
-    config = _begun("fil", settings, name)
     row = InputColumn(name="input__0", dtype="FP32", kind="float", null="NaN", dims=(columns,))
-    _add_tensors(config, (row,), (OutputTensor(name="output__0", dtype="FP32", dims=(1,)),))
-    _add_instances(config, settings)
+    scores = OutputTensor(name="output__0", dtype="FP32", dims=(1,))
+    config = _begun("fil", (row,), (scores,), settings, name)
     return _finished(config, (row,), settings)
 
 
@@ -143,8 +131,7 @@ class Step:
 
 def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -> Configured:
     """Returns the configuration of the model that clients call. Instances, batcher and warm-up belong to its parts."""
-    config = _begun("ensemble", settings, None)
-    _add_tensors(config, schema.inputs, schema.outputs)
+    config = _begun("ensemble", schema.inputs, schema.outputs, settings)
     for step in steps:
         added = config.ensemble_scheduling.step.add(
             model_name=step.model, model_version=settings.release.version
@@ -156,7 +143,13 @@ def ensemble_config(schema: Schema, settings: Settings, steps: Sequence[Step]) -
     return Configured(text=str(text_format.MessageToString(config)))
 
 
-def _begun(backend: str, settings: Settings, name: str | None) -> Any:
+def _begun(
+    backend: str,
+    inputs: Sequence[InputColumn],
+    outputs: Sequence[OutputTensor],
+    settings: Settings,
+    name: str | None = None,
+) -> Any:
     template = (BACKENDS / backend / "config.pbtxt").read_text(encoding="utf-8")
     config = text_format.Parse(template, model_config_pb2.ModelConfig())
     config.name = settings.release.model if name is None else name
@@ -167,19 +160,14 @@ def _begun(backend: str, settings: Settings, name: str | None) -> Any:
         config.metric_tags[key] = value
     if config.HasField("dynamic_batching") and settings.serving.queue_delay:
         config.dynamic_batching.max_queue_delay_microseconds = round(settings.serving.queue_delay * 1e6)
-    return config
-
-
-def _add_tensors(config: Any, inputs: Sequence[InputColumn], outputs: Sequence[OutputTensor]) -> None:
     for column in inputs:
         config.input.add(name=column.name, data_type=_TYPES[column.dtype], dims=column.dims)
     for output in outputs:
         config.output.add(name=output.name, data_type=_TYPES[output.dtype], dims=output.dims)
-
-
-def _add_instances(config: Any, settings: Settings) -> None:
-    kind = "KIND_GPU" if settings.gpus else "KIND_CPU"
-    config.instance_group.add(kind=kind, count=settings.serving.instances, gpus=settings.gpus)
+    if backend != "ensemble":
+        kind = "KIND_GPU" if settings.gpus else "KIND_CPU"
+        config.instance_group.add(kind=kind, count=settings.serving.instances, gpus=settings.gpus)
+    return config
 
 
 def _add_accelerator(config: Any, inputs: Sequence[InputColumn], settings: Settings) -> None:
@@ -224,20 +212,14 @@ def add_warm_up(
         sample = config.model_warmup.add(name=f"{size} rows", batch_size=size, count=1)
         for position, column in enumerate(inputs):
             tensor = sample.inputs[column.name]
-            tensor.data_type = model_config_pb2.DataType.Value(_KINDS[column.dtype])
+            tensor.data_type = model_config_pb2.DataType.Value(_TYPES[column.dtype])
             tensor.dims.extend(column.dims)
             if golden is None or not len(golden):
                 tensor.zero_data = True
                 continue
             name = f"{number}-{position}.bin"  # a column may have any name, a file may not
-            files[f"{FOLDER}/{name}"] = _row(golden.inputs, column, number % len(golden))
+            files[f"{FOLDER}/{name}"] = tensor_bytes(
+                np.asarray(golden.inputs[column.name][number % len(golden)]), column.dtype
+            )
             tensor.input_data_file = name
     return files
-
-
-def _row(columns: Mapping[str, Array], column: InputColumn, row: int) -> bytes:
-    values = np.asarray(columns[column.name][row]).reshape(-1)
-    if column.dtype != "BYTES":
-        return values.tobytes()
-    texts = [text if isinstance(text, bytes) else str(text).encode() for text in values]
-    return b"".join(struct.pack("<I", len(text)) + text for text in texts)

@@ -6,16 +6,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from serin.errors import BundleBroken
 from serin.formats.schema import OutputTensor, Schema
 from serin.formats.serving import spool_blocks
 from serin.formats.serving.spool_blocks import DEFAULT_LIMIT_BYTES, encode_header
-from serin.spec.monitoring import CaptureSpec
-from serin.spec.yaml_file import read_yaml
+from serin.spec.stored import stored_capture
 from serin.store.artifacts import Bundle, Release
 
 FORMAT_CODE = Path(spool_blocks.__file__)  # the Python backend gets a copy
@@ -54,7 +49,7 @@ class Recording:
 
 def recording_of(bundle: Bundle, release: Release, schema: Schema) -> Recording | None:
     """Returns what the bundle's spec asks for; None when it asks for nothing."""
-    asked = _capture_of(bundle)
+    asked = stored_capture(Path(bundle.path), _READ)
     if not asked.share:
         return None
     hidden = {*asked.mask, *asked.drop}
@@ -76,18 +71,4 @@ def recording_of(bundle: Bundle, release: Release, schema: Schema) -> Recording 
 
 def recorded_share(bundle: Bundle) -> float:
     """Returns the share of requests that the bundle's spec asks to record."""
-    return _capture_of(bundle).share
-
-
-def _capture_of(bundle: Bundle) -> CaptureSpec:
-    path = Path(bundle.path) / "spec.yaml"
-    if not path.exists():
-        return CaptureSpec()
-    try:
-        document: Any = read_yaml(path.read_text(encoding="utf-8"))
-        asked = (document.get("monitoring") or {}).get("capture") or {}
-        return CaptureSpec.model_validate({key: asked[key] for key in _READ if key in asked})
-    except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
-        raise BundleBroken(
-            path=str(path), reason=f"its section monitoring cannot be read: {error}"
-        ) from error
+    return stored_capture(Path(bundle.path), _READ).share

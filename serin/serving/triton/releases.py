@@ -17,17 +17,12 @@ from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
 from serin.serving.triton.backends import NOT_RECORDED
-from serin.serving.triton.checked_rows import add_checked
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
 from serin.serving.triton.probe import KnownReleases
-from serin.serving.triton.process import (
-    new_place,
-    reclaim_shared_memory,
-    triton_process,
-)
+from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
 from serin.serving.triton.recording import recorded_share
-from serin.serving.triton.release_record import FILE, Record, Served, write_record
+from serin.serving.triton.release_record import FILE, Record, Served, add_checked, write_record
 from serin.serving.triton.repository import (
     build_repository,
     check_own_repository,
@@ -158,20 +153,16 @@ class Releases(KnownReleases):
             note = f". {NOT_RECORDED}" if recorded_share(bundle) else ""
             if not asks:
                 return Served(backend="repository", reason=f"your own repository, unchanged{note}")
-            need, count, reason = (
-                repository_need(folder, serving),
-                serving.gpus,
-                f"one of its models needs a GPU{note}",
-            )
-            backend = "repository"
+            backend, reason = "repository", f"one of its models needs a GPU{note}"
+            need = repository_need(folder, serving)
         else:
             choice = choose_for(bundle, server=server, serving=serving, gpus=len(devices))
             if choice.place == "cpu":
                 return Served(backend=choice.backend, reason=choice.reason)
-            need, count, reason = estimate_need(folder, choice, serving), serving.gpus, choice.reason
-            backend = choice.backend
+            backend, reason = choice.backend, choice.reason
+            need = estimate_need(folder, choice, serving)
         rooms = look_around(devices, releases=self._folder, but=release.name)
-        picked = pick_devices(release.name, need, count, rooms)
+        picked = pick_devices(release.name, need, serving.gpus, rooms)
         return Served(
             backend=backend,
             reason=reason,

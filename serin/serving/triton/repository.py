@@ -31,7 +31,7 @@ from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.recording import recorded_share, recording_of
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.spec.serving import ServingSpec
-from serin.spec.yaml_file import read_yaml
+from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
 
 _BACKEND_OF_PLATFORM = {
@@ -81,14 +81,28 @@ def build_repository(
         else:
             choice = choose_for(bundle, server=server, serving=serving, gpus=len(gpus))
             release = release or Release(model=bundle.model, version=bundle.version)
-            settings = _settings(bundle, release, serving, folder, choice, gpus, gpu_bytes)
+            settings = Settings(
+                release=release,
+                serving=serving,
+                threads=serving.threads or read_runtime(source).threads,
+                gpus=gpus if choice.place == "gpu" else (),
+                gpu_bytes=gpu_bytes,
+                engines=folder.with_name("engines"),
+                golden=read_golden(source) if (source / GOLDEN).is_file() else None,
+                recording=recording_of(bundle, release, read_schema(source)),
+                tags={"backend": choice.backend},
+            )
             _write_parts(bundle, choice, settings, scratch)
-        for file in scratch.rglob("*.*"):
-            file.chmod(0o444)
-        scratch.rename(folder)
+        _put_in_place(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _put_in_place(scratch: Path, folder: Path) -> None:
+    for file in scratch.rglob("*.*"):
+        file.chmod(0o444)
+    scratch.rename(folder)
 
 
 def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: int) -> Choice:
@@ -109,48 +123,21 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
     for path in sorted((source / REPOSITORY).glob("*/config.pbtxt")):
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
         backend = config.backend or _BACKEND_OF_PLATFORM.get(config.platform, config.platform)
-        if backend and backend != "ensemble" and backend not in server.backends:
-            raise BackendRefused(
-                model=model,
-                asked=f"its model {path.parent.name!r}",
-                reason=f"the server has no {backend} backend; it has {', '.join(sorted(server.backends))}",
-                instead="serve it with a Triton that has one, named by SERIN_TRITON",
-            )
         asks = any(
             group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group
         )
         wants_gpu = wants_gpu or asks
-        if asks and not gpus:
-            raise BackendRefused(
-                model=model,
-                asked=f"its model {path.parent.name!r}",
-                reason="it needs a GPU (KIND_GPU), but there is none here",
-                instead="serve it where there is one, or set KIND_CPU in the model",
-            )
+        if backend and backend != "ensemble" and backend not in server.backends:
+            reason = f"the server has no {backend} backend; it has {', '.join(sorted(server.backends))}"
+            instead = "serve it with a Triton that has one, named by SERIN_TRITON"
+        elif asks and not gpus:
+            reason = "it needs a GPU (KIND_GPU), but there is none here"
+            instead = "serve it where there is one, or set KIND_CPU in the model"
+        else:
+            continue
+        asked = f"its model {path.parent.name!r}"
+        raise BackendRefused(model=model, asked=asked, reason=reason, instead=instead)
     return wants_gpu
-
-
-def _settings(
-    bundle: Bundle,
-    release: Release,
-    serving: ServingSpec,
-    folder: Path,
-    choice: Choice,
-    gpus: tuple[int, ...],
-    gpu_bytes: int | None,
-) -> Settings:
-    source = Path(bundle.path)
-    return Settings(
-        release=release,
-        serving=serving,
-        threads=serving.threads or read_runtime(source).threads,
-        gpus=gpus if choice.place == "gpu" else (),
-        gpu_bytes=gpu_bytes,
-        engines=folder.with_name("engines"),
-        golden=read_golden(source) if (source / GOLDEN).is_file() else None,
-        recording=recording_of(bundle, release, read_schema(source)),
-        tags={"backend": choice.backend},
-    )
 
 
 def _write_parts(bundle: Bundle, choice: Choice, settings: Settings, scratch: Path) -> None:
@@ -186,18 +173,16 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
         if target.exists():
             raise BundleBroken(path=bundle.path, reason=f"two of its models would be called {bundle.model!r}")
         asked.rename(target)
-    numbers = sorted(
-        (path for path in target.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
-    )
+    versions = [path for path in target.iterdir() if path.name.isdigit()]
+    numbers = sorted(versions, key=lambda path: int(path.name))
     for older in numbers[:-1]:
         shutil.rmtree(older)
     if numbers:
         numbers[-1].rename(target / str(bundle.version))
     else:
         (target / str(bundle.version)).mkdir()  # empty: an ensemble has no files
-    shutil.copyfile(
-        Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA
-    )  # for people who inspect it
+    # For people who inspect it.
+    shutil.copyfile(Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA)
     config = text_format.Parse((target / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     config.name = bundle.model
     config.version_policy.Clear()
@@ -210,17 +195,14 @@ def serving_settings(bundle: Bundle) -> ServingSpec:
 
     An export writes the whole spec with every default: measured values take precedence over those, too.
     """
-    path = Path(bundle.path) / "spec.yaml"
-    tuned = read_tuned(bundle)
-    if not path.exists():
-        return ServingSpec.model_validate(tuned)
+    own, tuned = stored_section(Path(bundle.path), "serving"), read_tuned(bundle)
     try:
-        own = dict(read_yaml(path.read_text(encoding="utf-8")).get("serving") or {})
         named, defaults = ServingSpec.model_validate(own), ServingSpec()
         measured = {key: tuned[key] for key in tuned if getattr(named, key) == getattr(defaults, key)}
         return ServingSpec.model_validate({**own, **measured})
-    except (OSError, yaml.YAMLError, ValueError, AttributeError, ValidationError) as error:
-        raise BundleBroken(path=str(path), reason=f"its serving section cannot be read: {error}") from error
+    except ValidationError as error:
+        path = f"{bundle.path}/spec.yaml"
+        raise BundleBroken(path=path, reason=f"its serving section cannot be read: {error}") from error
 
 
 # The values belong to this machine. A release uses those that its spec does not set, and none on another machine.

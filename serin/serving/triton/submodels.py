@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -140,22 +140,17 @@ def _with_trees(
 
 
 def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: Path | bytes) -> Part:
-    match runner:
-        case "python":
-            return Part(
-                name=name,
-                config=python_config(schema, settings, name=name),
-                files={MODEL: graph},
-                schema=schema,
-            )
-        case "onnxruntime":
-            return Part(
-                name=name, config=onnxruntime_config(schema, settings, name=name), files={MODEL: graph}
-            )
-        case "tensorrt":
-            return Part(name=name, config=plan_config(schema, settings, name=name), files={PLAN: graph})
-        case "fil":
-            raise AssertionError("trees have their own front")
+    configs: dict[Runner, Callable[..., Configured]] = {
+        "python": python_config,
+        "onnxruntime": onnxruntime_config,
+        "tensorrt": plan_config,
+    }
+    return Part(
+        name=name,
+        config=configs[runner](schema, settings, name=name),
+        files={PLAN if runner == "tensorrt" else MODEL: graph},
+        schema=schema if runner == "python" else None,
+    )
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:

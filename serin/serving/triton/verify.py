@@ -1,21 +1,105 @@
-"""Checks a running release by its golden rows, at whatever address it answers."""
+"""Checks that a running release answers the golden rows as its bundle says, by the measure of the export gate.
+
+A difference of a regression's scores is in the units of gate.json, and of others relative to the golden one where that
+is above 1. A release may run on another device than the one of the gate, so it may differ a few times as far as the
+gate saw scores vary, but never further than the gate itself would have allowed.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from serin.errors import PredictionFailed, VerificationFailed
-from serin.formats.bundle import read_golden
+import numpy as np
+
+from serin.errors import BundleBroken, PredictionFailed, VerificationFailed
+from serin.formats.bundle import Golden, read_golden
+from serin.formats.gate import GATE, ScoreScale, read_runtime, read_scales, scores_apart
 from serin.formats.schema import read_schema
+from serin.formats.wire import Array
 from serin.serving.client.client import Protocol, predict
-from serin.serving.triton.checked_rows import CheckedRows
-from serin.serving.triton.golden_answers import allowed_difference, difference_found
+from serin.serving.triton.release_record import CheckedRows
 from serin.serving.triton.repository import serving_settings
 from serin.store.artifacts import Bundle, Endpoint, Release
 
 _SINGLE_ROWS: Final = 3
 _VERIFY_S: Final = 5.0  # for one batch of golden rows, or as long as a request may take
+_SAME_RUNTIME: Final = 1e-5  # the same graph on the same runtime gave the golden answers
+_TIMES_SEEN: Final = 4
+_OLDER_GATE_ALLOWED: Final = 0.05  # between devices, where gate.json does not have it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """How far a score may be from its golden one. `scales`: what it is measured in, by output; see gate.json."""
+
+    difference: float
+    scales: Mapping[str, ScoreScale] = field(default_factory=dict)
+
+
+NO_DIFFERENCE = Allowed(difference=0.0)
+
+
+def allowed_difference(bundle: Path) -> Allowed:
+    """Returns how far the scores of a bundle may be from its golden ones.
+
+    That is some times the variation that the gate saw with the batch size, or between the whole graph on the CPU and
+    its front and core, and at most what the gate allowed.
+    """
+    path = bundle / GATE
+    if not path.is_file():
+        return Allowed(difference=_SAME_RUNTIME)
+    try:
+        gate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        apart = gate.get("front_core_difference")
+        seen = max(read_runtime(bundle).spread, float(apart or 0.0))
+        older = _OLDER_GATE_ALLOWED if apart is not None else gate.get("tolerance", 0.0)
+        allowed, scales = float(gate.get("allowed_difference") or older), read_scales(gate)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
+    return Allowed(difference=max(_SAME_RUNTIME, min(_TIMES_SEEN * seen, allowed)), scales=scales)
+
+
+def difference_found(golden: Golden, answer: Mapping[str, Array], allowed: Allowed) -> str | None:
+    """Describes the difference, with the first row that differs; None when all answers agree with the bundle."""
+    for name, given in answer.items():
+        wanted = golden.outputs[name][: len(given)]
+        if given.shape != wanted.shape:
+            return f"{name!r} has shape {given.shape}, but its bundle has {wanted.shape}"
+        wrong = np.flatnonzero(~rows_near(name, given, golden.outputs, allowed))
+        if wrong.size:
+            first = int(wrong[0])
+            unit = " standard deviations" if name in allowed.scales else ""
+            return (
+                f"{wrong.size} of {len(given)} rows differ in {name!r} by more than {allowed.difference:.3g}{unit}; "
+                f"row {golden.row[first]} gives {given[first].tolist()}, its bundle has {wanted[first].tolist()}"
+            )
+    return None
+
+
+def rows_near(name: str, given: Array, wanted: Mapping[str, Array], allowed: Allowed) -> Array:
+    """Returns for each row of the output `name` whether it agrees with the first rows of `wanted`; the shapes must
+    fit."""
+    expected = wanted[name][: len(given)]
+    if not np.issubdtype(given.dtype, np.integer):
+        same = (given == expected) | (np.isnan(given) & np.isnan(expected))
+        near = same | (scores_apart(given, expected, allowed.scales.get(name)) <= allowed.difference)
+    elif name == "label" and "probabilities" in wanted:
+        near = _near_labels(wanted["probabilities"][: len(given)], given, allowed.difference)
+    else:
+        near = given == expected
+    return np.asarray(near.reshape(len(near), -1).all(axis=1))
+
+
+def _near_labels(probabilities: Array, given: Array, allowed: float) -> Array:
+    """Accepts a label when its golden probability is the largest, or nearly so: two classes may tie within the
+    tolerance."""
+    known = (given >= 0) & (given < probabilities.shape[1])
+    chosen = np.take_along_axis(probabilities, np.where(known, given, 0), axis=1)
+    return np.asarray(known & (probabilities.max(axis=1, keepdims=True) - chosen <= 2 * allowed))
 
 
 def verify_release(release: Release, endpoint: Endpoint, bundle: Bundle) -> CheckedRows:

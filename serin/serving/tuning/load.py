@@ -13,12 +13,13 @@ import asyncio
 import json
 import math
 import selectors
+from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,46 +28,7 @@ from serin.formats.wire import Array
 from serin.serving.client.address import Address
 from serin.serving.client.client import request_columns
 from serin.serving.client.tensors import HEADER_BYTES, encode, grpc_message, http_body
-from serin.serving.tuning.load_connections import CLOSED, REFUSED, Connection, Target, connect
-
-_WIDTH: Final = 0.01  # of a bin, in the logarithm
-_SHORTEST_S: Final = 1e-6
-_BINS: Final = 2_000  # the last one begins at about 480 s
-
-
-# The judge of rollouts has coarser bins (evidence/histogram.py), which it stores in its journal.
-class Latencies:
-    """Counted latencies. A quantile is at most 1% above a latency that was counted, and never below it."""
-
-    __slots__ = ("_counts", "count", "longest_s")
-
-    def __init__(self, seconds: Iterable[float] = ()) -> None:
-        self._counts = [0] * _BINS
-        self.count = 0
-        self.longest_s = 0.0
-        for each in seconds:
-            self.add(each)
-
-    def add(self, seconds: float) -> None:
-        place = int(math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / _WIDTH)
-        self._counts[min(place, _BINS - 1)] += 1
-        self.count += 1
-        self.longest_s = max(self.longest_s, seconds)
-
-    def merge(self, other: Latencies) -> None:
-        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
-        self.count += other.count
-        self.longest_s = max(self.longest_s, other.longest_s)
-
-    def quantile_ms(self, share: float) -> float:
-        """Returns the latency within which this share of the requests was answered; NaN when nothing was counted."""
-        if not self.count:
-            return math.nan
-        up_to = np.cumsum(self._counts)
-        place = int(np.searchsorted(up_to, max(share * self.count * (1 - 1e-12), 1)))
-        upper_s = _SHORTEST_S * math.exp((place + 1) * _WIDTH)
-        return min(upper_s, self.longest_s) * 1000
-
+from serin.serving.tuning.load_connections import CLOSED, REFUSED, GrpcConnection, HttpConnection, Target
 
 GOOD = frozenset({"200", "OK"})
 UNANSWERED = "unanswered"  # not complete when the generator stopped
@@ -74,6 +36,8 @@ UNANSWERED = "unanswered"  # not complete when the generator stopped
 _DIFFERENT_REQUESTS = 256
 _ROUNDING_S = 1e-6
 _AGAIN_S = 0.01  # avoids a busy loop against a closed port
+
+Connection = HttpConnection | GrpcConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +59,12 @@ class Open:
 class LoadResult:
     """The requests after the warm-up. `outcomes` counts HTTP statuses, gRPC codes, and names for missing answers.
 
-    `latencies` are those of successful requests.
+    `latencies` are those of successful requests, in seconds.
     """
 
     seconds: float
     outcomes: dict[str, int]
-    latencies: Latencies
+    latencies: Sequence[float]
 
     @property
     def requests(self) -> int:
@@ -108,7 +72,7 @@ class LoadResult:
 
     @property
     def failed(self) -> int:
-        return self.requests - self.latencies.count
+        return self.requests - len(self.latencies)
 
     @property
     def errors(self) -> dict[str, int]:
@@ -117,11 +81,18 @@ class LoadResult:
     @property
     def requests_per_s(self) -> float:
         """Successful requests per second."""
-        return self.latencies.count / self.seconds
+        return len(self.latencies) / self.seconds
 
     def quantile_ms(self, share: float) -> float:
         """Returns a quantile of the latencies; NaN when nothing was answered."""
-        return self.latencies.quantile_ms(share)
+        return quantile_ms(self.latencies, share)
+
+
+def quantile_ms(latencies: Sequence[float], share: float) -> float:
+    """Returns the latency within which this share of the requests was answered; NaN when there were none."""
+    if not latencies:
+        return math.nan
+    return 1000 * float(np.quantile(latencies, share, method="inverted_cdf"))
 
 
 def model_target(
@@ -198,7 +169,7 @@ class _Tally:
     measured_from: float
     last: float
     outcomes: Counter[str] = field(default_factory=Counter)
-    latencies: Latencies = field(default_factory=Latencies)
+    latencies: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, kind: str, since: float, now: float) -> None:
         if since < self.measured_from - _ROUNDING_S:
@@ -206,7 +177,7 @@ class _Tally:
         self.last = now
         self.outcomes[kind] += 1
         if kind in GOOD:
-            self.latencies.add(now - since)
+            self.latencies.append(now - since)
 
 
 class _Run:
@@ -256,7 +227,8 @@ class _Run:
         )
 
     def _connect(self) -> Connection:
-        self._connections.append(connect(self._target))
+        connection = HttpConnection if self._target.protocol == "http" else GrpcConnection
+        self._connections.append(connection(self._target))
         return self._connections[-1]
 
     def _send(self, connection: Connection, since: float, then: Callable[[Connection], None]) -> None:

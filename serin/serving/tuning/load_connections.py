@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import grpc
 import grpc.aio
@@ -23,6 +23,7 @@ UNREADABLE: Final = "unreadable"  # an answer that is not HTTP
 TIMEOUT: Final = "timeout"
 
 Done = Callable[[str], None]
+"""Called once, later than the request is sent: with an HTTP status, a gRPC code or one of the names above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +35,6 @@ class Target:
     protocol: Literal["http", "grpc"] = "http"
     metadata: tuple[tuple[str, str], ...] = ()  # with each gRPC call
     timeout_s: float = 30.0
-
-
-class Connection(Protocol):
-    """One client. `send` calls `done` once, later, with an HTTP status, a gRPC code or one of the names above."""
-
-    def send(self, number: int, done: Done) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-def connect(target: Target) -> Connection:
-    return HttpConnection(target) if target.protocol == "http" else GrpcConnection(target)
 
 
 class HttpConnection:
@@ -186,7 +175,12 @@ class GrpcConnection:
     def __init__(self, target: Target) -> None:
         self._target = target
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        self._channel = open_channel(target.address, options)
+        address = target.address
+        if address.tls:
+            trusted = grpc.ssl_channel_credentials(address.ca.read_bytes() if address.ca else None)
+            self._channel = grpc.aio.secure_channel(str(address), trusted, options=options)
+        else:
+            self._channel = grpc.aio.insecure_channel(str(address), options=options)
         self._ask = self._channel.unary_unary(INFER_METHOD)
         self._call: asyncio.Task[None] | None = None
 
@@ -206,10 +200,3 @@ class GrpcConnection:
             done(error.code().name)
         else:
             done("OK")
-
-
-def open_channel(address: Address, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-    if not address.tls:
-        return grpc.aio.insecure_channel(str(address), options=options)
-    trusted = address.ca.read_bytes() if address.ca else None
-    return grpc.aio.secure_channel(str(address), grpc.ssl_channel_credentials(trusted), options=options)

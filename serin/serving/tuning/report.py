@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,13 @@ def _role(tuning: Tuning, trial: Trial) -> Role:
 
 def _legend(tuning: Tuning) -> dict[Role, str]:
     best = tuning.chosen.best(tuning.limit_ms)
-    figure = (
-        f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
-        if best
-        else ""
-    )
+    figure = ""
+    if best:
+        figure = f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
     legend: dict[Role, str] = {"chosen": f"chosen: {tuning.chosen.settings}{figure}"}
     if tuning.better:
-        legend["before"] = (
-            f"before: {tuning.before.settings}; chosen served {tuning.gain:.2f} times the load in turns"
-        )
+        served = f"chosen served {tuning.gain:.2f} times the load in turns"
+        legend["before"] = f"before: {tuning.before.settings}; {served}"
     if tuning.passed_over:
         served = f"served {tuning.passed_over_gain:.2f} times the load in turns"
         legend["passed over"] = f"best of the search: {tuning.passed_over.settings}; {served}"
@@ -136,7 +133,7 @@ def _why(tuning: Tuning, key: str) -> str:
     }[key]
     chosen = tuning.chosen.settings
     groups = [
-        [trial for trial in tuning.trials if _same_but(trial.settings, like.settings, key)]
+        [trial for trial in tuning.trials if _others(trial.settings, key) == _others(like.settings, key)]
         for like in tuning.trials
         if as_spec(like.settings)[key] == as_spec(chosen)[key]
     ]
@@ -156,15 +153,12 @@ def _why(tuning: Tuning, key: str) -> str:
 
 def _beside(one: Settings, chosen: Settings, key: str) -> str:
     """Describes where the values were compared with other settings than the final ones."""
-    other = {
-        name: value for name, value in as_spec(one).items() if name != key and value != as_spec(chosen)[name]
-    }
+    other = {name: value for name, value in _others(one, key).items() if value != as_spec(chosen)[name]}
     return f" (with {', '.join(f'{name} {value}' for name, value in other.items())})" if other else ""
 
 
-def _same_but(one: Settings, other: Settings, key: str) -> bool:
-    changed: Any = {key: getattr(other, key)}
-    return replace(one, **changed) == other
+def _others(settings: Settings, key: str) -> dict[str, int | str]:
+    return {name: value for name, value in as_spec(settings).items() if name != key}
 
 
 def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:

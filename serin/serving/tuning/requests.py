@@ -14,7 +14,7 @@ from serin.formats.schema import read_schema
 from serin.serving.triton.repository import serving_settings
 from serin.serving.tuning.load import model_target
 from serin.serving.tuning.load_connections import Target
-from serin.spec.yaml_file import read_yaml
+from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle
 
 Mix = Mapping[int, float]  # rows in a request: share of the requests, summing to 1
@@ -36,8 +36,7 @@ def parse_mix(text: str) -> Mix:
             ) from None
     if min(shares) < 1 or min(shares.values()) <= 0:
         raise ValueError(f"{text!r}: a request has one row or more, and a share above 0")
-    total = sum(shares.values())
-    return {rows: share / total for rows, share in sorted(shares.items())}
+    return _normalised(shares)
 
 
 def declared_mix(bundle: Bundle) -> Mix:
@@ -45,11 +44,14 @@ def declared_mix(bundle: Bundle) -> Mix:
 
     Sizes that a release would refuse are left out.
     """
-    path = Path(bundle.path) / "spec.yaml"
-    spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
-    mix = (spec.get("export") or {}).get("batch_mix") or ONE_ROW
+    mix = stored_section(Path(bundle.path), "export").get("batch_mix") or ONE_ROW
     most = serving_settings(bundle).max_batch_rows
-    shares = {int(rows): float(share) for rows, share in mix.items() if int(rows) <= most} or ONE_ROW
+    return _normalised(
+        {int(rows): float(share) for rows, share in mix.items() if int(rows) <= most} or ONE_ROW
+    )
+
+
+def _normalised(shares: Mix) -> Mix:
     total = sum(shares.values())
     return {rows: share / total for rows, share in sorted(shares.items())}
 
@@ -76,9 +78,7 @@ def mixed_target(url: str, bundle: Bundle, mix: Mix) -> Target:
     requests = []
     sent = dict.fromkeys(mix, 0)
     for number in range(1, max(_ROUND, *(len(target.requests) for target in targets.values())) + 1):
-        rows = max(
-            mix, key=lambda size: mix[size] * number - sent[size]
-        )  # the size furthest behind its share
+        rows = max(mix, key=lambda size: mix[size] * number - sent[size])  # the furthest behind its share
         own = targets[rows].requests
         requests.append(own[sent[rows] % len(own)])
         sent[rows] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from serin.spec.section import shortest
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
-
-_FALLEN = 0.9  # of the best requests/s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +81,6 @@ class Tuning:
     @property
     def better(self) -> bool:
         return self.chosen.settings != self.before.settings
-
-
-def falls(points: Sequence[LoadPoint]) -> bool:
-    """Returns whether requests/s fell twice in a row: more clients will not help."""
-    fastest = max(point.requests_per_s for point in points)
-    return all(point.requests_per_s < _FALLEN * fastest for point in points[-2:])
 
 
 def copy_with(bundle: Bundle, store: Store, settings: Settings) -> Bundle:

@@ -32,8 +32,8 @@ from serin.serving.triton.repository import choose_for, serving_settings
 from serin.serving.tuning.load import Closed, LoadResult, Open, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
-from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with, falls
-from serin.spec.yaml_file import read_yaml
+from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with
+from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
@@ -47,6 +47,7 @@ ROUNDS = 5
 STEADY = (0.8, 0.6, 0.4, 0.2)
 
 _START_S = 90.0
+_FALLEN = 0.9  # of the best requests/s
 _WARM_UP_S = 0.2
 _ENOUGH = 30  # requests that make a lap meaningful
 
@@ -92,8 +93,9 @@ class Tuner:
             if not before.points:
                 raise TuningFailed(model=self.bundle.model, reason="no request was answered")
             best = self._search(before, begin + 0.7 * self.budget_s)
-            gain = self._gain(before, best)
-            chosen = best if self._is_worth(gain, before, best) else before
+            gain = 1.0 if best is before else self._in_turns(before, best)
+            worth = gain * self._price(before) >= WORTH_IT * self._price(best)
+            chosen = best if worth else before
             rate, steady = self._steady(chosen)
         return Tuning(
             bundle=self.bundle,
@@ -137,11 +139,9 @@ class Tuner:
                     continue
             now = time.monotonic()
             self._devices[device] = self._climb(begin, now + (until - now) / (len(devices) - number))
-        return max(self._devices.values(), key=self._worth)
-
-    def _worth(self, trial: Trial) -> float:
-        """Returns requests/s for the device's price."""
-        return trial.requests_per_s(self.limit_ms) / self._price(trial)
+        return max(
+            self._devices.values(), key=lambda trial: trial.requests_per_s(self.limit_ms) / self._price(trial)
+        )
 
     def _price(self, trial: Trial) -> float:
         return self.gpu_price if trial.settings.device == "gpu" else 1.0
@@ -191,7 +191,9 @@ class Tuner:
                 if point is None:
                     break
                 points.append(point)
-                if point.tail_ms > self.limit_ms or falls(points):
+                fastest = max(each.requests_per_s for each in points)
+                fell = all(each.requests_per_s < _FALLEN * fastest for each in points[-2:])
+                if point.tail_ms > self.limit_ms or fell:  # twice in a row: more clients will not help
                     break
             for clients in reversed(CLIENTS[:first]):
                 if any(point.tail_ms <= self.limit_ms for point in points):
@@ -229,16 +231,6 @@ class Tuner:
                 break
         return found
 
-    def _gain(self, before: Trial, best: Trial) -> float:
-        if best is before:
-            return 1.0
-        gain = self._in_turns(before, best)
-        logger.info(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
-        return gain
-
-    def _is_worth(self, gain: float, before: Trial, best: Trial) -> bool:
-        return best is before or gain * self._price(before) >= WORTH_IT * self._price(best)
-
     def _steady(self, best: Trial) -> tuple[float, LoadResult]:
         """Returns the highest share of the closed loop's rate at which an open loop stays below the limit; else the
         lowest tried."""
@@ -267,7 +259,9 @@ class Tuner:
                     speeds[settings] = point.requests_per_s if point else 0.0
                 if speeds[one.settings]:
                     ratios.append(speeds[other.settings] / speeds[one.settings])
-        return statistics.median(ratios) if ratios else 0.0
+        gain = statistics.median(ratios) if ratios else 0.0
+        logger.info(f"in turns with the settings in use: {gain:.2f} times as many requests/s")
+        return gain
 
     @contextmanager
     def _serving(self, settings: Settings) -> Iterator[Target]:
@@ -298,9 +292,8 @@ def devices_for(bundle: Bundle) -> tuple[Place, ...]:
 def possible_devices(bundle: Bundle, server: Server, gpus: int) -> tuple[Place, ...]:
     serving = serving_settings(bundle)
     now = choose_for(bundle, server=server, serving=serving, gpus=gpus).place
-    path = Path(bundle.path) / "spec.yaml"
-    spec = read_yaml(path.read_text(encoding="utf-8")) if path.exists() else {}
-    named = (spec.get("serving") or {}).get("device", "auto")  # not the choice of an earlier tuning
+    # Not the choice of an earlier tuning.
+    named = stored_section(Path(bundle.path), "serving").get("device", "auto")
     if named != "auto" or serving.gpus > 1 or serving.backend == "tensorrt_plan":
         return (now,)
     found = []

@@ -27,38 +27,20 @@ CONTAINER = Server(
     backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}), accelerators=frozenset({"cuda"})
 )
 FRONT, CORE = f"{MODEL}_front", f"{MODEL}_core"
+IN_TWO = {MODEL: "", FRONT: "onnxruntime", CORE: "onnxruntime"}
+WITH_TRT = {"accelerator": "tensorrt"}
 CASES: dict[str, tuple[Server, dict[str, object], int, dict[str, str]]] = {
     "onnx_python": (WHEEL, {}, 0, {MODEL: "python"}),
     "onnx_native": (WITH_NATIVE, {}, 0, {MODEL: "serin_onnx"}),
     "onnx_python on a GPU": (WHEEL, {"backend": "onnx_python"}, 1, {MODEL: "python"}),
     "onnxruntime": (CONTAINER, {"backend": "onnxruntime"}, 0, {MODEL: "onnxruntime"}),
     "onnxruntime, CUDA": (CONTAINER, {"backend": "onnxruntime"}, 2, {MODEL: "onnxruntime"}),
-    "onnxruntime, TensorRT": (
-        CONTAINER,
-        {"backend": "onnxruntime", "accelerator": "tensorrt"},
-        1,
-        {MODEL: "onnxruntime"},
-    ),
+    "onnxruntime, TensorRT": (CONTAINER, {"backend": "onnxruntime", **WITH_TRT}, 1, {MODEL: "onnxruntime"}),
     "ensemble, Python": (WHEEL, {"backend": "ensemble"}, 0, {MODEL: "", FRONT: "python", CORE: "python"}),
-    "ensemble, CUDA": (
-        CONTAINER,
-        {"backend": "ensemble"},
-        2,
-        {MODEL: "", FRONT: "onnxruntime", CORE: "onnxruntime"},
-    ),
-    "ensemble, TensorRT": (
-        CONTAINER,
-        {"backend": "ensemble", "accelerator": "tensorrt"},
-        1,
-        {MODEL: "", FRONT: "onnxruntime", CORE: "onnxruntime"},
-    ),
-    "tensorrt_plan": (
-        CONTAINER,
-        {"backend": "tensorrt_plan"},
-        1,
-        {MODEL: "", FRONT: "onnxruntime", CORE: "tensorrt"},
-    ),
-    "fil": (CONTAINER, {"backend": "fil"}, 1, {MODEL: "", FRONT: "onnxruntime", CORE: "fil"}),
+    "ensemble, CUDA": (CONTAINER, {"backend": "ensemble"}, 2, IN_TWO),
+    "ensemble, TensorRT": (CONTAINER, {"backend": "ensemble", **WITH_TRT}, 1, IN_TWO),
+    "tensorrt_plan": (CONTAINER, {"backend": "tensorrt_plan"}, 1, {**IN_TWO, CORE: "tensorrt"}),
+    "fil": (CONTAINER, {"backend": "fil"}, 1, {**IN_TWO, CORE: "fil"}),
 }
 
 

@@ -1,5 +1,7 @@
 """Which backend serves what: a table of servers, bundles and wishes."""
 
+from dataclasses import replace
+
 import pytest
 
 from serin.errors import BackendRefused
@@ -9,35 +11,21 @@ from serin.spec.serving import ServingSpec
 
 WHEEL = Server()
 WITH_NATIVE = Server(backends=frozenset({"python", "serin_onnx"}), accelerators=frozenset({"cuda"}))
-NO_CUDA = Server(
-    backends=WITH_NATIVE.backends,
-    accelerators=WITH_NATIVE.accelerators,
-    no_cuda="CUDA's libraries cannot be loaded",
-)
+NO_CUDA = replace(WITH_NATIVE, no_cuda="CUDA's libraries cannot be loaded")
 WHEEL_CUDA = Server(accelerators=frozenset({"cuda"}))
 CONTAINER = Server(
     backends=frozenset({"python", "onnxruntime", "tensorrt", "fil"}),
     accelerators=frozenset({"cuda", "tensorrt"}),
 )
-BOTH = Server(
-    backends=CONTAINER.backends | WITH_NATIVE.backends, accelerators=frozenset({"cuda", "tensorrt"})
-)
+BOTH = replace(CONTAINER, backends=CONTAINER.backends | WITH_NATIVE.backends)
 NO_FRONT = Server(backends=frozenset({"tensorrt", "fil"}))
 NETWORK = Contents(model="delays version 3", files=frozenset({MODEL}), task="binary")
-FOR_GPU = Contents(model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary")
-WITH_PLAN = Contents(
-    model="delays version 3", files=frozenset({MODEL, FRONT, CORE, PLAN}), task="binary", plan_rows=256
-)
-TREE = Contents(model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="binary")
-NARROW = Contents(
-    model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary", empty="features/cat"
-)
-STRINGS = Contents(
-    model="delays version 3", files=frozenset({MODEL, FRONT, CORE}), task="binary", strings_out="label"
-)
-CLASSES = Contents(
-    model="delays version 3", files=frozenset({MODEL, FRONT, CORE, TREES}), task="multiclass", answers=3
-)
+FOR_GPU = replace(NETWORK, files=frozenset({MODEL, FRONT, CORE}))
+WITH_PLAN = replace(NETWORK, files=frozenset({MODEL, FRONT, CORE, PLAN}), plan_rows=256)
+TREE = replace(NETWORK, files=frozenset({MODEL, FRONT, CORE, TREES}))
+NARROW = replace(FOR_GPU, empty="features/cat")
+STRINGS = replace(FOR_GPU, strings_out="label")
+CLASSES = replace(TREE, task="multiclass", answers=3)
 
 
 @pytest.mark.parametrize(
@@ -132,27 +120,15 @@ def test_where_requests_are_recorded_a_backend_that_can_is_preferred_and_another
 @pytest.mark.parametrize(
     ("contents", "server", "wish", "gpus", "words"),
     [
-        (
-            NETWORK,
-            WHEEL,
-            {"backend": "onnx_native"},
-            0,
-            "the server has no serin_onnx backend; it has python",
-        ),
+        (NETWORK, WHEEL, {"backend": "onnx_native"}, 0, "has no serin_onnx backend; it has python"),
         (
             NETWORK,
             WITH_NATIVE,
             {"backend": "onnx_native", "device": "gpu"},
             1,
-            "on a GPU it needs front.onnx and core.onnx",
+            "needs front.onnx and core.onnx",
         ),
-        (
-            NETWORK,
-            WHEEL,
-            {"backend": "onnxruntime"},
-            0,
-            "the server has no onnxruntime backend; it has python",
-        ),
+        (NETWORK, WHEEL, {"backend": "onnxruntime"}, 0, "has no onnxruntime backend; it has python"),
         (
             NETWORK,
             CONTAINER,
@@ -164,13 +140,7 @@ def test_where_requests_are_recorded_a_backend_that_can_is_preferred_and_another
         (NETWORK, WHEEL, {"device": "gpu"}, 0, r"this machine has 0 GPU\(s\)"),
         (NETWORK, CONTAINER, {"gpus": 3}, 2, r"serving.gpus: 3: this machine has 2 GPU\(s\)"),
         (NETWORK, WHEEL, {"device": "gpu"}, 1, "onnx_python: the ONNX Runtime of its Python has no provider"),
-        (
-            FOR_GPU,
-            NO_FRONT,
-            {"backend": "ensemble"},
-            1,
-            "its front needs the onnxruntime or the python backend",
-        ),
+        (FOR_GPU, NO_FRONT, {"backend": "ensemble"}, 1, "front needs the onnxruntime or the python backend"),
         (WITH_PLAN, WHEEL, {"backend": "tensorrt_plan", "max_batch_rows": 8}, 1, "no tensorrt backend"),
         (WITH_PLAN, CONTAINER, {"backend": "tensorrt_plan", "max_batch_rows": 8}, 0, "an engine needs a GPU"),
         (WITH_PLAN, CONTAINER, {"backend": "tensorrt_plan"}, 1, "max_batch_rows=1024 is beyond the 256 rows"),

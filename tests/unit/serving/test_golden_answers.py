@@ -14,8 +14,8 @@ from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External, parse_address
-from serin.serving.triton.golden_answers import Allowed, difference_found
 from serin.serving.triton.releases import Releases
+from serin.serving.triton.verify import Allowed, difference_found
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 from tests.fakes.kserve import MODEL, serving

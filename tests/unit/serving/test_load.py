@@ -2,14 +2,13 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from serin.machine.ports import free_ports
 from serin.serving.client.tensors import read_http_answer
 from serin.serving.triton import probe
 from serin.serving.triton.probe import answers
-from serin.serving.tuning.load import Closed, Latencies, LoadResult, Open, json_target, model_target, run_load
+from serin.serving.tuning.load import Closed, LoadResult, Open, json_target, model_target, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import Release
 from tests.unit.serving import bundles
@@ -103,22 +102,10 @@ def test_it_stops_when_asked_to() -> None:
 
 
 def test_a_load_result_counts_only_good_answers_as_latencies() -> None:
-    result = LoadResult(
-        seconds=2.0, outcomes={"200": 3, "503": 1}, latencies=Latencies([0.001, 0.002, 0.003])
-    )
+    result = LoadResult(seconds=2.0, outcomes={"200": 3, "503": 1}, latencies=[0.001, 0.002, 0.003])
     assert (result.requests, result.failed, result.requests_per_s) == (4, 1, 1.5)
-    assert result.quantile_ms(0.5) == pytest.approx(2.0, rel=0.011)
+    assert result.quantile_ms(0.5) == 2.0
     assert result.quantile_ms(1.0) == 3.0
-
-
-def test_quantiles_are_within_a_hundredth_and_add_up() -> None:
-    draw = np.random.default_rng(0).lognormal(-6, 1, 20_000)
-    halves = Latencies(draw[:10_000])
-    halves.merge(Latencies(draw[10_000:]))
-    for share in (0.01, 0.5, 0.9, 0.99, 0.999):
-        exact = float(np.quantile(draw, share, method="inverted_cdf")) * 1000
-        assert exact <= halves.quantile_ms(share) * (1 + 1e-9) <= exact * 1.0101 * (1 + 1e-9)
-    assert halves.count == 20_000
 
 
 def test_an_answer_in_json_is_read_as_one_in_bytes_is() -> None:

@@ -63,12 +63,6 @@ def test_a_configuration_leaves_nothing_to_guess() -> None:
     ]
 
 
-def test_requests_are_batched_without_a_queue_policy_which_makes_triton_sleep() -> None:
-    config = configured()
-    assert config.HasField("dynamic_batching")
-    assert not config.dynamic_batching.HasField("default_queue_policy")
-
-
 def test_any_column_name_survives() -> None:
     names = ['say "hi"', "back\\slash", "two\nlines", "größe 雪", "} backend: 'x'"]
     columns = tuple(InputColumn(name=name, dtype="FP32", kind="float", null="NaN") for name in names)
@@ -197,57 +191,25 @@ def test_requests_of_a_batch_share_one_run_and_get_their_own_rows(model: Any) ->
         assert np.array_equal(tensor.values, bundles.score(model.folder, request.columns))
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "words"),
-    [
-        ("carrier", np.array([[b"AA"], [b"\xff"]], dtype=object), "input 'carrier': row 1 is not UTF-8"),
-        (
-            "carrier",
-            np.array([[b"\xed\xa0\x80"], [b""]], dtype=object),
-            "input 'carrier': row 0 is not UTF-8",
-        ),
-        (
-            "night",
-            np.array([[0], [2]], dtype=np.int8),
-            "input 'night': row 1 is 2; a bool is 0 or 1, or -1 for null",
-        ),
-    ],
-)
-def test_a_bad_value_fails_its_own_request_and_names_the_column(
-    model: Any, column: str, values: Any, words: str
-) -> None:
-    good = InferenceRequest(bundles.rows(2))
-    first, bad, last = model.execute([good, InferenceRequest({**bundles.rows(2), column: values}), good])
-    assert (bad.error.message, bad.error.code) == (words, TritonError.INVALID_ARG)
-    assert first.error is None
-    assert np.array_equal(first.output_tensors[0].values, last.output_tensors[0].values)
-
-
+ASKS = "the model asks for [rows, 1]"
+NO_BOOL = "a bool is 0 or 1, or -1 for null"
+LONG = "input 'carrier': row 1 has 70000 bytes; at most 65536 are taken"
 MALFORMED: dict[str, tuple[str, Any, str]] = {
     "type": ("temp", np.zeros((2, 1), np.float64), "input 'temp' holds float64, the model asks for float32"),
-    "form": (
-        "temp",
-        np.zeros((2, 3), np.float32),
-        "input 'temp' has shape [2, 3], the model asks for [rows, 1]",
-    ),
-    "dimensions": (
-        "distance",
-        np.zeros(2, np.int64),
-        "input 'distance' has shape [2], the model asks for [rows, 1]",
-    ),
+    "form": ("temp", np.zeros((2, 3), np.float32), f"input 'temp' has shape [2, 3], {ASKS}"),
+    "dimensions": ("distance", np.zeros(2, np.int64), f"input 'distance' has shape [2], {ASKS}"),
     "rows": ("distance", np.zeros((3, 1), np.int64), "input 'distance' has 3 rows, input 'carrier' has 2"),
     "missing": ("distance", None, "input 'distance' is missing"),
-    "long": (
-        "carrier",
-        np.array([[b"AA"], [b"x" * 70_000]], object),
-        "input 'carrier': row 1 has 70000 bytes; at most 65536 are taken",
-    ),
+    "long": ("carrier", np.array([[b"AA"], [b"x" * 70_000]], object), LONG),
     "not UTF-8": ("carrier", np.array([[b"\xc3"], [b"\xa9"]], object), "input 'carrier': row 0 is not UTF-8"),
-    "bool": (
-        "night",
-        np.array([[1], [-2]], np.int8),
-        "input 'night': row 1 is -2; a bool is 0 or 1, or -1 for null",
+    "second row": ("carrier", np.array([[b"AA"], [b"\xff"]], object), "input 'carrier': row 1 is not UTF-8"),
+    "surrogate": (
+        "carrier",
+        np.array([[b"\xed\xa0\x80"], [b""]], object),
+        "input 'carrier': row 0 is not UTF-8",
     ),
+    "bool": ("night", np.array([[1], [-2]], np.int8), f"input 'night': row 1 is -2; {NO_BOOL}"),
+    "large bool": ("night", np.array([[0], [2]], np.int8), f"input 'night': row 1 is 2; {NO_BOOL}"),
 }
 
 
@@ -331,12 +293,6 @@ def test_a_request_the_graph_chokes_on_fails_alone_and_its_sender_learns_no_path
     assert "/srv/secret" in Logger.lines[0], "whoever runs the server does learn it"
 
 
-def test_letters_beyond_ascii_reach_the_graph_as_they_are(model: Any) -> None:
-    columns = {**bundles.rows(1), "carrier": np.array([["Zürich 雪"]], dtype=object)}
-    (response,) = model.execute([InferenceRequest(columns)])
-    assert np.array_equal(response.output_tensors[0].values, bundles.score(model.folder, columns))
-
-
 def test_arrays_reach_the_graph_in_their_form_and_are_given_back_row_by_row(tmp_path: Path) -> None:
     bundle = bundles.publish(Store(str(tmp_path / "store")), bias=-1.0)
     repository = build_repository(bundle, tmp_path / "repository")
@@ -361,9 +317,7 @@ def test_arrays_reach_the_graph_in_their_form_and_are_given_back_row_by_row(tmp_
 
     loaded._session = Summing()
     images = np.arange(18, dtype=np.float32).reshape(3, 2, 3)
-    one, two = loaded.execute(
-        [InferenceRequest({"image": images[:1]}), InferenceRequest({"image": images[1:]})]
-    )
+    one, two = loaded.execute([InferenceRequest({"image": part}) for part in (images[:1], images[1:])])
     assert fed == [(3, 2, 3)]
     assert one.output_tensors[0].values.tolist() == [[15.0]]
     assert two.output_tensors[0].values.tolist() == [[51.0], [87.0]]

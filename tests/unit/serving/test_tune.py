@@ -18,7 +18,7 @@ from serin.serving.client.address import Address
 from serin.serving.triton.backends import Place, Server
 from serin.serving.triton.repository import read_tuned, serving_settings, tuned_file
 from serin.serving.tuning import tune
-from serin.serving.tuning.load import Latencies, LoadResult
+from serin.serving.tuning.load import LoadResult
 from serin.serving.tuning.load_connections import Target
 from serin.serving.tuning.report import findings, values, write_report
 from serin.serving.tuning.requests import declared_mix, in_words, mixed_target, parse_mix
@@ -47,7 +47,7 @@ def trial(settings: Settings, *figures: tuple[int, float, float]) -> Trial:
 def tuning(bundle: Bundle, *, better: bool = True) -> Tuning:
     before = trial(ONE, (1, 400, 2.0), (8, 900, 20.0), (16, 950, 60.0))
     best = trial(TWO, (1, 390, 2.1), (8, 1300, 18.0), (16, 1500, 49.0))
-    steady = LoadResult(seconds=1, outcomes={"200": 2}, latencies=Latencies([0.01, 0.02]))
+    steady = LoadResult(seconds=1, outcomes={"200": 2}, latencies=[0.01, 0.02])
     return Tuning(
         bundle=bundle, limit_ms=50, share=0.99, mix={1: 1.0}, before=before, chosen=best if better else before,
         trials=(before, best), gain=1.6 if better else 1.0, steady_requests_per_s=1200, steady=steady, seconds=100,
@@ -212,7 +212,7 @@ class Measured(Tuner):
         return other.points[0].requests_per_s / max(one.points[0].requests_per_s, 1.0)
 
     def _steady(self, best: Trial) -> tuple[float, LoadResult]:
-        return 1.0, LoadResult(seconds=1, outcomes={"200": 1}, latencies=Latencies([0.001]))
+        return 1.0, LoadResult(seconds=1, outcomes={"200": 1}, latencies=[0.001])
 
 
 CASES = {

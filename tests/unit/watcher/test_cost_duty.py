@@ -12,9 +12,8 @@ import pytest
 from serin.formats.serving.serving_cost import Counters, ServingCost, read_serving_cost
 from serin.machine.hardware import Device
 from serin.machine.process import Process, ProcessState
-from serin.serving.triton.checked_rows import CheckedRows, add_checked
 from serin.serving.triton.process import TritonPorts
-from serin.serving.triton.release_record import Record, Served, write_record
+from serin.serving.triton.release_record import CheckedRows, Record, Served, add_checked, write_record
 from serin.store.artifacts import Release
 from serin.watcher import cost_duty
 from serin.watcher.cost_duty import CostDuty, Look, add_look, parse_counts
