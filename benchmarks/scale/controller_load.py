@@ -26,9 +26,8 @@ from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.cluster.host_report import PREFIX
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command
+from serin.rollout.run.commands import Command, Mailbox
 from serin.rollout.run.leadership import Leadership
-from serin.rollout.run.mailbox import StoreMailbox
 from serin.store.open import open_objects
 from serin.store.store import Store
 
@@ -104,7 +103,7 @@ class _Scene:
     def start(self, models: Sequence[str], *, version: int) -> None:
         for model in models:
             command = Command(kind="start", model=model, version=version, by="benchmark", plan=_PLAN)
-            StoreMailbox(self._objects).submit(command)
+            Mailbox(self._objects).submit(command)
 
     def tick(self) -> tuple[float, float]:
         """Returns the milliseconds of one tick: of the CPU, and in all. The pause after it is the controller's own."""

@@ -32,9 +32,9 @@ from serin.machine.durable import make_private
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
 from serin.rollout.run.background import BackgroundFleet
+from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.leadership import Leadership
-from serin.rollout.run.mailbox import StoreInbox
 from serin.rollout.run.ports import EvenClock, Processes, Replay
 from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
@@ -108,7 +108,7 @@ class LedController:
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(store, leadership, term),
-            commands=StoreInbox(objects, leadership, term),
+            commands=Inbox(objects, partial(leadership.check, term)),
             clock=EvenClock(),
             replayer=NoReplayer(),
             check=check_trusted(store),

@@ -18,8 +18,8 @@ from serin.rollout.decide.blocks import Block, json2counts
 from serin.rollout.decide.cutting import complete_at
 from serin.rollout.decide.evidence import Evidence, fold_blocks
 from serin.rollout.decide.state import Rollout, Verdict
-from serin.rollout.decide.verdict import Judgement, fails_by_latency_alone
-from serin.rollout.run.judge import Quality, arm_of, quality_bet, verdict_on
+from serin.rollout.decide.verdict import Judgement
+from serin.rollout.run.judge import Quality, arm_of, judge_evidence
 from serin.store.numbered import read_many
 from serin.store.objects import Objects
 
@@ -101,17 +101,14 @@ class ClusterJudge:
             complete_to=min(counted, default=evidence.closed),
             before=gathered.before,
         )
-        evidence = replace(evidence, quality=quality_bet(self._quality, rollout))
-        verdict, reason = verdict_on(rollout, evidence, t)
-        alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
-        if trouble and verdict is not Verdict.FAIL:
-            verdict, reason = Verdict.INCIDENT, trouble
-        new = {
-            "guards": evidence.to_json(),
+        counts = {
             HOSTS: {host: list(place) for host, place in sorted(gathered.places.items())},
             "bad_lines": memory.get("bad_lines", 0) + gathered.bad_lines,
         }
-        return Judgement(verdict=verdict, reason=reason, evidence=new, latency_alone=alone)
+        judgement = judge_evidence(rollout, evidence, t, quality=self._quality, memory=counts)
+        if trouble and judgement.verdict is not Verdict.FAIL:
+            return replace(judgement, verdict=Verdict.INCIDENT, reason=trouble)
+        return judgement
 
     def _gather(self, rollout: Rollout) -> _Gathered:
         known: Mapping[str, Any] = rollout.evidence.get(HOSTS, {})

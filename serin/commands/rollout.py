@@ -202,7 +202,7 @@ def tell_controller(
 ) -> None:
     from serin.host.state import running_stack
     from serin.rollout.run.access import HomeRollouts, find_rollouts
-    from serin.rollout.run.commands import Command, ask_by
+    from serin.rollout.run.commands import Command
     from serin.rollout.run.status import status_of
 
     rollouts = find_rollouts()
@@ -211,7 +211,7 @@ def tell_controller(
     if kind != "start" and status_of(rollouts, model) is None:
         raise NotFound(kind="rollout of", name=model, known=rollouts.models())
     command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
-    answer = ask_by(rollouts.mailbox, command)
+    answer = rollouts.mailbox.ask(command)
     if not answer.accepted:
         raise CommandRefused(model=model, command=kind, reason=answer.reason)
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")

@@ -41,10 +41,10 @@ _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABOR
 def watch_live(rollouts: Rollouts, model: str, rollout: str, console: Console) -> None:
     """Shows the view until the rollout has ended. Of several gateways, it shows what the journal has."""
     judge = LogJudge(rollouts.log) if rollouts.log else None
-    journal = rollouts.reader(model, rollout)
+    read = rollouts.reader(model, rollout)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            decisions = journal.decisions()
+            decisions = read()
             live.update(frame(decisions, judge, time.time()), refresh=True)
             if Phase(decisions[-1].phase).final:
                 return

@@ -15,11 +15,11 @@ than the tolerance, and a large shift multiplies the wealth several times as fas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from serin.evidence.e_process import Array
 
 STAKES: Final = np.array((0.3, 0.6, 0.97))  # of the largest stake that cannot be ruined
 _MEAN_EXCESS: Final = 0.4  # of a normal variable above its mean, in standard deviations

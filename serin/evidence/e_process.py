@@ -8,7 +8,6 @@ fractions run side by side, since the best one is not known in advance; the e-va
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -107,16 +106,10 @@ def split_evidence(candidate: int, requests: int, share: float) -> float:
 # M) x factor sums the wealth of bettors started at each block, so that it finds a change after any time without one.
 # While the claim holds the mean of M after n blocks is at most n: with an alarm at c, the mean number of blocks until
 # a false alarm is at least c.
-def _nothing() -> Array:
-    return np.full(len(STAKES), -np.inf)
-
-
-def _json2logs(found: Sequence[float | None]) -> Array:
-    return np.array([-np.inf if each is None else each for each in found])
-
-
-def _logs2json(logs: Array) -> list[float | None]:
-    return [None if value == -np.inf else float(value) for value in logs]
+_LOGS: Final = Stored(
+    lambda row: np.array([-np.inf if value is None else value for value in row]),
+    lambda logs: [None if value == -np.inf else float(value) for value in logs],
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,7 +117,7 @@ class MeanEvidence(Document):
     """`log_m`: the logarithm of M, by stake. The others follow the tracked stake since its latest restart: `run` its
     log wealth, `since` the time of the restart, `rows` and `total` the rows after it and the sum of their losses."""
 
-    log_m: Annotated[Array, Stored(_json2logs, _logs2json)] = field(default_factory=_nothing)
+    log_m: Annotated[Array, _LOGS] = field(default_factory=lambda: np.full(len(STAKES), -np.inf))
     run: float = 0.0
     since: float | None = None
     rows: int = 0

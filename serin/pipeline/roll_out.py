@@ -29,7 +29,7 @@ from serin.pipeline.stage import StageResult
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.run.access import find_rollouts
-from serin.rollout.run.commands import Command, Kind, ask_by
+from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
@@ -79,7 +79,7 @@ def begin_rollout(spec: PipelineSpec, release: Release, *, by: str | None = None
         why=_why_trained(release),
         plan=Plan.from_spec(spec.rollout, spec.serving, spec.objectives),
     )
-    answer = ask_by(rollouts.mailbox, command)
+    answer = rollouts.mailbox.ask(command)
     if not answer.accepted or answer.rollout is None:
         raise _refused(command, answer.reason)
     _log.info("the controller has accepted %s", release.name)
@@ -138,9 +138,9 @@ def follow_decisions(
 ) -> list[Decision]:
     """Every decision, once `until` says so; by default once the last one is made. Each is handed on when it is new,
     also when the journal is compacted in the meantime."""
-    stop, journal, shown = stop or threading.Event(), find_rollouts().reader(model, rollout), 0
+    stop, read, shown = stop or threading.Event(), find_rollouts().reader(model, rollout), 0
     while True:
-        decisions = journal.decisions()
+        decisions = read()
         for decision in decisions:
             if decision.seq > shown:
                 shown = decision.seq
@@ -173,7 +173,7 @@ def answer_rollout(
         return
     kind: Kind = "approve" if approve else "abort"
     command = Command(kind=kind, model=release.model, by=by or environment.user(), why=why)
-    answer = ask_by(rollouts.mailbox, command)
+    answer = rollouts.mailbox.ask(command)
     if not answer.accepted:
         raise _refused(command, answer.reason)
 

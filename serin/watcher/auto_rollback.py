@@ -10,7 +10,7 @@ from typing import Final
 from serin.formats.serving.journal import last_decision
 from serin.monitoring.rollbacks import Rollback, read_rollbacks, refusal, save_rollbacks
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, new_id, read_answer, submit, withdraw
+from serin.rollout.run.commands import Command, Mailbox, new_id
 from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.rollout.run.status import ModelStatus
 
@@ -46,7 +46,7 @@ class AutoRollback:
         )
         save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
-        submit(self._home, self._command(model.name, rollback))
+        Mailbox(self._home).submit(self._command(model.name, rollback))
 
     def settle(self, model: ModelStatus, now: float) -> None:
         """Stores the controller's answer to the last rollback. Without one in time, or when another version has become
@@ -55,16 +55,16 @@ class AutoRollback:
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
-        answer = read_answer(self._home, last.command)
+        answer = Mailbox(self._home).read_answer(last.command)
         current = model.live == last.from_version and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
-            submit(self._home, self._command(model.name, last))
+            Mailbox(self._home).submit(self._command(model.name, last))
             return
         if answer is None:
-            withdraw(self._home, last.command)
+            Mailbox(self._home).withdraw(last.command)
             if abs(now - last.t) < _ANSWER_S:
                 return  # it may have been obeyed a moment ago
-            answer = read_answer(self._home, last.command)
+            answer = Mailbox(self._home).read_answer(last.command)
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
         settled = replace(last, outcome=outcome, accepted=accepted)

@@ -30,9 +30,8 @@ PURE = [
 ]
 PURE_MAY_IMPORT = {
     "__future__", "base64", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "operator", "statistics", "types", "typing", "zlib", "numpy", "serin.store.artifacts",
-    "serin.errors", "serin.spec", "serin.machine.typed_json", "serin.formats.serving.request",
-    "serin.formats.cluster.leader",
+    "itertools", "math", "operator", "statistics", "types", "typing", "zlib", "annotated_types", "numpy",
+    "serin.store.artifacts", "serin.errors", "serin.spec", "serin.machine.typed_json", "serin.formats.serving.request",
     "serin.monitoring.latency", "serin.monitoring.alerts.alert", "serin.monitoring.objectives.burn",
     "serin.monitoring.history.sketch",
     "serin.formats.drift", "serin.monitoring.drift",
@@ -134,7 +133,7 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
         package: {_distribution(name) for name in names}
         for package, names in packages_distributions().items()
     }
-    owners["pydantic_core"] = {"pydantic"}  # its other half, pinned by it
+    owners |= {part: {"pydantic"} for part in ("pydantic_core", "annotated_types")}  # required by it
     known = sys.stdlib_module_names | {"serin", "flows", "tasks"} | GPU_ONLY
     files = python_files("serin", "flows", "tasks", "deployments")
     imports = [(name, line, module) for name in files for module, line in imported_modules(name)]

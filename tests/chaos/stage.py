@@ -31,7 +31,7 @@ from serin.host.wiring import build_gateway, controller_process, request_log
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Command, read_answer, submit
+from serin.rollout.run.commands import Command, Mailbox
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Release
@@ -153,8 +153,8 @@ class Stage:
         self._tell(Command(kind="abort", model=release.model, by="chaos"))
 
     def _tell(self, what: Command) -> None:
-        command = submit(self.home, what)
-        answer = self.wait(lambda: read_answer(self.home, command), "the controller's answer", 30)
+        command = Mailbox(self.home).submit(what)
+        answer = self.wait(lambda: Mailbox(self.home).read_answer(command), "the controller's answer", 30)
         assert answer.accepted, answer.reason
 
     def until(self, release: Release, wanted: Callable[[Rollout], bool], within_s: float) -> Rollout:

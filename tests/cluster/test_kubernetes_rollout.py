@@ -19,7 +19,7 @@ from serin.errors import PredictionFailed
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import StoreRollouts
-from serin.rollout.run.commands import Command, ask_by
+from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.serving.client.client import Answers, Client
 from serin.serving.envoy.keys import KeyFile
@@ -106,7 +106,7 @@ def rollouts() -> StoreRollouts:
 
 def start(version: int) -> None:
     command = Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN)
-    answer = ask_by(rollouts().mailbox, command, timeout_s=60.0)
+    answer = rollouts().mailbox.ask(command, timeout_s=60.0)
     assert answer.accepted, answer.reason
 
 

@@ -14,7 +14,7 @@ from serin.cluster.agents import place
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.access import StoreRollouts
-from serin.rollout.run.commands import Command, ask_by
+from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Release
@@ -49,7 +49,7 @@ class Scene:
     def start(self, release: Release, plan: Plan) -> None:
         command = Command(kind="start", model=MODEL, version=release.version, by="test", plan=plan)
         with self.cluster.store_host.inside():
-            answer = ask_by(StoreRollouts(self.cluster.objects).mailbox, command, timeout_s=120.0)
+            answer = StoreRollouts(self.cluster.objects).mailbox.ask(command, timeout_s=120.0)
         assert answer.accepted, answer.reason
 
     def until(

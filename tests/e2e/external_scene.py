@@ -14,7 +14,7 @@ from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.home_controller import GatewayRouter
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.commands import Command, Inbox, Mailbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import JournalFolder
@@ -80,7 +80,7 @@ class Scene:
     def start(self, server: KServe) -> None:
         place = Endpoint(http=server.address, grpc=server.address)
         version = self.external.register(MODEL, place).version
-        submit(self.home, Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN))
+        Mailbox(self.home).submit(Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN))
 
     def until(self, *phases: Phase, version: int, within_s: float) -> Rollout:
         end = time.monotonic() + within_s

@@ -11,7 +11,7 @@ from serin.host.process_scan import stack_processes
 from serin.host.wiring import build_gateway
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, ask
+from serin.rollout.run.commands import Command, Mailbox
 from serin.rollout.run.status import model_status
 from tests.kit.waiting import running, tail, until
 from tests.signals import kill_9
@@ -31,7 +31,9 @@ class Alone:
 
     def roll_out(self, model: str, version: int) -> None:
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0)
-        answer = ask(self.home, Command(kind="start", model=model, version=version, by="test", plan=plan))
+        answer = Mailbox(self.home).ask(
+            Command(kind="start", model=model, version=version, by="test", plan=plan)
+        )
         assert answer.accepted, answer.reason
         self.until("live", lambda: self.live(model) == version)
 

@@ -19,7 +19,7 @@ from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.rollbacks import read_rollbacks
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.commands import Command, Inbox, Mailbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import JournalFolder
@@ -72,7 +72,9 @@ class Watched:
         place = Endpoint(http=server.address, grpc=server.address)
         version = self.stack.external.register(MODEL, place).version
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0, drain_s=1.0, warmup_s=0.0)
-        submit(self.stack.home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
+        Mailbox(self.stack.home).submit(
+            Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
+        )
         self.stack.until(Phase.PROMOTED, version=version, within_s=60)
 
 
@@ -171,7 +173,7 @@ def two_servers(fleet: Servers) -> Iterator[Scene]:
 
 def start(stack: Scene, version: int) -> None:
     plan = replace(PLAN, steps=(25.0, 100.0), baseline=True, deadline_s=300.0)
-    submit(stack.home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
+    Mailbox(stack.home).submit(Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
 
 
 def until_held(stack: Scene, hold: Hold | None, within_s: float = 60.0) -> Rollout:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.controller import ClusterFleet, ClusterVersions, LedController, Loop
@@ -12,9 +13,9 @@ from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
 from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.schema import Schema
+from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.leadership import Leadership
-from serin.rollout.run.mailbox import StoreInbox
 from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside
 from serin.store.objects import Objects
@@ -77,7 +78,7 @@ class SimulatedLed(LedController):
             judge=has.judge or ClusterJudge(objects, self._hosts, has.time.now),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(has.versions, leadership, term),
-            commands=StoreInbox(objects, leadership, term),
+            commands=Inbox(objects, partial(leadership.check, term)),
             clock=has.time,
             beside=has.beside,
         )

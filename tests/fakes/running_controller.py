@@ -8,6 +8,7 @@ from pathlib import Path
 
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
+from serin.rollout.run.ports import EvenClock
 from serin.rollout.run.record import JournalFolder
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
 from tests.kit.threads import beside
@@ -15,20 +16,11 @@ from tests.kit.threads import beside
 _SPEED = 10.0
 
 
-class QuickClock:
+class QuickClock(EvenClock):
     """The machine's time, on which each second takes a tenth of one: no test waits for a real pause of a rollout."""
-
-    def __init__(self) -> None:
-        self._ahead = time.time() - self.steady()
-
-    def now(self) -> float:
-        return self._ahead + self.steady()
 
     def steady(self) -> float:
         return time.monotonic() * _SPEED
-
-    def follow(self, *, not_before: float = 0.0) -> None:
-        self._ahead = max(time.time(), not_before) - self.steady()
 
 
 @contextmanager

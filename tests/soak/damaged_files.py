@@ -35,7 +35,7 @@ from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.rollbacks import Rollback, save_rollbacks
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Command, Inbox, read_answer, submit
+from serin.rollout.run.commands import Command, Inbox, Mailbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import problems, status
@@ -169,7 +169,7 @@ class Walk:
 
     def _controller(self, case: str, file: Path) -> None:
         """The other model's command is obeyed, and a model's state is known or its file is named."""
-        asked = submit(self.home, Command(kind="pause", model=OTHER, by="walk"))
+        asked = Mailbox(self.home).submit(Command(kind="pause", model=OTHER, by="walk"))
         with contextlib.ExitStack() as ending:
 
             def tick() -> Controller:
@@ -181,7 +181,7 @@ class Walk:
 
             controller = self._run(f"{case}: controller", tick, file)
         own = file.parts[0] in ("rollouts", "external") and OTHER in str(file)
-        answer = None if own else read_answer(self.home, asked)
+        answer = None if own else Mailbox(self.home).read_answer(asked)
         if not own and (answer is None or not answer.accepted):
             self.wrong.append(f"{case}: the command for {OTHER} was not obeyed: {answer}")
         shown = (
@@ -216,7 +216,7 @@ def _furnish(home: Path) -> None:
     store.set_alias(MODEL, "candidate", 2)
     controller = _decider(home)
     for version in (1, 2):
-        submit(home, Command(kind="start", model=OTHER, version=version, by="walk"))
+        Mailbox(home).submit(Command(kind="start", model=OTHER, version=version, by="walk"))
         for _ in range(40):
             controller.tick()
             if {now.phase for now in controller.rollouts() if now.model == OTHER} & {

@@ -10,8 +10,7 @@ from prefect.artifacts import Artifact
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
 from serin.pipeline import roll_out as use_case
 from serin.rollout.decide.state import Phase, Verdict
-from serin.rollout.run import commands
-from serin.rollout.run.commands import Command
+from serin.rollout.run.commands import Answer, Command, Mailbox
 from serin.rollout.run.status import history, model_status
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.rollout import RolloutSpec
@@ -89,7 +88,7 @@ def test_a_version_cannot_jump_the_queue(home: Path) -> None:
     waiting = FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.WAIT})
     with running_controller(home, "flights", waiting):
         roll_out(FIRST)
-        commands.ask(home, Command(kind="start", model="flights", version=2, by="somebody"))
+        Mailbox(home).ask(Command(kind="start", model="flights", version=2, by="somebody"))
         with pytest.raises(RolloutRefused, match="version 2 is"):
             roll_out(Release(model="flights", version=3))
 
@@ -116,10 +115,12 @@ def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) ->
 
 
 def test_without_a_controller_the_command_is_taken_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def impatient(mailbox: commands.Mailbox, command: Command) -> commands.Answer:
-        return commands.ask_by(mailbox, command, timeout_s=0.2)
+    ask = Mailbox.ask
 
-    monkeypatch.setattr(use_case, "ask_by", impatient)
+    def impatient(mailbox: Mailbox, command: Command) -> Answer:
+        return ask(mailbox, command, timeout_s=0.2)
+
+    monkeypatch.setattr(Mailbox, "ask", impatient)
     monkeypatch.setattr(roll_out_release, "retry_delay_seconds", 0)
     with pytest.raises(ControllerSilent, match="serin status"):
         roll_out(FIRST)

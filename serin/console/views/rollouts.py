@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, meter, stretched
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
-from serin.formats.serving.journal import Decision, JournalReader
+from serin.formats.serving.journal import Decision
 from serin.host.wiring import request_log
 from serin.reports.charts import Drawing, Scale
 from serin.reports.rollout_page import (
@@ -26,9 +27,10 @@ from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.access import HomeRollouts
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, history, problems, reader
+from serin.rollout.run.status import ModelStatus, history, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.rollout.run.story import point, tell
 
@@ -126,18 +128,18 @@ def thinned(decisions: list[Decision]) -> list[Decision]:
     return kept
 
 
-_READERS: dict[tuple[Path, str], tuple[str, JournalReader]] = {}
+_READERS: dict[tuple[Path, str], tuple[str, Callable[[], list[Decision]]]] = {}
 _LOCK = threading.Lock()
 
 
 def _decisions(home: Path, model: str, rollout: str) -> list[Decision]:
     """Returns the decisions of a rollout; a reader for each model reads only what is new."""
     with _LOCK:
-        known, journal = _READERS.get((home, model), ("", None))
-        if journal is None or known != rollout:
-            journal = reader(home, model, rollout)
-            _READERS[home, model] = rollout, journal
-        return journal.decisions()
+        known, read = _READERS.get((home, model), ("", None))
+        if read is None or known != rollout:
+            read = HomeRollouts(home).reader(model, rollout)
+            _READERS[home, model] = rollout, read
+        return read()
 
 
 def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from serin.evidence import e_detector
-from serin.evidence.e_detector import Array
+from serin.evidence.e_process import Array
 from serin.formats.drift import BLOCK_S, FEWEST_ROWS, YEAR_S, DriftStatistics
 from serin.machine.typed_json import checked, json2value
 

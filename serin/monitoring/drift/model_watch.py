@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from serin.columns.bins import count_rows, renamed, table_times, unseen_values
 from serin.errors import FileBroken
-from serin.evidence.e_detector import Array
+from serin.evidence.e_process import Array
 from serin.formats.captures import Part, captures_folder, column_names, published, read_document
 from serin.formats.drift import UNSEEN, DriftStatistics
 from serin.formats.shared_captures import records_source

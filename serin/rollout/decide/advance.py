@@ -140,15 +140,15 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             if now.hold is Hold.INCIDENT and not _control_gone(now, seen):
                 # The counts include an incident that was not the candidate's alone.
                 return begin_again(now, t, "the incident is over; the step begins again")
-            if _deserves_another(now, found) and seen.restartable:
+            doubtful = now.phase is Phase.SHIFTING and found.latency_alone and now.plan.second_opinion
+            if doubtful and seen.restartable and not now.restarted:  # a second process may be judged
                 reason = f"restarting it for a second judgement before a rollback; {found.reason}"
                 return move(replace(now, restarted=True), t, Phase.WITHDRAWING, reason, verdict=found.verdict)
             if now.plan.mode == "hold":
                 if now.hold is Hold.PAUSED:
                     return told
-                return _hold(
-                    _tell(replace(now, hold=None), found), Hold.FAILED
-                )  # no approval is pending any more
+                unasked = replace(now, hold=None)  # no approval is pending any more
+                return _hold(_tell(unasked, found), Hold.FAILED)
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
             if begun and now.hold is Hold.INCIDENT and found.verdict is Verdict.NO_TRAFFIC:
@@ -159,12 +159,6 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             return _go_on(now, told, found, t, begun=begun)
         case _ as never:
             assert_never(never)
-
-
-def _deserves_another(now: Rollout, found: Judgement) -> bool:
-    """Returns whether a second process may be judged before a rollback."""
-    shifting = now.phase is Phase.SHIFTING
-    return shifting and found.latency_alone and now.plan.second_opinion and not now.restarted
 
 
 def _tell(now: Rollout, found: Judgement) -> Rollout:
@@ -215,18 +209,16 @@ def _trouble(now: Rollout, seen: Seen) -> Judgement | None:
     """Holds for a problem that is not the candidate's. The judge's observations are kept."""
     evidence = seen.judgement.evidence if seen.judgement else now.evidence
     if not seen.routed:
-        return Judgement(
-            verdict=Verdict.INCIDENT, reason="the gateway did not accept the weights", evidence=evidence
-        )
-    if not seen.stable_ready:
+        reason = "the gateway did not accept the weights"
+    elif not seen.stable_ready:
         assert now.stable is not None
         reason = f"the stable release {now.stable.name} is not ready"
-        return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
-    if _control_gone(now, seen) and not (seen.judgement and seen.judgement.verdict is Verdict.FAIL):
+    elif _control_gone(now, seen) and not (seen.judgement and seen.judgement.verdict is Verdict.FAIL):
         assert now.baseline is not None
         reason = f"the control {now.baseline.name} is not ready"
-        return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
-    return None
+    else:
+        return None
+    return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=evidence)
 
 
 def _control_gone(now: Rollout, seen: Seen) -> bool:

@@ -88,14 +88,6 @@ def json2counts(value: Sequence[Sequence[Any]], kind: Any = np.float64) -> Array
     return counts
 
 
-def _json2splits(rows: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    return {epoch: (some, every) for epoch, some, every in rows}
-
-
-def _splits2json(splits: Mapping[int, tuple[int, int]]) -> list[list[int]]:
-    return [[epoch, *pair] for epoch, pair in sorted(splits.items())]
-
-
 CountedRows = Annotated[
     Array,
     Stored(
@@ -103,6 +95,10 @@ CountedRows = Annotated[
         lambda bins: [counts2json(row) for row in bins],
     ),
 ]
+_SPLITS = Stored(
+    lambda rows: {epoch: (some, every) for epoch, some, every in rows},
+    lambda splits: [[epoch, *pair] for epoch, pair in sorted(splits.items())],
+)
 Wealth = Annotated[Array, Stored(np.array, np.ndarray.tolist)]  # of one bet
 
 
@@ -116,13 +112,9 @@ class Block(Document):
     equal_errors: tuple[int, int] = (0, 0)  # of the arms of equal weight: candidate, control
     equal_refused: tuple[int, int] = (0, 0)
     equal_saved: tuple[int, int] = (0, 0)  # answered by another release
-    saved: tuple[int, int] = (
-        0,
-        0,
-    )  # answered by another release: all of the candidate's, and stable's without its baseline
-    splits: Annotated[Mapping[int, tuple[int, int]], Stored(_json2splits, _splits2json)] = field(
-        default_factory=dict
-    )  # by weight epoch: candidate's, all
+    saved: tuple[int, int] = (0, 0)  # of all the candidate's, and of stable's without its baseline
+    # By weight epoch: candidate's, all.
+    splits: Annotated[Mapping[int, tuple[int, int]], _SPLITS] = field(default_factory=dict)
 
     @property
     def stable_away(self) -> bool:
@@ -196,11 +188,7 @@ def columns(requests: Sequence[Request], *, candidate: str, stable: str) -> Line
         ("stable", stable): "stable",
         ("baseline", f"{stable}-baseline"): "baseline",
     }
-    picked = [
-        (request, arm)
-        for request in requests
-        if (arm := arms.get((request.arm, request.release))) is not None
-    ]
+    picked = [(each, arm) for each in requests if (arm := arms.get((each.arm, each.release)))]
     t = np.array([request.t for request, _ in picked], dtype=np.float64)
     ids = np.array([zlib.crc32(request.id.encode()) for request, _ in picked], dtype=np.uint64)
     lines = Lines(
@@ -268,10 +256,7 @@ def cut(lines: Lines, shares: Mapping[int, float], plan: Plan) -> Block:
         bins=np.array(rows, dtype=np.int64),
         candidate=_counted(candidate & judged, lines.failed, slow, lines.refused),
         stable=_counted(stable & judged, lines.failed, slow, lines.refused),
-        equal_errors=(
-            int((compared & lines.failed & ~forgiven).sum()),
-            int((control & lines.failed).sum()),
-        ),
+        equal_errors=_both(compared & ~forgiven, control, lines.failed),
         equal_refused=_both(compared, control, lines.refused),
         equal_saved=_both(compared, control, lines.saved),
         splits={

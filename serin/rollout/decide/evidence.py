@@ -47,16 +47,11 @@ _QUIET_S: Final = 60.0  # without requests for this long, and for ten usual gaps
 _PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
 
 
-def _nothing() -> Array:
-    return np.zeros(BINS)
-
-
-def _nested(rows: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    return [(second, counts) for second, *counts in rows]
-
-
-def _flat(recent: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
-    return [[second, *counts] for second, counts in recent]
+_SECONDS = Stored(
+    lambda rows: [(second, counts) for second, *counts in rows],
+    lambda recent: [[second, *counts] for second, counts in recent],
+    typed=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +63,8 @@ class Evidence(Document, omit=("quality",)):
     closed: int = 0  # blocks before this second are judged
     blocks: int = 0  # how many were judged
     open: Annotated[Mapping[int, Block], PAIRS] = field(default_factory=dict)
-    memory: Annotated[Array, Stored(json2counts, counts2json)] = field(
-        default_factory=_nothing
-    )  # stable's latencies, or its baseline's; older ones count less
+    # Stable's latencies, or its baseline's; older ones count less.
+    memory: Annotated[Array, Stored(json2counts, counts2json)] = field(default_factory=lambda: np.zeros(BINS))
     log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # by guard
     candidate: Counts = NO_COUNTS  # judged in this weight epoch
     stable: Counts = NO_COUNTS
@@ -80,12 +74,9 @@ class Evidence(Document, omit=("quality",)):
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
     pace_since: int = 0  # the first second of this weight epoch in which latencies count; 0: none so far
     pace_from: Mapping[str, Wealth] = field(default_factory=dict)  # what the reversed bets owned then
-    recent: Annotated[
-        tuple[tuple[int, Counts], ...], Stored(_nested, _flat, typed=True)
-    ] = ()  # stable's last seconds
-    seen: CountedRows = field(
-        default_factory=lambda: np.zeros((2, BINS), dtype=np.int64)
-    )  # all: stable's, candidate's
+    recent: Annotated[tuple[tuple[int, Counts], ...], _SECONDS] = ()  # stable's last seconds
+    # All latencies: stable's, candidate's.
+    seen: CountedRows = field(default_factory=lambda: np.zeros((2, BINS), dtype=np.int64))
     quality: QualityBet | None = None  # None: the candidate has no quality objective
 
     @property

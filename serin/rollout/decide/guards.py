@@ -135,15 +135,11 @@ class QualityBet(Document):
     blocks: int = 0
 
     def __str__(self) -> str:
-        found = (
-            "no label has come yet"
-            if self.mean is None
-            else f"is {self.mean:.4g} on {self.rows} labelled rows"
-        )
-        return (
-            f"its mean {self.loss_name} {found}, at most {self.limit:.4g} is allowed ({self.offline:.4g} on the test "
-            "rows)"
-        )
+        mean = "no label has come yet"
+        if self.mean is not None:
+            mean = f"is {self.mean:.4g} on {self.rows} labelled rows"
+        limit = f"at most {self.limit:.4g} is allowed ({self.offline:.4g} on the test rows)"
+        return f"its mean {self.loss_name} {mean}, {limit}"
 
 
 def bet_on_quality(

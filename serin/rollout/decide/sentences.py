@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from serin.evidence.e_process import Array
 from serin.evidence.histogram import latency_name, quantiles_us
 from serin.rollout.decide.blocks import Counts
 from serin.rollout.decide.evidence import Evidence
@@ -17,19 +18,17 @@ from serin.rollout.decide.plan import Plan
 
 NOTHING_AGAINST: Final = "nothing speaks against it"
 _LONG_SILENCE_S: Final = 12 * 3600  # a time of day does not say on which day
-_VOID: Final = "{} s do not count: one release took over more than a tenth of another's requests"
 
 
 def finding(plan: Plan, guard: str) -> str:
     """What the evidence of a guard means."""
+    slow = percent(plan.max_slow_share)
     return {
         ERRORS: "it fails more often than the stable version",
         QUALITY: "its answers are worse than its quality objective allows",
         REFUSED: "it refuses more requests than the stable version",
         PROMISES[0]: f"more than {percent(plan.max_error_share)} of its requests fail",
-        PROMISES[
-            1
-        ]: f"more than {percent(plan.max_slow_share)} of its requests take longer than {plan.slo_ms} ms",
+        PROMISES[1]: f"more than {slow} of its requests take longer than {plan.slo_ms} ms",
     }.get(guard, f"its {guard} is slower than allowed ({plan.allowed})")
 
 
@@ -102,12 +101,16 @@ def too_slow(plan: Plan, seen: Counts) -> str:
 
 def arms(plan: Plan, evidence: Evidence) -> str:
     """Both arms in numbers."""
-    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
-    stable, candidate = (quantiles_us(row, plan.quantiles) for row in evidence.seen)
-    mine, other = evidence.candidate, evidence.stable
+    stable, candidate = evidence.seen
     return (
-        f"candidate: {_failed(mine)}, {names} {_ms(candidate)} ms; stable: {_failed(other)}, {_ms(stable)} ms"
+        f"candidate: {_failed(evidence.candidate)}, {latencies(plan, candidate)}; "
+        f"stable: {_failed(evidence.stable)}, {_ms(plan, stable)}"
     )
+
+
+def latencies(plan: Plan, counts: Array) -> str:
+    """The plan's quantiles of counted latencies, such as `p50/p95 1.2/3.4 ms`."""
+    return f"{'/'.join(latency_name(quantile) for quantile in plan.quantiles)} {_ms(plan, counts)}"
 
 
 def silence(evidence: Evidence) -> str:
@@ -121,7 +124,8 @@ def silence(evidence: Evidence) -> str:
 
 
 def void(evidence: Evidence) -> str:
-    return f"; {_VOID.format(evidence.void_s)}" if evidence.void_s else ""
+    took_over = "one release took over more than a tenth of another's requests"
+    return f"; {evidence.void_s} s do not count: {took_over}" if evidence.void_s else ""
 
 
 def duration(seconds: float | None) -> str:
@@ -150,5 +154,6 @@ def _failed(counts: Counts) -> str:
     return f"{counts.errors} of {counts.requests} failed{refused}"
 
 
-def _ms(quantiles: list[float | None]) -> str:
-    return "/".join("-" if us is None else f"{us / 1000:.3g}" for us in quantiles)
+def _ms(plan: Plan, counts: Array) -> str:
+    quantiles = quantiles_us(counts, plan.quantiles)
+    return f"{'/'.join('-' if us is None else f'{us / 1000:.3g}' for us in quantiles)} ms"

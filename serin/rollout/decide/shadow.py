@@ -12,18 +12,19 @@ from typing import Annotated, Any, Final
 import numpy as np
 
 from serin.evidence.e_process import Array, e_value
-from serin.evidence.histogram import BINS, bins_of, count, latency_name, quantiles_us
+from serin.evidence.histogram import BINS, bins_of, count
 from serin.machine.typed_json import Document, Row, Stored
 from serin.rollout.decide.blocks import NO_COUNTS, Counts, Wealth, counts2json, json2counts
 from serin.rollout.decide.guards import PROMISES, hold_to_promises
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.sentences import finding, percent, too_slow
+from serin.rollout.decide.sentences import finding, latencies, percent, too_slow
 from serin.rollout.decide.state import Verdict
 
 ALL_ROWS: Final = "all rows"
 FEWEST_ROWS: Final = 50  # a segment with fewer is shown and not judged
 MOST_VALUES: Final = 50  # of a segment's column; the others are counted together
 OTHERS: Final = "other values"
+_COUNTS: Final = Stored(lambda rows: json2counts(rows, np.int64), counts2json)
 _START_S: Final = 5.0  # the replay has this long to start before missing requests hold the rollout
 
 
@@ -118,7 +119,7 @@ class Tally(Document):
     mismatch: Mismatch | None = None
     failure: str = ""
     log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # of the bets on promises
-    seen: Annotated[Array, Stored(lambda found: json2counts(found, np.int64), counts2json)] = field(
+    seen: Annotated[Array, _COUNTS] = field(
         default_factory=lambda: np.zeros(BINS, dtype=np.int64)
     )  # latencies
     waiting: str = ""
@@ -134,9 +135,6 @@ class Tally(Document):
     def broken(self) -> str:
         """The promise that the evidence is strongest against."""
         return max(self.log_wealth, key=lambda name: float(e_value(self.log_wealth[name])))
-
-    def quantiles_us(self, plan: Plan) -> list[float | None]:
-        return quantiles_us(self.seen, plan.quantiles)
 
     def ordered(self) -> list[tuple[str, Difference]]:
         """All segments by column, those with the most rows first; all rows at the top."""
@@ -268,7 +266,6 @@ def _differs(tally: Tally) -> str:
 
 
 def _answers(plan: Plan, tally: Tally) -> str:
-    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
-    shown = "/".join("-" if us is None else f"{us / 1000:.3g}" for us in tally.quantiles_us(plan))
     failure = f" ({tally.failure})" if tally.failure else ""
-    return f"{tally.counts.errors} of {tally.counts.requests} requests failed{failure}, {names} {shown} ms"
+    failed = f"{tally.counts.errors} of {tally.counts.requests} requests failed{failure}"
+    return f"{failed}, {latencies(plan, tally.seen)}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from serin.rollout.decide.plan import StoredPlan
 from serin.store.artifacts import ModelRoute, NamedRelease, Release
@@ -105,18 +105,10 @@ class Rollout:
     @property
     def weight_percent(self) -> float:
         """The candidate's share of traffic."""
-        match self.phase:
-            case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
-                return 0.0
-            case Phase.SHADOWING | Phase.WITHDRAWING | Phase.RESTARTING | Phase.RETIRING | Phase.RETIRED:
-                return 0.0
-            case Phase.SHIFTING:
-                assert self.step is not None
-                return self.plan.steps[self.step]
-            case Phase.BAKING | Phase.DRAINING | Phase.PROMOTED:
-                return 100.0
-            case _ as never:
-                assert_never(never)
+        if self.phase is Phase.SHIFTING:
+            assert self.step is not None
+            return self.plan.steps[self.step]
+        return 100.0 if self.phase in (Phase.BAKING, Phase.DRAINING, Phase.PROMOTED) else 0.0
 
     @property
     def baseline(self) -> Release | None:
@@ -147,10 +139,8 @@ class Rollout:
                 baseline=self.baseline,
                 baseline_percent=self.baseline_percent,
             )
-        first = (
-            self.candidate if self.phase is Phase.DRAINING else None
-        )  # promoted once the gateway has the route
-        routed = self.live or first
+        # The first release is promoted once the gateway has the route.
+        routed = self.live or (self.candidate if self.phase is Phase.DRAINING else None)
         return ModelRoute(model=self.model, epoch=self.epoch, stable=routed) if routed else None
 
     @property
@@ -200,16 +190,8 @@ def move(
     by: str = CONTROLLER,
 ) -> Rollout:
     """Moves to a phase or step, without a hold. A change of the route starts a new epoch."""
-    then = replace(
-        now,
-        phase=phase,
-        step=now.step if step is None else step,
-        hold=None,
-        since=t,
-        reason=reason,
-        verdict=verdict,
-        by=by,
-    )
+    step = now.step if step is None else step
+    then = replace(now, phase=phase, step=step, hold=None, since=t, reason=reason, verdict=verdict, by=by)
     return then if then.route == now.route else replace(then, epoch=now.epoch + 1)
 
 

@@ -8,13 +8,7 @@ from typing import Any, Final
 
 from serin.evidence.histogram import latency_name
 from serin.rollout.decide.evidence import Evidence
-from serin.rollout.decide.guards import (
-    PROMISES,
-    QUALITY,
-    STABLE_PROMISES,
-    WEIGHT,
-    weights,
-)
+from serin.rollout.decide.guards import PROMISES, QUALITY, STABLE_PROMISES, WEIGHT, weights
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import (
     NOTHING_AGAINST,
@@ -90,15 +84,14 @@ def judge_step(plan: Plan, evidence: Evidence, *, elapsed_s: float, last: bool) 
     if any(worths.get(name, 1.0) >= plan.rollback_at for name in weighed.excused):
         return Verdict.INCIDENT, f"both arms break a promise: {arms(plan, evidence)}"
     if evidence.split_evidence >= SPLIT_AT:
-        got, of = evidence.split
+        (got, of), asked = evidence.split, evidence.shares.get(evidence.epoch, 0.0)
         return Verdict.INVALID, (
-            f"the candidate has {got} of {of} requests ({got / of:.2%}) instead of {_share(evidence):.2%}"
+            f"the candidate has {got} of {of} requests ({got / of:.2%}) instead of {asked:.2%}"
         )
     seen = evidence.candidate.requests
     if elapsed_s < plan.step_s:
-        return Verdict.WAIT, _and_silence(
-            f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests", evidence
-        )
+        so_far = f"{elapsed_s:.0f} of {plan.step_s:.0f} s, {seen} requests"
+        return Verdict.WAIT, _and_silence(so_far, evidence)
     if plan.min_requests > 0 and (evidence.split[1] == 0 or seen == 0):
         return _silent(plan, elapsed_s)
     missing = _against(plan, evidence, weighed)
@@ -184,15 +177,9 @@ def _missing(plan: Plan, evidence: Evidence, *, last: bool) -> str:
 def _stable_breaks(plan: Plan, evidence: Evidence, promise: str) -> bool:
     """Returns whether stable breaks a promise by its own bets since the rollout began, and still in the last
     seconds."""
-    index = PROMISES.index(promise)
-    recent = evidence.stable_recent
-    share, limit = ((recent.error_share, plan.max_error_share), (recent.slow_share, plan.max_slow_share))[
-        index
-    ]
+    index, recent = PROMISES.index(promise), evidence.stable_recent
+    share = (recent.error_share, recent.slow_share)[index]
+    limit = (plan.max_error_share, plan.max_slow_share)[index]
     if recent.requests < _STABLE_REQUESTS or share <= limit:
         return False
     return evidence.worths().get(STABLE_PROMISES[index], 1.0) >= _INCIDENT_AT
-
-
-def _share(evidence: Evidence) -> float:
-    return evidence.shares.get(evidence.epoch, 0.0)

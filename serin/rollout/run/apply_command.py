@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, assert_never
 
 from serin.errors import RolloutError, RolloutRefused
 from serin.rollout.decide.plan import Plan
@@ -24,7 +24,9 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
         case "retire":
             return _retire(now, command, t)
         case "pause" | "resume" | "approve" | "promote" | "abort":
-            return _change(_running(now, command), command, t)
+            if now is None or now.phase.final:
+                raise _refused(command, "no rollout is running")
+            return _change(now, command, t)
         case _ as never:
             assert_never(never)
 
@@ -36,19 +38,20 @@ def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) 
     live = now.live if now else None
     if candidate == live:
         raise _refused(command, f"version {candidate.version} is live already")
-    return Rollout(
-        id=command.id,
+    return _new(
+        command,
+        t,
         candidate=candidate,
         stable=live,
         previous=now.before_live if now else None,
         plan=command.plan or Plan(),
         epoch=now.epoch if now else 0,
-        began=t,
-        since=t,
-        evidence_from=t,
         reason=command.why or _asked(command),
-        by=command.by,
     )
+
+
+def _new(command: Command, t: float, **state: Any) -> Rollout:
+    return Rollout(id=command.id, began=t, since=t, evidence_from=t, by=command.by, **state)
 
 
 def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
@@ -76,32 +79,12 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
 def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
     """The live release gets no request any more, finishes those it has, and is stopped."""
     if now and not now.phase.final:
-        what = f"the rollout of version {now.candidate.version} is {now.phase}"
-        raise _refused(
-            command, f"{what}; wait for its end, or run `serin rollout abort {command.model}` first"
-        )
+        what = f"the rollout of version {now.candidate.version} is {now.phase}; wait for its end"
+        raise _refused(command, f"{what}, or run `serin rollout abort {command.model}` first")
     if now is None or now.live is None:
         raise _refused(command, "no version of it is served")
-    return Rollout(
-        id=command.id,
-        candidate=now.live,
-        stable=None,
-        previous=now.before_live,
-        plan=now.plan,
-        phase=Phase.RETIRING,
-        epoch=now.epoch + 1,
-        began=t,
-        since=t,
-        evidence_from=t,
-        reason=_asked(command),
-        by=command.by,
-    )
-
-
-def _running(now: Rollout | None, command: Command) -> Rollout:
-    if now is None or now.phase.final:
-        raise _refused(command, "no rollout is running")
-    return now
+    state = {"candidate": now.live, "stable": None, "previous": now.before_live, "plan": now.plan}
+    return _new(command, t, **state, phase=Phase.RETIRING, epoch=now.epoch + 1, reason=_asked(command))
 
 
 def _change(now: Rollout, command: Command, t: float) -> Rollout:

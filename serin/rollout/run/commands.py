@@ -1,33 +1,34 @@
-"""Commands from a person or a flow to the controller: a file in its inbox, and a file with its answer.
+"""Commands from a person or a flow to the controller that decides, and its answers.
 
-    <home>/rollouts/inbox/<id>.json     written by `submit`, removed by the controller when it is answered
+    <home>/rollouts/inbox/<id>.json     written by `Mailbox.submit`, removed by the controller when it is answered
     <home>/rollouts/answers/<id>.json   kept for a week
 
-Where the disk takes no more, both are in the stack's folder in memory instead: `abort` must not wait for a disk. Files
-appear by rename, so that nobody reads a partial one. Ids sort by time: commands are applied in the order given.
+Where several hosts share a store, both are objects in it, under the same names. Where a home's disk takes no more, both
+are in the stack's folder in memory: `abort` must not wait for a disk. Files appear by rename, so that nobody reads a
+partial one. Ids sort by time: commands are applied in the order given.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
 from serin.errors import ControllerSilent, SerinError
-from serin.machine.documents import read_json
+from serin.machine.documents import parse_json
 from serin.machine.durable import write_whole
 from serin.machine.in_memory import memory_folder
 from serin.machine.typed_json import Document, checked, json2value, value2json
 from serin.rollout.decide.plan import StoredPlan
 from serin.spec.names import valid_model_name
+from serin.store.objects import Objects
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,12 @@ _FORM: Final = "serin.command"
 INBOX, ANSWERS = "inbox", "answers"
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
-_KEEP_ANSWERS_S: Final = 7 * 86400.0
-_POLL_S: Final = 0.05
-_PATIENCE_S: Final = 10.0
+_TIME: Final = "%Y%m%dT%H%M%S"
+_KEEP_ANSWERS: Final = timedelta(days=7)
 
 
 def new_id() -> str:
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(3)}"
+    return f"{datetime.now(UTC):{_TIME}%f}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +63,17 @@ class Command(Document):
     id: str = field(default_factory=new_id)
 
     def to_json(self) -> dict[str, Any]:
-        found = value2json(self)
-        return {"format": _FORM, "version": 1, "release": found.pop("version"), **found}
+        fields = value2json(self)
+        return {"format": _FORM, "version": 1, "release": fields.pop("version"), **fields}
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Raises ValueError or NameInvalid for anything else than a command."""
-        found = checked(document, _FORM, 1)
-        version = found["version"] = found.pop("release", None)
+        fields = checked(document, _FORM, 1)
+        version = fields["version"] = fields.pop("release", None)
         if version is not None and (type(version) is not int or version < 1):
             raise ValueError(f"{version!r} is not a version number")
-        command = json2value(cls, found)
+        command = json2value(cls, fields)
         valid_model_name(command.model)
         return command
 
@@ -86,160 +86,166 @@ class Answer(Document, form="serin.answer"):
     rollout: str | None = None  # the rollout it started or changed
 
 
-def valid_id(text: str) -> bool:
-    return _ID.fullmatch(text) is not None
+class _Files:
+    """Commands and answers as files of a home: on disk, and in memory where a stack was started."""
 
-
-class Mailbox(Protocol):
-    """A caller's way to a controller, now or when one next runs."""
-
-    poll_s: float
-    patience_s: float  # for how long an answer is waited for
-
-    def submit(self, command: Command) -> str:
-        """Returns the command's id."""
-        ...
-
-    def read_answer(self, command_id: str) -> Answer | None: ...
-
-    def withdraw(self, command_id: str) -> None:
-        """Takes back a command that the controller has not obeyed yet."""
-        ...
-
-
-class HomeMailbox:
-    """The way to the controller of a home."""
-
-    poll_s, patience_s = _POLL_S, _PATIENCE_S
+    poll_s, patience_s = 0.05, 10.0
 
     def __init__(self, home: Path) -> None:
         self._home = home
 
+    def paths(self, box: str, name: str) -> list[Path]:
+        memory = memory_folder(self._home)
+        folders = [self._home / "rollouts" / box, *([memory / box] if memory else [])]
+        return [folder / f"{name}.json" for folder in folders]
+
+    def names(self, box: str) -> list[str]:
+        return sorted({file.stem for path in self.paths(box, "*") for file in path.parent.glob(path.name)})
+
+    def read(self, box: str, name: str) -> bytes | None:
+        for path in self.paths(box, name):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return path.read_bytes()
+        return None
+
+    def write(self, box: str, name: str, content: bytes) -> None:
+        """Writes the file where it is taken first."""
+        for path in (paths := self.paths(box, name)):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, content)
+                return
+            except OSError:
+                if path is paths[-1]:
+                    raise
+
+    def remove(self, box: str, name: str) -> None:
+        for path in self.paths(box, name):
+            path.unlink(missing_ok=True)
+
+
+class _StoredObjects:
+    """Commands and answers as objects of a store."""
+
+    poll_s, patience_s = 0.2, 30.0  # a change of the leader takes up to ten seconds
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def paths(self, box: str, name: str) -> list[str]:
+        return [f"rollouts/{box}/{name}.json"]
+
+    def names(self, box: str) -> list[str]:
+        prefix = f"rollouts/{box}/"
+        names = (key.removeprefix(prefix).removesuffix(".json") for key in self._objects.keys(prefix))
+        return [name for name in names if "/" not in name]  # else a model has the name of this folder
+
+    def read(self, box: str, name: str) -> bytes | None:
+        stored = self._objects.read(f"rollouts/{box}/{name}.json")
+        return stored.content if stored else None
+
+    def write(self, box: str, name: str, content: bytes) -> None:
+        self._objects.put(f"rollouts/{box}/{name}.json", content)
+
+    def remove(self, box: str, name: str) -> None:
+        self._objects.remove(f"rollouts/{box}/{name}.json")
+
+
+def _messages(place: Path | Objects) -> _Files | _StoredObjects:
+    return _Files(place) if isinstance(place, Path) else _StoredObjects(place)
+
+
+class Mailbox:
+    """A caller's way to a controller, now or when one next runs: that of a home, or the leading one of a store."""
+
+    def __init__(self, place: Path | Objects) -> None:
+        self._messages = _messages(place)
+
     def submit(self, command: Command) -> str:
-        _publish(self._home, INBOX, command.id, command.to_json())
+        """Returns the command's id. Submitting a command again changes nothing."""
+        self._messages.write(INBOX, _valid_id(command.id), command.dump())
         return command.id
 
     def read_answer(self, command_id: str) -> Answer | None:
+        content = self._messages.read(ANSWERS, _valid_id(command_id))
         advice = "remove it and give the command again"
-        for folder in _folders(self._home, ANSWERS):
-            file = folder / f"{_checked(command_id)}.json"
-            if (answer := read_json(file, Answer.from_json, advice=advice)) is not None:
-                return answer
-        return None
+        path = self._messages.paths(ANSWERS, command_id)[0]
+        return None if content is None else parse_json(path, content, Answer.from_json, advice=advice)
 
     def withdraw(self, command_id: str) -> None:
-        for folder in _folders(self._home, INBOX):
-            (folder / f"{command_id}.json").unlink(missing_ok=True)
+        """Takes back a command that the controller has not obeyed yet."""
+        self._messages.remove(INBOX, _valid_id(command_id))
 
-
-def ask_by(mailbox: Mailbox, command: Command, *, timeout_s: float | None = None) -> Answer:
-    """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
-    later."""
-    timeout_s = mailbox.patience_s if timeout_s is None else timeout_s
-    mailbox.submit(command)
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if answer := mailbox.read_answer(command.id):
+    def ask(self, command: Command, *, timeout_s: float | None = None) -> Answer:
+        """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
+        later."""
+        timeout_s = self._messages.patience_s if timeout_s is None else timeout_s
+        self.submit(command)
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            if answer := self.read_answer(command.id):
+                return answer
+            time.sleep(self._messages.poll_s)
+        self.withdraw(command.id)
+        if answer := self.read_answer(command.id):
             return answer
-        time.sleep(mailbox.poll_s)
-    mailbox.withdraw(command.id)
-    if answer := mailbox.read_answer(command.id):
-        return answer
-    raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
-
-
-def submit(home: Path, command: Command) -> str:
-    """Hands `command` to the controller of `home`. Returns the command's id."""
-    return HomeMailbox(home).submit(command)
-
-
-def read_answer(home: Path, command_id: str) -> Answer | None:
-    return HomeMailbox(home).read_answer(command_id)
-
-
-def ask(home: Path, command: Command, *, timeout_s: float = _PATIENCE_S) -> Answer:
-    """Asks the controller of `home`."""
-    return ask_by(HomeMailbox(home), command, timeout_s=timeout_s)
-
-
-def withdraw(home: Path, command_id: str) -> None:
-    HomeMailbox(home).withdraw(command_id)
+        raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
 
 
 class Inbox:
-    """The controller's side of the inbox."""
+    """The controller's side. `check` raises where this controller may not answer any more."""
 
-    def __init__(self, home: Path) -> None:
-        self._home, self._unreadable = home, dict[Path, str]()
-        for name in (INBOX, ANSWERS):
-            with suppress(OSError):  # a full disk
-                _folders(home, name)[0].mkdir(parents=True, exist_ok=True)
-        for file in self._files(ANSWERS):
-            with suppress(OSError):
-                if time.time() - file.stat().st_mtime > _KEEP_ANSWERS_S:
-                    file.unlink(missing_ok=True)
+    def __init__(self, place: Path | Objects, check: Callable[[], None] = lambda: None) -> None:
+        self._messages, self._check = _messages(place), check
+        self._unreadable: dict[str, str] = {}
+        before = f"{datetime.now(UTC) - _KEEP_ANSWERS:{_TIME}}"
+        for name in self._messages.names(ANSWERS):
+            made_here = name[:8].isdecimal() and name[8:9] == "T"  # an id that somebody else made up stays
+            if made_here and name[: len(before)] < before:
+                with suppress(OSError):
+                    self._messages.remove(ANSWERS, name)
 
     def pending(self) -> list[Command]:
-        """Returns the waiting commands, oldest first. A file that is not a command is refused at once."""
+        """Returns the waiting commands, oldest first. What is not a command is refused at once."""
         commands = []
-        for file in self._files(INBOX):
-            if any((folder / file.name).exists() for folder in _folders(self._home, ANSWERS)):
-                file.unlink(missing_ok=True)  # a crash came between the answer and the removal
+        for name in self._messages.names(INBOX):
+            try:
+                content = self._messages.read(INBOX, name)
+                answered = _ID.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
+            except OSError as error:
+                if self._unreadable.get(name) != str(error):
+                    self._unreadable[name] = str(error)
+                    logger.warning(f"a command cannot be read and is left as it is: {error}; remove it")
+                continue
+            if content is None:
+                continue  # withdrawn in the meantime
+            if answered:
+                self._messages.remove(INBOX, name)  # a crash came between the answer and the removal
                 continue
             try:
-                command = Command.load(file.read_bytes())
-                if command.id != file.stem:
-                    raise ValueError(f"its id {command.id!r} differs from its file name")
-            except FileNotFoundError:
-                continue  # withdrawn in the meantime
-            except OSError as error:
-                if self._unreadable.get(file) != str(error):
-                    self._unreadable[file] = str(error)
-                    logger.warning(f"{file} cannot be read and is left as it is: {error}; remove it")
+                command = Command.load(content)
+                if command.id != name:
+                    raise ValueError(f"its id {command.id!r} differs from its name")
             except (ValueError, SerinError) as error:
-                self._refuse(file, f"not a command: {error}")
+                self._refuse(name, f"not a command: {error}")
             else:
                 commands.append(command)
         return commands
 
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
-        _publish(self._home, ANSWERS, answer.id, answer.to_json())
-        for folder in _folders(self._home, INBOX):
-            (folder / f"{answer.id}.json").unlink(missing_ok=True)
+        self._check()
+        self._messages.write(ANSWERS, _valid_id(answer.id), answer.dump())
+        self._messages.remove(INBOX, answer.id)
 
-    def _refuse(self, file: Path, reason: str) -> None:
-        if _ID.fullmatch(file.stem):
-            self.answer(Answer(id=file.stem, accepted=False, reason=reason))
-        file.unlink(missing_ok=True)
-
-    def _files(self, name: str) -> list[Path]:
-        found = (file for folder in _folders(self._home, name) for file in folder.glob("*.json"))
-        return sorted(found, key=lambda file: file.name)
+    def _refuse(self, name: str, reason: str) -> None:
+        if _ID.fullmatch(name):
+            self.answer(Answer(id=name, accepted=False, reason=reason))
+        else:
+            self._messages.remove(INBOX, name)
 
 
-def _folders(home: Path, name: str) -> list[Path]:
-    """Returns where the files are: on disk, and in memory where a stack was started."""
-    memory = memory_folder(home)
-    return [home / "rollouts" / name, *([memory / name] if memory else [])]
-
-
-def _checked(command_id: str) -> str:
+def _valid_id(command_id: str) -> str:
     if not _ID.fullmatch(command_id):
         raise ValueError(f"{command_id!r} is not a command id")
     return command_id
-
-
-def _publish(home: Path, name: str, command_id: str, value: Mapping[str, Any]) -> None:
-    """Writes the file to the first folder that takes it."""
-    *others, last = _folders(home, name)
-    for folder in others:
-        with suppress(OSError):
-            _write(folder / f"{_checked(command_id)}.json", value)
-            return
-    _write(last / f"{_checked(command_id)}.json", value)
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(value))

@@ -22,10 +22,8 @@ from serin.rollout.decide.advance import advance
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import CONTROLLER, Phase, Rollout, Verdict, abort
 from serin.rollout.run.apply_command import apply_command
-from serin.rollout.run.commands import Answer, Command
+from serin.rollout.run.commands import Answer, Command, Inbox
 from serin.rollout.run.ports import (
-    Clock,
-    Commands,
     EvenClock,
     Fleet,
     Journal,
@@ -43,10 +41,9 @@ from serin.store.artifacts import Release
 
 logger = logging.getLogger(__name__)
 
-_RECORD_S: Final = 10.0  # evidence that grows without a decision is journaled this often ...
-_SAME_S: Final = (
-    30.0  # ... and that of a candidate with traffic also when it does not: is the disk still there?
-)
+# Evidence that grows without a decision is journaled this often, and that of a candidate with traffic also when it does
+# not grow: is the disk still there?
+_RECORD_S, _SAME_S = 10.0, 30.0
 _UNRECORDED_S: Final = 30.0  # a candidate whose decisions cannot be recorded for so long loses its traffic
 _OPEN_AGAIN_S: Final = 5.0
 _TURNS: Final = 500  # of one rollout: holds that come and go
@@ -75,8 +72,8 @@ class Controller:
         judge: Judge,
         journals: Journals,
         versions: Versions,
-        commands: Commands,
-        clock: Clock | None = None,
+        commands: Inbox,
+        clock: EvenClock | None = None,
         beside: Beside | None = None,
         replayer: Replayer | None = None,
         check: Callable[[Release], None] | None = None,
@@ -193,9 +190,8 @@ class Controller:
         if decisions and course.rollout:
             course.recorded_at = decisions[-1].t
             if not course.rollout.phase.final and self._clock.now() < decisions[-1].t:
-                self._clock.follow(
-                    not_before=decisions[-1].t
-                )  # the machine's clock was set back in the meantime
+                # The machine's clock was set back in the meantime.
+                self._clock.follow(not_before=decisions[-1].t)
             course.obeyed = {decision.command for decision in decisions if decision.command}
         return course
 
@@ -251,8 +247,8 @@ class Controller:
             return False
         t = self._clock.now()
         try:
-            if course is None and command.model in self._unread:
-                self._check_replaceable(command.model)
+            if course is None and command.model in self._unread and command.model in self._journals.models():
+                raise self._unread[command.model]  # where there is none, a new one may begin
             then = apply_command(now, command, t)
             self._check_possible(command, then)
             self._record(course or self._open(command.model), then, t, command=command.id)
@@ -263,11 +259,6 @@ class Controller:
             return False
         self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
         return True
-
-    def _check_replaceable(self, model: str) -> None:
-        """Raises why the journal of a model cannot be used. Where there is none, a new one may begin."""
-        if model in self._journals.models():
-            raise self._unread[model]
 
     def _check_possible(self, command: Command, then: Rollout) -> None:
         version = then.candidate.version
@@ -313,17 +304,14 @@ class Controller:
         try:
             course.journal.flush()
         except OSError as error:
-            self._unrecorded(course, error)
+            if now := course.rollout:
+                count = course.journal.waiting
+                what = f"{count} decision{'s' if count > 1 else ''} about it (now {now.phase}: {now.reason})"
+                self._report(now.model, OSError(f"{what} cannot be recorded yet: {error}"))
         else:
             course.failing_since = None
             if course.rollout:
                 self._settled(course.rollout.model)
-
-    def _unrecorded(self, course: Course, error: OSError) -> None:
-        if now := course.rollout:
-            count = course.journal.waiting
-            what = f"{count} decision{'s' if count > 1 else ''} about it (now {now.phase}: {now.reason})"
-            self._report(now.model, OSError(f"{what} cannot be recorded yet: {error}"))
 
     def _record(self, course: Course, then: Rollout, t: float, *, command: str | None = None) -> None:
         """Records a decision. Until this returns, the decision was not made."""
@@ -336,32 +324,24 @@ class Controller:
         course.rollout, course.recorded_at = then, t
         self._found(then.model)
         if changed:
-            logger.info(_line(then))
+            step = f" at {then.weight_percent:g}%" if then.phase is Phase.SHIFTING else ""
+            held = f", held ({then.hold})" if then.hold else ""
+            logger.info(f"{then.candidate.name}: {then.phase}{step}{held}: {then.reason}")
         if course.journal.waiting:
             self._flush(course)  # says why
         else:
             course.failing_since = None
             self._settled(then.model)
-            self._compact(course.journal, then.model)
-
-    def _compact(self, journal: Journal, model: str) -> None:
-        """Compacts a large journal. If that fails, the journal stays as it is: no decision waits for it."""
-        try:
-            journal.compact(worth_keeping)
-        except OSError as error:
-            logger.warning(f"the journal of {model} could not be compacted: {error}")
+            try:
+                course.journal.compact(worth_keeping)
+            except OSError as error:  # it stays as it is: no decision waits for that
+                logger.warning(f"the journal of {then.model} could not be compacted: {error}")
 
 
 def _goes_back(now: Rollout, then: Rollout) -> bool:
     """Whether a decision takes traffic from the candidate of a rollout, or ends that."""
     less = then.weight_percent < now.weight_percent
     return then.id == now.id and (less or then.phase in (Phase.ABORTING, Phase.ROLLED_BACK))
-
-
-def _line(now: Rollout) -> str:
-    step = f" at {now.weight_percent:g}%" if now.phase is Phase.SHIFTING else ""
-    held = f", held ({now.hold})" if now.hold else ""
-    return f"{now.candidate.name}: {now.phase}{step}{held}: {now.reason}"
 
 
 # A rollout that is held accumulates evidence as long as it is held. A controller resumes from the newest line; `report`

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from serin.formats.serving.quality_evidence import QualityBlocks
 from serin.formats.serving.request_log import Offset, find_offset, read_requests
 from serin.rollout.decide.cutting import Arm
 from serin.rollout.decide.evidence import Evidence, fold
-from serin.rollout.decide.guards import QualityBet, bet_on_quality
+from serin.rollout.decide.guards import bet_on_quality
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import Judgement, fails_by_latency_alone, judge_bake, judge_step
 from serin.store.artifacts import Release
@@ -35,11 +36,8 @@ class LogJudge:
         except OSError as error:
             reason = f"the request log cannot be read: {error}"
             return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
-        evidence = replace(evidence, quality=quality_bet(self._quality, rollout))
-        verdict, reason = verdict_on(rollout, evidence, t)
-        memory = {"guards": evidence.to_json(), "offset": offset.to_json(), "bad_lines": bad_lines}
-        alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
-        return Judgement(verdict=verdict, reason=reason, evidence=memory, latency_alone=alone)
+        memory = {"offset": offset.to_json(), "bad_lines": bad_lines}
+        return judge_evidence(rollout, evidence, t, quality=self._quality, memory=memory)
 
     def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
         memory = rollout.evidence
@@ -57,18 +55,26 @@ class LogJudge:
         return evidence, place, bad_lines
 
 
-def quality_bet(quality: Quality | None, rollout: Rollout) -> QualityBet | None:
-    """Bets on the labels of this rollout. A rollout that needs no evidence, as a rollback, needs none of these."""
-    found = quality(rollout.candidate) if quality and rollout.plan.min_requests else None
-    if found is None:
-        return None
-    return bet_on_quality(
-        found.blocks,
-        since=rollout.evidence_from,
-        loss_name=found.loss_name,
-        offline=found.offline,
-        limit=found.limit,
-    )
+def judge_evidence(
+    rollout: Rollout, evidence: Evidence, t: float, *, quality: Quality | None, memory: Mapping[str, Any]
+) -> Judgement:
+    """Returns the judgement by this evidence, and by the labels of the rollout. `memory`: what else the judge continues
+    from. A rollout that needs no evidence, as a rollback, needs no labels either."""
+    labels = quality(rollout.candidate) if quality and rollout.plan.min_requests else None
+    bet = None
+    if labels is not None:
+        bet = bet_on_quality(
+            labels.blocks,
+            since=rollout.evidence_from,
+            loss_name=labels.loss_name,
+            offline=labels.offline,
+            limit=labels.limit,
+        )
+    evidence = replace(evidence, quality=bet)
+    verdict, reason = verdict_on(rollout, evidence, t)
+    alone = verdict is Verdict.FAIL and fails_by_latency_alone(rollout.plan, evidence)
+    memory = {"guards": evidence.to_json(), **memory}
+    return Judgement(verdict=verdict, reason=reason, evidence=memory, latency_alone=alone)
 
 
 def arm_of(rollout: Rollout) -> Arm:

@@ -10,13 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
 from serin.errors import LeadershipLost, ObjectChanged, ObjectExists, SerinError
 from serin.formats.cluster.leader import KEY, Leader
-from serin.rollout.decide.election import RENEW_S, Watch, claim, look, may_act
 from serin.store.objects import Objects
 
 logger = logging.getLogger(__name__)
+
+_RENEW_S: Final = 1.0  # a leader renews its record this often
+_VALID_S: Final = 4.0  # a leader acts only for this long after it began to renew
+_SILENT_S: Final = 5.0  # a record that has not changed for this long may be taken over
 
 
 def uptime() -> float:
@@ -33,24 +38,24 @@ class Leadership:
         self._lock = threading.Lock()
         self._mine: Leader | None = None  # None: not leading
         self._tag, self._renewed_at = "", 0.0
-        self._watch: Watch | None = None
+        self.leader: Leader | None = None
+        """The record as it was last seen."""
+        self._unchanged_since: float | None = None  # by this process's clock; None: it was not looked at yet
 
     @property
     def term(self) -> int | None:
         """The term in which this process leads now; None: it does not, or can no longer be sure."""
         with self._lock:
-            valid = self._mine is not None and may_act(self._renewed_at, self._clock())
-            return self._mine.term if valid and self._mine else None
+            return self._mine.term if self._mine and self._may_act(self._clock()) else None
 
-    @property
-    def leader(self) -> Leader | None:
-        """The record as it was last seen."""
-        return self._watch.leader if self._watch else None
+    def _may_act(self, t: float) -> bool:
+        return t - self._renewed_at <= _VALID_S
 
     def check(self, term: int) -> None:
         """Raises LeadershipLost unless this process leads in `term` now."""
         if self.term != term:
-            raise LeadershipLost(leader=self._named())
+            known = self.leader and self.leader.holder not in ("", self.holder)
+            raise LeadershipLost(leader=self.leader.holder if self.leader and known else "unknown")
 
     def lose(self, term: int) -> None:
         """Gives up the leadership of `term`: something was written that this process did not write."""
@@ -65,7 +70,7 @@ class Leadership:
             mine = self._mine
         if mine is None:
             self._stand_by(t)
-        elif not may_act(self._renewed_at, t):
+        elif not self._may_act(t):
             logger.warning("the leadership was not renewed for %.1f s; stepping down", t - self._renewed_at)
             self.lose(mine.term)
         else:
@@ -89,48 +94,45 @@ class Leadership:
                 self.step()
             except (SerinError, OSError) as error:
                 logger.warning("the leader's record cannot be read or renewed: %s", error)
-            stop.wait(max(0.0, RENEW_S - (self._clock() - began)))
+            stop.wait(max(0.0, _RENEW_S - (self._clock() - began)))
 
     def _stand_by(self, t: float) -> None:
-        found = self._objects.read(KEY)
+        stored = self._objects.read(KEY)
         try:
-            leader = Leader.load(found.content) if found else None
+            leader = Leader.load(stored.content) if stored else None
         except (ValueError, TypeError, KeyError) as error:
             raise LeadershipLost(leader=f"{KEY} cannot be read: {error}") from error
-        self._watch = look(self._watch, leader, t)
-        wanted = claim(self._watch, t, self.holder)
-        if wanted is None:
+        if self._unchanged_since is None or leader != self.leader:
+            self.leader, self._unchanged_since = leader, t
+        # A record with my own name is one whose leadership I gave up, because I was not sure of what I had written.
+        silent = t - self._unchanged_since >= _SILENT_S
+        if leader is not None and leader.holder not in ("", self.holder) and not silent:
             return
+        claim = Leader(holder=self.holder, term=leader.term + 1 if leader else 1)
         try:
-            content = wanted.dump()
-            tag = (
-                self._objects.replace(KEY, content, found.tag)
-                if found
-                else self._objects.create(KEY, content)
-            )
+            if stored:
+                tag = self._objects.replace(KEY, claim.dump(), stored.tag)
+            else:
+                tag = self._objects.create(KEY, claim.dump())
         except (ObjectChanged, ObjectExists):
             return  # another one was faster
-        self._lead(wanted, tag, t)
+        self._lead(claim, tag, t)
 
     def _renew(self, mine: Leader, t: float) -> None:
-        wanted = Leader(holder=mine.holder, term=mine.term, beat=mine.beat + 1)
+        renewed = Leader(holder=mine.holder, term=mine.term, beat=mine.beat + 1)
         try:
-            tag = self._objects.replace(KEY, wanted.dump(), self._tag)
+            tag = self._objects.replace(KEY, renewed.dump(), self._tag)
         except ObjectChanged:
-            found = self._objects.read(KEY)
-            if found is None or not self._is_mine(found.content, mine):
+            stored = self._objects.read(KEY)
+            written = None
+            with suppress(ValueError, TypeError, KeyError):
+                written = Leader.load(stored.content) if stored else None
+            if not stored or not written or (written.holder, written.term) != (mine.holder, mine.term):
                 logger.warning("another controller has taken over; stepping down")
                 self.lose(mine.term)
                 return
-            wanted, tag = Leader.load(found.content), found.tag  # an answer was lost on the way
-        self._lead(wanted, tag, t)
-
-    def _is_mine(self, content: bytes, mine: Leader) -> bool:
-        try:
-            found = Leader.load(content)
-        except (ValueError, TypeError, KeyError):
-            return False
-        return (found.holder, found.term) == (mine.holder, mine.term)
+            renewed, tag = written, stored.tag  # an answer was lost on the way
+        self._lead(renewed, tag, t)
 
     def _lead(self, leader: Leader, tag: str, began: float) -> None:
         with self._lock:
@@ -138,10 +140,6 @@ class Leadership:
             if first and leader.beat:
                 return  # given up while the renewal was on its way
             self._mine, self._tag, self._renewed_at = leader, tag, began
-        self._watch = Watch(leader=leader, since=began)
+        self.leader, self._unchanged_since = leader, began
         if first:
             logger.info("%s leads in term %d", self.holder, leader.term)
-
-    def _named(self) -> str:
-        leader = self.leader
-        return leader.holder if leader and leader.holder not in ("", self.holder) else "unknown"

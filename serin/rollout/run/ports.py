@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from serin.formats.serving.journal import Decision, Keep
 from serin.rollout.decide.state import Rollout
-from serin.rollout.run.commands import Answer, Command
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 if TYPE_CHECKING:
@@ -128,28 +127,6 @@ class Versions(Protocol):
     def set_alias(self, model: str, alias: str, version: int | None) -> None: ...
 
 
-class Commands(Protocol):
-    def pending(self) -> Sequence[Command]: ...
-
-    def answer(self, answer: Answer) -> None:
-        """Publishes the answer and removes the command."""
-        ...
-
-
-class Clock(Protocol):
-    def now(self) -> float:
-        """Returns seconds since 1970, for the journals: their times must mean the same after a restart."""
-        ...
-
-    def steady(self) -> float:
-        """Returns monotonic seconds, for durations that are never stored."""
-        ...
-
-    def follow(self, *, not_before: float = 0.0) -> None:
-        """Adopts the machine's time, or `not_before` if that is later. Call it only while nothing is timed by `now`."""
-        ...
-
-
 class EvenClock:
     """A clock that runs evenly between two calls of `follow`.
 
@@ -158,13 +135,16 @@ class EvenClock:
     """
 
     def __init__(self) -> None:
-        self._ahead = time.time() - time.monotonic()
+        self._ahead = time.time() - self.steady()
 
     def now(self) -> float:
-        return self._ahead + time.monotonic()
+        """Returns seconds since 1970, for the journals: their times must mean the same after a restart."""
+        return self._ahead + self.steady()
 
     def steady(self) -> float:
+        """Returns monotonic seconds, for durations that are never stored."""
         return time.monotonic()
 
     def follow(self, *, not_before: float = 0.0) -> None:
-        self._ahead = max(time.time(), not_before) - time.monotonic()
+        """Adopts the machine's time, or `not_before` if that is later. Call it only while nothing is timed by `now`."""
+        self._ahead = max(time.time(), not_before) - self.steady()

@@ -14,18 +14,16 @@ from typing import Final
 from serin.rollout.decide.advance import ReleaseState, Seen
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.decide.verdict import Judgement
-from serin.rollout.run.ports import Clock, Fleet, Judge, Router, Versions
+from serin.rollout.run.ports import EvenClock, Fleet, Judge, Router, Versions
 from serin.rollout.run.shadow import Shadows
-from serin.rollout.run.verification import FOREIGN, TRANSIENT, Beside, Verifications, Verified
+from serin.rollout.run.verification import FOREIGN, TRANSIENT, Beside, Verifications
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 logger = logging.getLogger(__name__)
 
-_REAPPLY_S: Final = (
-    5.0  # routes are pushed this often even when nothing changed: the gateway may be a new process
-)
+_REAPPLY_S: Final = 5.0  # how often unchanged routes are pushed: the gateway may be a new process
 _DEAD_S: Final = (
-    10.0  # a live release may be busy, or its host may be restarting it: killing it then makes it worse
+    10.0  # a live release may be busy, or be restarted by its host: killing it then makes it worse
 )
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
@@ -69,7 +67,7 @@ class Reconciler:
         fleet: Fleet,
         judge: Judge,
         versions: Versions,
-        clock: Clock,
+        clock: EvenClock,
         shadows: Shadows,
         beside: Beside | None = None,
     ) -> None:
@@ -98,9 +96,9 @@ class Reconciler:
 
     def see(self, now: Rollout, t: float) -> Seen:
         memory = self._memory(now)
-        verified = Verified(problem=memory.problem if now.phase is Phase.LOADING else "")
+        verified, problem = False, memory.problem if now.phase is Phase.LOADING else ""
         if now.phase is Phase.VERIFYING and self._state(now.candidate) == "ready":
-            verified = self._verifications.of(now)
+            verified, problem = self._verifications.of(now)
         return Seen(
             candidate=self._candidate_state(memory, now),
             restartable=self._restartable(now),
@@ -109,8 +107,8 @@ class Reconciler:
             baseline=self._state(now.baseline) if now.baseline else "ready",
             routed=self._routed,
             active_requests=self._active_requests(now),
-            verified=verified.done,
-            problem=verified.problem,
+            verified=verified,
+            problem=problem,
             judgement=self._judgement(now, t),
         )
 
@@ -124,11 +122,8 @@ class Reconciler:
         """Returns "dead" also for a restarted candidate: one that dies under traffic has failed, even if its host
         restarts it."""
         state = self._state(now.candidate)
-        if state not in ("ready", "starting") or now.phase not in (
-            Phase.SHADOWING,
-            Phase.SHIFTING,
-            Phase.BAKING,
-        ):
+        judged = now.phase in (Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING)
+        if state not in ("ready", "starting") or not judged:
             return state
         try:
             instance = self._fleet.instance(now.candidate)
@@ -202,7 +197,7 @@ class Reconciler:
             self._tell(now.live.name, f"it is live but {state}; restarting it")
             memory.restart.failed(
                 t
-            )  # even if it starts: a process that dies at once must not be restarted in a loop
+            )  # even if it starts: one that dies at once must not be restarted in a loop
             try:
                 self._fleet.start(now.live)
             except FOREIGN as error:

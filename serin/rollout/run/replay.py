@@ -20,8 +20,6 @@ from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.story import point
 
 _BEFORE_S = 60.0  # stable's traffic before the rollout gives its latency
-
-
 _AFTER_S = 5.0  # requests still in flight at the end count too
 
 

@@ -74,9 +74,8 @@ class Shadows:
     def _take(self, now: Rollout, tally: Tally, t: float) -> Tally:
         run = self._runs.get(now.model)
         if run is None or run.rollout != now.id or dict(run.place) != dict(tally.place):
-            self.stop(
-                now.model
-            )  # another rollout, or a decision that was not recorded, or one to begin again
+            # Another rollout, or a decision that was not recorded, or one to begin again.
+            self.stop(now.model)
             run = self._runs[now.model] = _Run(rollout=now.id, place=tally.place)
         try:
             reports = self._reports(run, now, t)

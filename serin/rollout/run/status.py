@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from serin.formats.serving.journal import Decision, JournalReader
+from serin.formats.serving.journal import Decision
 from serin.machine.contained import contained
 from serin.machine.in_memory import read_problems
 from serin.rollout.decide.state import Phase, Rollout
@@ -47,9 +47,7 @@ class RolloutStatus:
     began: float
     since: float
     decided: float
-    shadow: ShadowStory | None = (
-        None  # of a rollout that answers recorded requests now, before it has traffic
-    )
+    shadow: ShadowStory | None = None  # while it answers recorded requests, before it has traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,11 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
     decision = rollouts.last(valid_model_name(model))
     if decision is None:
         return None
-    now = decision2rollout(decision)
+    now, shadow = decision2rollout(decision), None
+    if now.phase is Phase.SHADOWING:
+        from serin.rollout.run.story import shadow_story  # with numpy
+
+        shadow = shadow_story(now)
     return ModelStatus(
         name=model,
         live=now.live.version if now.live else None,
@@ -131,25 +133,14 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
             began=now.began,
             since=now.since,
             decided=decision.t,
-            shadow=_shadow(now) if now.phase is Phase.SHADOWING else None,
+            shadow=shadow,
         ),
     )
-
-
-def _shadow(now: Rollout) -> ShadowStory | None:
-    from serin.rollout.run.story import shadow_story  # with numpy
-
-    return shadow_story(now)
 
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
     """Returns every decision about `model` in `home`, oldest first, or those of one rollout."""
     return HomeRollouts(home).decisions(model, rollout)
-
-
-def reader(home: Path, model: str, rollout: str) -> JournalReader:
-    """Returns a reader for following a rollout in `home`: `history` would read the whole journal each time."""
-    return HomeRollouts(home).reader(model, rollout)
 
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from serin.evidence.histogram import latency_name
 from serin.formats.serving.journal import Decision
 from serin.reports.rollout_page import EvidencePoint, RolloutStory, ShadowSegment, ShadowStory, StoryRules
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.sentences import latencies
 from serin.rollout.decide.shadow import Tally
 from serin.rollout.decide.state import SHADOW, Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import weigh
@@ -35,6 +35,7 @@ def tell(decisions: Sequence[Decision]) -> RolloutStory:
         if evidence := _evidence(decision):
             points.append(point(now, evidence, decision.t))
     newest = next((found for decision in reversed(decisions) if (found := _evidence(decision))), None)
+    shadowed = next((each for each in reversed(decisions) if each.evidence.get(SHADOW)), None)
     turned = next((found for found in changes if found.phase == _TURNS.get(last.phase)), changes[-1])
     return RolloutStory(
         candidate=last.candidate.name,
@@ -50,14 +51,8 @@ def tell(decisions: Sequence[Decision]) -> RolloutStory:
         decisions=tuple(changes),
         points=tuple(points),
         latencies=(newest.seen[0], newest.seen[1]) if newest else None,
-        shadow=_shadow(decisions),
+        shadow=shadow_story(decision2rollout(shadowed)) if shadowed else None,
     )
-
-
-def _shadow(decisions: Sequence[Decision]) -> ShadowStory | None:
-    """Returns what the newest line with recorded requests says; None: no phase of the rollout had any."""
-    found = next((decision for decision in reversed(decisions) if decision.evidence.get(SHADOW)), None)
-    return shadow_story(decision2rollout(found)) if found else None
 
 
 def shadow_story(now: Rollout) -> ShadowStory | None:
@@ -65,8 +60,6 @@ def shadow_story(now: Rollout) -> ShadowStory | None:
     plan, tally = now.plan, Tally.from_json(now.evidence.get(SHADOW, {}))
     if plan.shadow is None:
         return None
-    names = "/".join(latency_name(quantile) for quantile in plan.quantiles)
-    shown = "/".join("-" if us is None else f"{us / 1000:.3g}" for us in tally.quantiles_us(plan))
     limit = plan.shadow.max_difference
     far = {name for name, _ in tally.beyond(limit)} if limit is not None else set()
     return ShadowStory(
@@ -77,7 +70,7 @@ def shadow_story(now: Rollout) -> ShadowStory | None:
         unsteady=tally.unsteady,
         requests=tally.counts.requests,
         failed=tally.counts.errors,
-        latency=f"{names} {shown} ms, {tally.counts.slow} slower than promised",
+        latency=f"{latencies(plan, tally.seen)}, {tally.counts.slow} slower than promised",
         max_difference=limit,
         segments=tuple(
             ShadowSegment(

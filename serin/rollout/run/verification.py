@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final
 
 from serin.errors import LeadershipLost, SerinError, StoreUnreachable
@@ -18,14 +17,6 @@ TRANSIENT: Final = (StoreUnreachable, LeadershipLost)  # of these, those that sa
 Beside = Callable[[Callable[[], None]], "Future[None]"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The state of a verification: `problem` says why the candidate did not answer correctly."""
-
-    done: bool = False
-    problem: str = ""
-
-
 class Verifications:
     """Runs at most one verification per model. A result that arrives after its rollout has moved on is dropped."""
 
@@ -33,23 +24,24 @@ class Verifications:
         self._fleet, self._beside = fleet, beside or in_thread
         self._under_way: dict[str, tuple[tuple[str, float], Future[None]]] = {}
 
-    def of(self, now: Rollout) -> Verified:
-        """Returns the state of a rollout's verification, starting it at the first call; never waits."""
+    def of(self, now: Rollout) -> tuple[bool, str]:
+        """Returns whether a rollout's verification has passed, and why the candidate did not answer correctly. It is
+        started at the first call, and never waited for."""
         which = (now.id, now.since)
         known, work = self._under_way.get(now.model, (None, None))
         if work is None or known != which:
             work = self._beside(lambda: self._verify(now))
             self._under_way[now.model] = (which, work)
         if not work.done():
-            return Verified()
+            return False, ""
         try:
             work.result()
         except TRANSIENT:
             del self._under_way[now.model]  # begun again with the next call
-            return Verified()
+            return False, ""
         except FOREIGN as error:
-            return Verified(problem=str(error))
-        return Verified(done=True)
+            return False, str(error)
+        return True, ""
 
     def _verify(self, now: Rollout) -> None:
         self._fleet.verify(now.candidate)

@@ -13,7 +13,7 @@ import pytest
 from serin.host.console import Role, role_secret
 from serin.host.state import running_stack
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, ask
+from serin.rollout.run.commands import Command, Mailbox
 from serin.rollout.run.status import history, model_status
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint
@@ -52,9 +52,8 @@ UNFOLDED = """(() => {
 
 def start(home: Path, server: KServe, plan: Plan) -> int:
     version = External(home).register(MODEL, Endpoint(http=server.address, grpc=server.address)).version
-    answer = ask(
-        home, Command(kind="start", model=MODEL, version=version, by="test", plan=plan), timeout_s=60
-    )
+    command = Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
+    answer = Mailbox(home).ask(command, timeout_s=60)
     assert answer.accepted, answer.reason
     return version
 

@@ -16,7 +16,7 @@ from serin.commands.rollout import tell_controller
 from serin.errors import NotUp, RolloutRefused, StoreUnreachable
 from serin.formats.cluster.leader import KEY, Leader
 from serin.rollout.run.access import HomeRollouts, StoreRollouts, find_rollouts
-from serin.rollout.run.commands import Command, ask_by
+from serin.rollout.run.commands import Command
 from serin.store.objects import FolderObjects
 from tests.kit.commands import SERIN
 from tests.kit.waiting import running as alive
@@ -58,7 +58,7 @@ def test_it_answers_commands_and_ends_cleanly(
     rollouts = find_rollouts()
     assert isinstance(rollouts, StoreRollouts)
     command = Command(kind="start", model="flights", version=7, by="ann")
-    answer = ask_by(rollouts.mailbox, command, timeout_s=60.0)
+    answer = rollouts.mailbox.ask(command, timeout_s=60.0)
     assert (answer.accepted, "version 7 is not in the store" in answer.reason) == (False, True)
     assert leader(shared).holder.partition("/")[2].startswith(f"{controller.pid}-")
     controller.terminate()

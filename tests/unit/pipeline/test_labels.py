@@ -16,7 +16,7 @@ from serin.formats.serving.journal import Decision, Journal
 from serin.pipeline import roll_out
 from serin.pipeline.roll_out import begin_rollout, follow_decisions
 from serin.pipeline.stage import StageResult
-from serin.rollout.run.commands import Answer
+from serin.rollout.run.commands import Answer, Mailbox
 from serin.rollout.run.record import JournalFolder
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Release
@@ -168,7 +168,7 @@ def test_an_unknown_version_is_a_wrong_argument(bundle: Bundle, tmp_path: Path) 
 @pytest.mark.parametrize("reason", ["no records", "rollout start of 'flights' refused: no records"])
 def test_a_refusal_names_the_command_once(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     answer = Answer(id="1", accepted=False, reason=reason)
-    monkeypatch.setattr("serin.pipeline.roll_out.ask_by", lambda *_: answer)
+    monkeypatch.setattr(Mailbox, "ask", lambda *_: answer)
     monkeypatch.setattr("serin.pipeline.roll_out._why_trained", lambda _: "")
     with pytest.raises(RolloutRefused) as refused:
         begin_rollout(PipelineSpec.model_construct(name="flights"), Release(model="flights", version=1))

@@ -9,7 +9,7 @@ import pytest
 from serin.formats.serving.journal import Journal
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Answer, Command, Inbox, Kind, read_answer, submit
+from serin.rollout.run.commands import Answer, Command, Inbox, Kind, Mailbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.rollout.run.verification import Beside, run
@@ -105,10 +105,10 @@ class Scene:
 
     def command(self, kind: Kind, version: int | None = None, **changes: Any) -> str:
         fields: dict[str, Any] = {"model": "flights", "by": "ann", "plan": PLAN if kind == "start" else None}
-        return submit(self.home, Command(kind=kind, version=version, **(fields | changes)))
+        return Mailbox(self.home).submit(Command(kind=kind, version=version, **(fields | changes)))
 
     def answer(self, command_id: str) -> Answer:
-        answer = read_answer(self.home, command_id)
+        answer = Mailbox(self.home).read_answer(command_id)
         assert answer is not None
         return answer
 
@@ -135,6 +135,12 @@ class Scene:
         self.command("start", version, model=model)
         self.until(Phase.PROMOTED, model=model)
         self.tick()
+
+    def roll_out(self, wanted: Phase | Callable[[Rollout], bool], **changes: Any) -> Rollout:
+        """Promotes version 1, starts version 2, and returns its rollout once it is in that phase, or is as wanted."""
+        self.promote_first()
+        self.command("start", 2, **changes)
+        return self.until(wanted) if isinstance(wanted, Phase) else self.until_true(wanted)
 
     def _must_be_journaled(self, routes: Sequence[ModelRoute]) -> None:
         """No traffic moves that no journal says."""

@@ -23,7 +23,9 @@ from serin.rollout.decide.verdict import fails_by_latency_alone, judge_step, wei
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import history, model_status
+from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import FakeFleet
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
@@ -56,9 +58,7 @@ def test_its_name_can_be_parsed_and_is_not_a_model_name() -> None:
 
 
 def test_it_has_the_candidate_s_share_below_half_and_none_from_there_on(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.PROMOTED)
+    scene.roll_out(Phase.PROMOTED, plan=WITH)
     scene.tick(3)
     pushed = [route for push in scene.router.pushes for route in push if route.baseline]
     shares = list(dict.fromkeys((route.candidate_percent, route.baseline_percent) for route in pushed))
@@ -69,10 +69,8 @@ def test_it_has_the_candidate_s_share_below_half_and_none_from_there_on(scene: S
 
 
 def test_it_is_stopped_with_a_candidate_that_is_rolled_back(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.verdicts[5.0] = Verdict.FAIL
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.ROLLED_BACK)
+    scene.roll_out(Phase.ROLLED_BACK, plan=WITH)
     scene.tick(3)
     assert scene.fleet.running() == [release(1)]
 
@@ -91,10 +89,8 @@ def test_it_is_drained_before_it_is_stopped(scene: Scene) -> None:
 
 
 def test_its_death_holds_the_rollout_until_it_is_back_and_is_nobody_s_fault(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.step_s = 20.0
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING, plan=WITH)
     scene.fleet.die(BASELINE)
     held = scene.until_true(lambda now: now.hold is Hold.INCIDENT)
     assert "flights-v1-baseline" in held.reason
@@ -104,10 +100,8 @@ def test_its_death_holds_the_rollout_until_it_is_back_and_is_nobody_s_fault(scen
 
 def test_its_death_excuses_no_candidate_that_fails(scene: Scene) -> None:
     """It may stay away for good: its third process may be what the machine has no memory for."""
-    scene.promote_first()
     scene.judge.step_s = 20.0
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING, plan=WITH)
     scene.fleet.die(BASELINE)
     scene.fleet.broken.add(BASELINE.name)
     scene.until_true(lambda now: now.hold is Hold.INCIDENT)
@@ -116,19 +110,15 @@ def test_its_death_excuses_no_candidate_that_fails(scene: Scene) -> None:
 
 
 def test_one_that_does_not_come_up_ends_the_rollout_before_any_traffic(scene: Scene) -> None:
-    scene.promote_first()
     scene.fleet.broken.add("flights-v1-baseline")
-    scene.command("start", 2, plan=WITH)
-    back = scene.until(Phase.ROLLED_BACK)
+    back = scene.roll_out(Phase.ROLLED_BACK, plan=WITH)
     assert "flights-v1-baseline" in back.reason
     assert scene.router.shares("flights") == [("flights-v1", 100.0)]
 
 
 def test_status_names_it_with_its_share(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.step_s = 20.0
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING, plan=WITH)
     status = model_status(scene.home, "flights")
     assert status is not None
     assert [(found.version, found.arm, found.weight_percent) for found in status.releases] == [
@@ -137,9 +127,7 @@ def test_status_names_it_with_its_share(scene: Scene) -> None:
 
 
 def test_a_return_to_an_earlier_version_needs_none(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2, plan=WITH)
-    scene.until(Phase.PROMOTED)
+    scene.roll_out(Phase.PROMOTED, plan=WITH)
     scene.fleet.starts.clear()
     scene.command("rollback")
     scene.until_true(lambda now: now.phase is Phase.PROMOTED and now.candidate == release(1))
@@ -179,17 +167,15 @@ def test_a_candidate_is_slow_when_it_is_slower_than_the_baseline(
 def test_a_spec_that_cannot_have_it_is_refused_with_the_reason(rollout: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         RolloutSpec.model_validate(rollout)
-    assert Plan.from_spec(RolloutSpec(baseline=True)).baseline
+    assert Plan.from_spec(RolloutSpec(baseline=True), ServingSpec(), ObjectivesSpec()).baseline
 
 
 ASKS = replace(PLAN, second_opinion=True)
 
 
 def test_a_candidate_that_was_slow_by_chance_is_started_again_and_promoted(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.slow_by_chance = True
-    scene.command("start", 2, plan=ASKS)
-    turned = scene.until(Phase.WITHDRAWING)
+    turned = scene.roll_out(Phase.WITHDRAWING, plan=ASKS)
     route = scene.router.route("flights")
     assert route
     assert (route.candidate_percent, turned.restarted) == (0, True)
@@ -204,21 +190,17 @@ def test_a_candidate_that_was_slow_by_chance_is_started_again_and_promoted(scene
 
 
 def test_a_candidate_that_is_slow_again_is_rolled_back(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.slow_by_chance = True
     scene.judge.verdicts[5.0] = Verdict.FAIL
-    scene.command("start", 2, plan=ASKS)
-    now = scene.until(Phase.ROLLED_BACK)
+    now = scene.roll_out(Phase.ROLLED_BACK, plan=ASKS)
     assert (now.restarted, scene.fleet.starts.count("flights-v2")) == (True, 2)
     scene.tick(3)
     assert scene.fleet.running() == [release(1)]
 
 
 def test_it_is_started_again_with_its_baseline_at_the_step_where_it_was(scene: Scene) -> None:
-    scene.promote_first()
     plan = replace(ASKS, steps=(5.0, 25.0, 100.0), baseline=True)
-    scene.command("start", 2, plan=plan)
-    scene.until_true(lambda now: now.weight_percent == 25)
+    scene.roll_out(lambda now: now.weight_percent == 25, plan=plan)
     scene.judge.slow_by_chance = True
     scene.until(Phase.RESTARTING)
     scene.until_true(lambda now: now.weight_percent == 25)
@@ -230,31 +212,25 @@ def test_a_person_may_abort_or_promote_while_it_is_started_again(tmp_path: Path)
     for command, end in (("abort", Phase.ROLLED_BACK), ("promote", Phase.PROMOTED)):
         for phase in (Phase.WITHDRAWING, Phase.RESTARTING):
             scene = Scene(tmp_path / f"{command}-{phase}")
-            scene.promote_first()
             scene.judge.slow_by_chance = True
-            scene.command("start", 2, plan=ASKS)
-            scene.until(phase)
+            scene.roll_out(phase, plan=ASKS)
             scene.command(command)  # type: ignore[arg-type]
             scene.until(end)
             scene.kill()
 
 
 def test_mode_hold_asks_a_person_after_the_second_opinion(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.slow_by_chance = True
     scene.judge.verdicts[5.0] = Verdict.FAIL
-    scene.command("start", 2, plan=replace(ASKS, mode="hold"))
-    assert scene.until_true(lambda now: now.hold is Hold.FAILED).restarted
+    assert scene.roll_out(lambda now: now.hold is Hold.FAILED, plan=replace(ASKS, mode="hold")).restarted
 
 
 def test_a_server_that_cannot_be_started_again_is_rolled_back_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeFleet, "instance", lambda *_: None)
-    scene.promote_first()
     scene.judge.slow_by_chance = True
-    scene.command("start", 2, plan=ASKS)
-    assert not scene.until(Phase.ABORTING).restarted
+    assert not scene.roll_out(Phase.ABORTING, plan=ASKS).restarted
 
 
 @pytest.mark.parametrize(
@@ -369,9 +345,7 @@ def test_a_rollout_in_its_bake_is_rolled_back_when_labels_come_that_are_worse(sc
     log = scene.home / "requests.jsonl"
     log.touch()
     scene.judge = LogJudge(log, quality=lambda it: read_quality_blocks(scene.home, it.model, it.name))  # type: ignore[assignment]
-    scene.promote_first()
-    scene.command("start", 2, plan=Plan(steps=(100.0,), min_requests=1, bake_s=3600.0))
-    scene.until(Phase.BAKING)
+    scene.roll_out(Phase.BAKING, plan=Plan(steps=(100.0,), min_requests=1, bake_s=3600.0))
     write_quality_blocks(folder, {"flights-v2": labels(0.15, 0)})
     scene.tick(5)
     began = scene.clock.now()

@@ -32,9 +32,7 @@ def test_the_first_release_is_verified_and_then_live(scene: Scene) -> None:
 
 
 def test_a_good_candidate_takes_over_step_by_step_and_the_old_release_goes(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.PROMOTED)
+    scene.roll_out(Phase.PROMOTED)
     scene.tick()
     assert scene.router.shares("flights") == [
         ("flights-v1", 100), ("flights-v2", 5), ("flights-v2", 50), ("flights-v2", 100)
@@ -45,25 +43,19 @@ def test_a_good_candidate_takes_over_step_by_step_and_the_old_release_goes(scene
 
 
 def test_the_aliases_say_who_is_candidate_while_it_is_one(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     assert scene.versions.aliases("flights") == {"live": 1, "candidate": 2}
 
 
 def test_the_old_release_is_kept_until_the_bake_is_over(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.BAKING)
+    scene.roll_out(Phase.BAKING)
     scene.tick(5)
     assert scene.fleet.running() == [release(1), release(2)]
 
 
 @pytest.mark.parametrize("weight", [5.0, 50.0, 100.0])
 def test_a_bad_candidate_is_rolled_back_within_the_tick(scene: Scene, weight: float) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until_true(lambda now: now.weight_percent == weight)
+    scene.roll_out(lambda now: now.weight_percent == weight)
     scene.judge.verdicts[weight] = Verdict.FAIL
     scene.tick()
     route = scene.router.route("flights")
@@ -76,9 +68,7 @@ def test_a_bad_candidate_is_rolled_back_within_the_tick(scene: Scene, weight: fl
 
 
 def test_a_dead_candidate_is_rolled_back_within_the_tick(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.fleet.die(release(2))
     scene.tick()
     route = scene.router.route("flights")
@@ -87,9 +77,7 @@ def test_a_dead_candidate_is_rolled_back_within_the_tick(scene: Scene) -> None:
 
 
 def test_a_candidate_that_died_and_was_restarted_is_still_rolled_back(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.tick()
     scene.fleet.restart(release(2))
     scene.tick()
@@ -97,10 +85,8 @@ def test_a_candidate_that_died_and_was_restarted_is_still_rolled_back(scene: Sce
 
 
 def test_a_candidate_that_hangs_is_rolled_back_in_seconds(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.step_s = 100.0
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.fleet.hang(release(2))
     now = scene.until(Phase.ABORTING, ticks=8)
     assert "not been ready" in now.reason
@@ -134,10 +120,8 @@ def test_a_release_under_use_is_drained_before_it_is_stopped(scene: Scene) -> No
 
 
 def test_a_candidate_that_is_known_not_to_fit_its_clients_gets_no_traffic(scene: Scene) -> None:
-    scene.promote_first()
     scene.fleet.unlike.add("flights-v2")
-    scene.command("start", 2)
-    assert "not like flights-v1" in scene.until(Phase.ROLLED_BACK).reason
+    assert "not like flights-v1" in scene.roll_out(Phase.ROLLED_BACK).reason
     assert scene.router.shares("flights") == [("flights-v1", 100.0)]
 
 
@@ -159,9 +143,7 @@ def test_refused_commands_are_answered_with_the_reason_and_change_nothing(scene:
 
 
 def test_a_second_rollout_is_refused_while_the_first_one_runs(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     second = scene.command("start", 3)
     now = scene.until(Phase.PROMOTED)
     assert "version 2 is shifting" in scene.answer(second).reason
@@ -169,9 +151,7 @@ def test_a_second_rollout_is_refused_while_the_first_one_runs(scene: Scene) -> N
 
 
 def test_pause_holds_the_weights_and_resume_continues(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.command("pause", why="a look at the dashboards")
     scene.tick(40)
     now = scene.controller.rollouts()[0]
@@ -185,20 +165,16 @@ def test_pause_holds_the_weights_and_resume_continues(scene: Scene) -> None:
 
 
 def test_no_traffic_holds_until_it_comes(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.verdicts[5.0] = Verdict.NO_TRAFFIC
-    scene.command("start", 2)
-    scene.until_true(lambda now: now.hold is Hold.NO_TRAFFIC)
+    scene.roll_out(lambda now: now.hold is Hold.NO_TRAFFIC)
     scene.tick(20)
     del scene.judge.verdicts[5.0]
     scene.until(Phase.PROMOTED)
 
 
 def test_back_during_the_bake_is_instant(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.bake_s = 100.0
-    scene.command("start", 2)
-    scene.until(Phase.BAKING)
+    scene.roll_out(Phase.BAKING)
     scene.command("rollback")
     scene.tick()
     route = scene.router.route("flights")
@@ -208,9 +184,7 @@ def test_back_during_the_bake_is_instant(scene: Scene) -> None:
 
 
 def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.PROMOTED)
+    scene.roll_out(Phase.PROMOTED)
     command = scene.command("rollback")
     scene.until(Phase.BAKING)
     assert scene.answer(command).accepted
@@ -262,9 +236,7 @@ def test_a_new_controller_starts_a_dead_live_release_at_once(scene: Scene) -> No
 
 
 def test_trouble_with_the_stable_release_holds_the_rollout(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.fleet.hang(release(1))
     scene.judge.step_s = 1000.0
     now = scene.until_true(lambda now: now.hold is Hold.INCIDENT)
@@ -279,9 +251,7 @@ def test_routes_are_pushed_again_although_nothing_changed(scene: Scene) -> None:
 
 
 def test_a_gateway_that_refuses_holds_the_rollout_and_stops_nothing(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.router.refusing = True
     scene.until_true(lambda now: now.hold is Hold.INCIDENT)
     scene.tick(20)
@@ -291,9 +261,7 @@ def test_a_gateway_that_refuses_holds_the_rollout_and_stops_nothing(scene: Scene
 
 
 def test_a_candidate_is_not_stopped_before_its_traffic_is_gone(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.router.refusing = True
     scene.command("abort")
     scene.tick(30)
@@ -330,9 +298,7 @@ def test_a_model_whose_live_release_cannot_start_does_not_keep_others_from_traff
 def test_tick_moves_no_traffic_when_the_decision_cannot_be_recorded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.VERIFYING)
+    scene.roll_out(Phase.VERIFYING)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "disk full")
@@ -375,10 +341,8 @@ def test_a_rollout_of_a_release_that_must_not_run_is_refused_before_it_begins(tm
 
 
 def test_evidence_is_journaled_now_and_then_although_nothing_is_decided(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.step_s = 1000.0
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     lines = len(history(scene.home, "flights"))
     scene.tick(500)
     more = history(scene.home, "flights")[lines:]
@@ -387,9 +351,7 @@ def test_evidence_is_journaled_now_and_then_although_nothing_is_decided(scene: S
 
 
 def test_mode_observe_leaves_the_weights_to_a_person(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2, plan=replace(PLAN, mode="observe"))
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING, plan=replace(PLAN, mode="observe"))
     scene.tick(40)
     assert scene.router.shares("flights")[-1] == ("flights-v2", 5)
     scene.command("promote")
@@ -399,10 +361,8 @@ def test_mode_observe_leaves_the_weights_to_a_person(scene: Scene) -> None:
 
 
 def test_a_bake_without_traffic_holds_and_begins_again_when_there_is_some(scene: Scene) -> None:
-    scene.promote_first()
     scene.judge.verdicts[100.0] = Verdict.NO_TRAFFIC
-    scene.command("start", 2, plan=replace(PLAN, steps=(100.0,)))
-    now = scene.until_true(lambda now: now.hold is Hold.NO_TRAFFIC)
+    now = scene.roll_out(lambda now: now.hold is Hold.NO_TRAFFIC, plan=replace(PLAN, steps=(100.0,)))
     scene.tick(60)
     assert scene.controller.rollouts()[0].phase is Phase.BAKING
     del scene.judge.verdicts[100.0]
@@ -458,9 +418,7 @@ def test_requests_are_judged_by_epoch_and_so_wherever_the_log_s_clock_was_set(
 
 @pytest.mark.parametrize("behind_s", [-7200.0, 7200.0])
 def test_a_rollout_takes_as_long_as_planned_however_the_clock_is_set(scene: Scene, behind_s: float) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.clock.behind = behind_s
     assert scene.until(Phase.PROMOTED, ticks=60).candidate.version == 2
     scene.tick()
@@ -470,9 +428,7 @@ def test_a_rollout_takes_as_long_as_planned_however_the_clock_is_set(scene: Scen
 def test_a_controller_that_restarts_with_its_clock_set_back_resumes_from_its_last_decision(
     scene: Scene,
 ) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.kill()
     scene.clock.behind = 7200.0
     scene.clock.follow()

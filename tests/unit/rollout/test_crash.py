@@ -17,9 +17,10 @@ from serin.rollout.decide.advance import Seen, advance
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict, restored
 from serin.rollout.decide.verdict import Judgement
+from serin.rollout.run.access import HomeRollouts
 from serin.rollout.run.controller import worth_keeping
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import history, model_status, problems, reader
+from serin.rollout.run.status import history, model_status, problems
 from serin.rollout.run.story import tell
 from serin.store.artifacts import Release
 from tests.fakes.full_disk import full_disk
@@ -27,79 +28,56 @@ from tests.fakes.rollout import Bomb, Crash, FakeJudge
 from tests.unit.rollout.conftest import PLAN, Scene, release
 
 
-def nothing(_: Scene) -> None: ...
-
-
-def one_live(scene: Scene) -> None:
-    scene.promote_first()
-
-
-def one_live_and_a_bad_candidate(scene: Scene) -> None:
-    scene.promote_first()
-    scene.judge.verdicts[50.0] = Verdict.FAIL
-
-
-def one_live_and_a_wrong_candidate(scene: Scene) -> None:
-    scene.promote_first()
-    scene.fleet.wrong.add("flights-v2")
-
-
-def two_were_live(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.PROMOTED)
-    scene.tick(3)
-
-
-def one_live_and_a_candidate_that_is_slow_by_chance(scene: Scene) -> None:
-    scene.promote_first()
-    scene.judge.slow_by_chance = True
-
-
-def one_live_and_a_candidate_that_serves_something_else(scene: Scene) -> None:
-    scene.promote_first()
-    scene.replayer.wrong_at = 2
-
-
 @dataclass(frozen=True)
 class Story:
-    before: Callable[[Scene], None]
+    """What happens after so many versions were live, with this trouble on the way."""
+
     command: tuple[Any, ...]
     end: Phase
+    live: int = 1
+    trouble: Callable[[Scene], object] = lambda _: None
     plan: Plan = PLAN
     effects: frozenset[str] = frozenset(("append", "apply", "start", "verify", "set_alias", "answer"))
 
+    def prepare(self, scene: Scene) -> None:
+        if self.live == 1:
+            scene.promote_first()
+        elif self.live == 2:
+            scene.roll_out(Phase.PROMOTED)
+            scene.tick(3)
+        self.trouble(scene)
 
+
+START, SHADOW = ("start", 2), ShadowPlan(rows=300, time_s=0.0)
 STORIES = {
-    "the first release": Story(nothing, ("start", 1), Phase.PROMOTED),
-    "a promotion": Story(one_live, ("start", 2), Phase.PROMOTED),
-    "a rollback": Story(one_live_and_a_bad_candidate, ("start", 2), Phase.ROLLED_BACK),
+    "the first release": Story(("start", 1), Phase.PROMOTED, live=0),
+    "a promotion": Story(START, Phase.PROMOTED),
+    "a rollback": Story(
+        START, Phase.ROLLED_BACK, trouble=lambda scene: scene.judge.verdicts.update({50.0: Verdict.FAIL})
+    ),
     "a candidate that answers wrongly": Story(
-        one_live_and_a_wrong_candidate, ("start", 2), Phase.ROLLED_BACK
+        START, Phase.ROLLED_BACK, trouble=lambda scene: scene.fleet.wrong.add("flights-v2")
     ),
     "a second opinion": Story(
-        one_live_and_a_candidate_that_is_slow_by_chance,
-        ("start", 2),
+        START,
         Phase.PROMOTED,
-        replace(PLAN, steps=(50.0, 100.0), second_opinion=True),
+        trouble=lambda scene: setattr(scene.judge, "slow_by_chance", True),
+        plan=replace(PLAN, steps=(50.0, 100.0), second_opinion=True),
     ),
     "recorded requests first": Story(
-        one_live,
-        ("start", 2),
-        Phase.PROMOTED,
-        replace(PLAN, steps=(50.0, 100.0), shadow=ShadowPlan(rows=300, time_s=0.0)),
+        START, Phase.PROMOTED, plan=replace(PLAN, steps=(50.0, 100.0), shadow=SHADOW)
     ),
     "recorded requests answered wrongly": Story(
-        one_live_and_a_candidate_that_serves_something_else,
-        ("start", 2),
+        START,
         Phase.ROLLED_BACK,
-        replace(PLAN, shadow=ShadowPlan(rows=300, time_s=0.0)),
+        trouble=lambda scene: setattr(scene.replayer, "wrong_at", 2),
+        plan=replace(PLAN, shadow=SHADOW),
     ),
-    "back to the version before": Story(two_were_live, ("rollback",), Phase.PROMOTED),
+    "back to the version before": Story(("rollback",), Phase.PROMOTED, live=2),
     "a retirement": Story(
-        two_were_live,
         ("retire",),
         Phase.RETIRED,
+        live=2,
         effects=frozenset(("append", "apply", "stop", "set_alias", "answer")),
     ),
 }
@@ -154,12 +132,11 @@ def copied(scene: Scene, home: Path, bomb: Bomb) -> Scene:
 def test_a_crash_at_any_effect_changes_nothing_of_the_outcome(
     story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        os, "fsync", lambda _: None
-    )  # a killed process loses nothing it wrote; half of the time is this
+    # A killed process loses nothing it wrote; half of the time is this.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     (tmp_path / "before").mkdir()
     before = Scene(tmp_path / "before")
-    story.before(before)
+    story.prepare(before)
     before.kill()
     calm = copied(before, tmp_path / "calm", Bomb())
     expected, effects = run(calm, story), calm.bomb.log
@@ -172,9 +149,7 @@ def test_a_crash_at_any_effect_changes_nothing_of_the_outcome(
 
 
 def test_a_torn_journal_line_is_a_decision_that_was_not_made(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until_true(lambda now: now.weight_percent == 5)
+    scene.roll_out(lambda now: now.weight_percent == 5)
     scene.kill()
     journal = scene.home / "rollouts" / "flights" / "journal.jsonl"
     with journal.open("ab") as file:
@@ -185,9 +160,7 @@ def test_a_torn_journal_line_is_a_decision_that_was_not_made(scene: Scene) -> No
 
 
 def test_a_candidate_that_died_with_its_controller_is_rolled_back_by_the_next(scene: Scene) -> None:
-    scene.promote_first()
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     scene.kill()
     scene.fleet.stop(release(2))
     scene.tick()
@@ -204,10 +177,8 @@ def full(tmp_path: Path) -> Scene:
     memory.mkdir()
     (home / "stack" / "sockets").symlink_to(memory)
     scene = Scene(home)
-    scene.promote_first()
     scene.judge.step_s = 1000.0
-    scene.command("start", 2)
-    scene.until(Phase.SHIFTING)
+    scene.roll_out(Phase.SHIFTING)
     return scene
 
 
@@ -332,7 +303,7 @@ def test_an_open_one_is_held_and_the_live_release_has_all_traffic(phase: Phase) 
 
 def test_a_resumed_one_loads_and_returns_to_its_step() -> None:
     held = restored(rollout(Phase.SHIFTING, step=2), 9.0, "restored", by="ada")
-    now = advance(_resumed(held), GONE, 10.0)
+    now = advance(replace(held, hold=None), GONE, 10.0)
     assert now.phase is Phase.LOADING
     now = advance(advance(now, Seen(), 11.0), Seen(verified=True), 12.0)
     assert (now.phase, now.step, now.evidence) == (Phase.SHIFTING, 2, {})
@@ -364,10 +335,6 @@ def test_one_that_had_ended_stays(phase: Phase) -> None:
     assert restored(rollout(phase), 9.0, "restored", by="ada") == rollout(phase)
 
 
-def _resumed(held: Rollout) -> Rollout:
-    return replace(held, hold=None)
-
-
 WEIGHS = 7000  # bytes of evidence: as a rollout under traffic has
 
 
@@ -390,14 +357,14 @@ def test_a_rollout_that_is_held_does_not_fill_the_disk_and_resumes_exactly(
     command = scene.command("start", 2)
     scene.judge.verdicts[5.0] = verdict
     held = scene.until_true(lambda now: now.hold is Hold(verdict.value))
-    follow, sizes = reader(tmp_path, "flights", held.id), []
+    read, sizes = HomeRollouts(tmp_path).reader("flights", held.id), []
     journal = tmp_path / "rollouts" / "flights" / "journal.jsonl"
     for hour in range(4):
         for _ in range(360):
             scene.clock.t += 9.5
             scene.tick()
         sizes.append(journal.stat().st_size)
-        assert follow.decisions() == history(tmp_path, "flights", held.id), f"hour {hour}"
+        assert read() == history(tmp_path, "flights", held.id), f"hour {hour}"
     assert max(sizes) < 5e6
     before = scene.controller.rollouts()[0]
     scene.kill()

@@ -22,6 +22,7 @@ from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.spec.objectives import PAGE_BURN, ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
+from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
@@ -198,6 +199,32 @@ def step(requests: list[Request], **changes: Any) -> tuple[Verdict, str]:
 EQUAL = Traffic().requests(T, 60)
 
 
+FEW = Traffic(requests_per_s=2).requests(T, 30)
+UNPROVEN = Traffic(requests_per_s=4, slower=1.1).requests(T, 60)
+V = Verdict
+VERDICTS: dict[str, tuple[list[Request], dict[str, Any], Verdict]] = {
+    "a candidate that fails a little more often": (Traffic(errors=(0.0, 0.015)).requests(T, 120), {}, V.FAIL),
+    "failures of both arms": (Traffic(errors=(0.005, 0.005)).requests(T, 120), {}, V.PASS),
+    "much worse than a broken stable": (Traffic(errors=(0.05, 0.5)).requests(T, 60), {}, V.FAIL),
+    "a step takes its time": (EQUAL, {"elapsed_s": 29.0}, V.WAIT),
+    "too few requests wait": (FEW, {"elapsed_s": 30.0}, V.WAIT),
+    "until the deadline": (FEW, {"elapsed_s": 600.0}, V.INCONCLUSIVE),
+    "without a request": ([], {"elapsed_s": 30.0}, V.NO_TRAFFIC),
+    "without a request for long": ([], {"elapsed_s": 6000.0}, V.NO_TRAFFIC),
+    "before the log can be written": ([], {"elapsed_s": 4.0, "plan": replace(PLAN, step_s=1.0)}, V.WAIT),
+    "by time alone": ([], {"plan": replace(PLAN, min_requests=0), "last": True}, V.PASS),
+    "all traffic needs proof": (Traffic().requests(T, 5), {"last": True}, V.WAIT),
+    "which comes": (EQUAL, {"last": True}, V.PASS),
+    "or does not come": (UNPROVEN, {"last": True, "elapsed_s": 600}, V.INCONCLUSIVE),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_on_a_step_is_as_the_table_says(case: str) -> None:
+    requests, how, expected = VERDICTS[case]
+    assert step(requests, **how)[0] is expected
+
+
 def test_an_equal_candidate_passes_a_step() -> None:
     verdict, reason = step(EQUAL)
     assert verdict is Verdict.PASS
@@ -226,14 +253,6 @@ def test_a_candidate_that_fails_outright_fails_within_seconds() -> None:
     assert reason.startswith("more than 2% of its requests fail; ")
 
 
-def test_a_candidate_that_fails_a_little_more_often_fails_in_time() -> None:
-    assert step(Traffic(errors=(0.0, 0.015)).requests(T, 120))[0] is Verdict.FAIL
-
-
-def test_failures_of_both_arms_do_not_roll_back() -> None:
-    assert step(Traffic(errors=(0.005, 0.005)).requests(T, 120))[0] is Verdict.PASS
-
-
 def test_a_candidate_that_calls_its_clients_wrong_fails_though_it_is_fast() -> None:
     """Such as one that asks for an input that nobody sends: clients see it, and no other release answers for it."""
     refusing = changed(
@@ -260,10 +279,6 @@ def test_both_arms_breaking_a_promise_is_an_incident() -> None:
     assert "both arms" in reason
 
 
-def test_a_candidate_much_worse_than_a_broken_stable_still_fails() -> None:
-    assert step(Traffic(errors=(0.05, 0.5)).requests(T, 60))[0] is Verdict.FAIL
-
-
 def test_after_an_incident_stable_excuses_nothing() -> None:
     trouble = Traffic(errors=(0.2, 0.2)).requests(T, 30)
     verdict, _ = step([*trouble, *Traffic().requests(T + 30, 40, seed=1)])
@@ -276,28 +291,6 @@ def test_a_split_that_is_not_as_the_weights_say_is_invalid() -> None:
     assert "instead of 50.00%" in reason
 
 
-def test_a_step_takes_its_time() -> None:
-    assert step(EQUAL, elapsed_s=29.0)[0] is Verdict.WAIT
-
-
-@pytest.mark.parametrize(("elapsed_s", "expected"), [(30.0, Verdict.WAIT), (600.0, Verdict.INCONCLUSIVE)])
-def test_too_few_requests_wait_until_the_deadline_and_never_pass(elapsed_s: float, expected: Verdict) -> None:
-    assert step(Traffic(requests_per_s=2).requests(T, 30), elapsed_s=elapsed_s)[0] is expected
-
-
-@pytest.mark.parametrize("elapsed_s", [30.0, 6000.0])
-def test_without_a_request_there_is_no_traffic(elapsed_s: float) -> None:
-    assert step([], elapsed_s=elapsed_s)[0] is Verdict.NO_TRAFFIC
-
-
-def test_silence_means_nothing_before_the_log_can_have_been_written() -> None:
-    assert step([], elapsed_s=4.0, plan=replace(PLAN, step_s=1.0))[0] is Verdict.WAIT
-
-
-def test_a_plan_that_asks_for_no_requests_passes_on_time_alone() -> None:
-    assert step([], plan=replace(PLAN, min_requests=0), last=True)[0] is Verdict.PASS
-
-
 def test_a_suspect_candidate_does_not_pass() -> None:
     evidence = seen(Traffic(slower=1.5).requests(T, 4), share=0.5)
     weighed = weigh(PLAN, evidence)
@@ -308,20 +301,10 @@ def test_a_suspect_candidate_does_not_pass() -> None:
     assert judge_step(enough, evidence, elapsed_s=600, last=False)[0] is Verdict.INCONCLUSIVE
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(5, Verdict.WAIT), (60, Verdict.PASS)])
-def test_all_traffic_needs_proof_that_the_candidate_is_not_slower(seconds: float, expected: Verdict) -> None:
-    assert step(Traffic().requests(T, seconds), last=True)[0] is expected
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_candidate_slower_by_the_bad_margin_does_not_get_all_traffic(seed: int) -> None:
     requests = Traffic(slower=1.2).requests(T, 100, seed=seed)
     assert step(requests, last=True, elapsed_s=100)[0] is not Verdict.PASS
-
-
-def test_proof_that_does_not_come_is_inconclusive() -> None:
-    requests = Traffic(requests_per_s=4, slower=1.1).requests(T, 60)
-    assert step(requests, last=True, elapsed_s=600)[0] is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -354,8 +337,9 @@ def test_a_bake_holds_the_candidate_to_what_was_promised(
         ({"false_rollback": 0}, "false_rollback"),
         ({"quantiles": [0.5, 1]}, "quantiles"),
         ({"bad_margin": 0.05}, "bad_margin"),
-        ({"bake_s": float("nan")}, "times"),
-        ({"speed": 3}, "has no speed"),
+        ({"bake_s": float("nan")}, "bake_s"),
+        ({"shadow": {"rows": 0}}, "shadow: rows"),
+        ({"speed": 3}, "speed: Unexpected"),
     ],
 )
 def test_a_plan_no_rollout_could_follow_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -371,12 +355,9 @@ def test_a_promise_is_broken_where_the_watcher_would_page(
     availability: float, latency_share: float, failed: float, slow: float
 ) -> None:
     promised = ObjectivesSpec(availability=availability, latency_share=latency_share, latency_ms=30)
-    found = Plan.from_spec(RolloutSpec(), objectives=promised)
-    assert (found.max_error_share, found.max_slow_share, found.slo_ms) == (
-        pytest.approx(failed),
-        pytest.approx(slow),
-        30,
-    )
+    found = Plan.from_spec(RolloutSpec(), ServingSpec(), promised)
+    shares = (found.max_error_share, found.max_slow_share)
+    assert (shares, found.slo_ms) == (pytest.approx((failed, slow)), 30)
     assert any(pair.threshold == PAGE_BURN and pair.severity == "page" for pair in PAIRS)
 
 

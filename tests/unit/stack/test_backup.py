@@ -18,7 +18,7 @@ from serin.errors import BackupBroken, BackupRefused
 from serin.formats.serving.journal import Journal, last_decision
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, submit
+from serin.rollout.run.commands import Command, Inbox, Mailbox
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.stack.backup import create
 from serin.stack.backup.contents import MANIFEST, is_known
@@ -112,7 +112,7 @@ def test_a_command_that_waits_is_not_obeyed_after_a_restore(
     stack: tuple[Path, Store], tmp_path: Path
 ) -> None:
     home, store = stack
-    submit(home, Command(kind="promote", model=bundles.MODEL, by="ada"))
+    Mailbox(home).submit(Command(kind="promote", model=bundles.MODEL, by="ada"))
     new_home, new_store = target(tmp_path)
     create_backup(home, store, tmp_path / "b.tar")
     restore_backup(new_home, new_store, tmp_path / "b.tar")

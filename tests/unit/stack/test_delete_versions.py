@@ -12,7 +12,7 @@ from serin.errors import NotFound, VersionInUse
 from serin.host.wiring import build_gateway, controller_process
 from serin.machine.locks import holding
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Kind, ask
+from serin.rollout.run.commands import Command, Kind, Mailbox
 from serin.rollout.run.status import model_status
 from serin.stack.delete_versions import delete_versions
 from serin.stack.model_logs import find_logs, follow_logs, last_lines
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 
 def do(home: Path, kind: Kind, version: int | None, *phases: str) -> None:
     plan = Plan(steps=(100.0,), min_requests=0, drain_s=0.0) if kind == "start" else None
-    assert ask(home, Command(kind=kind, model=MODEL, version=version, by="test", plan=plan)).accepted
+    assert Mailbox(home).ask(Command(kind=kind, model=MODEL, version=version, by="test", plan=plan)).accepted
     until(
         lambda: (status := model_status(home, MODEL)) and status.rollout.phase in phases, f"one of {phases}"
     )

@@ -12,14 +12,13 @@ from serin.monitoring.objectives.burn import PERIOD_S
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.rollbacks import read_rollbacks
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Inbox
+from serin.rollout.run.commands import Inbox, Mailbox
 from serin.rollout.run.status import history as decisions
 from serin.rollout.run.status import model_status
 from serin.serving.external import External
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
-from serin.watcher import auto_rollback
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
@@ -292,7 +291,7 @@ def test_a_crash_before_the_command_is_submitted_submits_it_once(
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(auto_rollback, "submit", crash)
+        patched.setattr(Mailbox, "submit", crash)
         for _ in range(14):
             try:
                 strict.minute(2, bad=30)
@@ -315,7 +314,7 @@ def test_a_rollback_that_was_not_submitted_is_dropped_when_another_version_is_li
     strict: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(auto_rollback, "submit", lambda *_: None)  # the disk is slow
+        patched.setattr(Mailbox, "submit", lambda *_: None)  # the disk is slow
         assert strict.minutes_until_alert(2, 20, bad=30) is not None
         (made,) = read_rollbacks(strict.home, "flights")
         assert made.outcome is None

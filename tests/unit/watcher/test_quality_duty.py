@@ -21,7 +21,7 @@ from serin.monitoring.quality.measure import FEWEST_ROWS
 from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, read_quality
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Command, Inbox, ask
+from serin.rollout.run.commands import Command, Inbox, Mailbox
 from serin.rollout.run.record import JournalFolder, decision2rollout
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
@@ -282,7 +282,11 @@ def test_a_worse_version_is_rolled_back_by_the_watcher_where_the_spec_asks_for_i
     live(home, STRICT, worse=1.0)
     with running_controller(home, bundles.MODEL):
         for version in (1, 2):
-            assert ask(home, Command(kind="start", model=bundles.MODEL, version=version, by="ada")).accepted
+            assert (
+                Mailbox(home)
+                .ask(Command(kind="start", model=bundles.MODEL, version=version, by="ada"))
+                .accepted
+            )
             _until(home, Phase.PROMOTED, version)
         follow(home, BEGAN + 3 * DAY_S)
         follow(home, BEGAN + 3 * DAY_S + 5)  # the alarm is still there, and nothing is asked for twice
@@ -302,7 +306,11 @@ def test_a_version_that_a_rollback_has_brought_back_is_not_exchanged_for_the_wor
     store = Store.open()
     with running_controller(home, bundles.MODEL):
         for version in (1, 2):
-            assert ask(home, Command(kind="start", model=bundles.MODEL, version=version, by="ada")).accepted
+            assert (
+                Mailbox(home)
+                .ask(Command(kind="start", model=bundles.MODEL, version=version, by="ada"))
+                .accepted
+            )
             _until(home, Phase.PROMOTED, version)
         follow(home, BEGAN + 3 * DAY_S)
         _until(home, Phase.PROMOTED, 1)
