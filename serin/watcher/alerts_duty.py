@@ -114,7 +114,7 @@ class PrefectChannel:
 
 def event(message: Message) -> dict[str, Any]:
     alert, record = message.record.alert, message.record
-    name = f"serin.{alert.kind}" if message.tells == "fired" else f"serin.{alert.kind}.{message.tells}"
+    name = f"serin.{alert.kind}" if message.says == "fired" else f"serin.{alert.kind}.{message.says}"
     occurred = record.resolved if message.event == "resolved" and record.resolved else record.fired
     return {
         "id": str(uuid.uuid5(_EVENTS, message.id)),

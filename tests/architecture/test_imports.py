@@ -170,7 +170,9 @@ def test_every_name_that_is_imported_from_the_repository_exists() -> None:
     missing = []
     for name in python_files():
         for node in ast.walk(tree(name)):
-            module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+            if not isinstance(node, ast.ImportFrom) or node.level:
+                continue
+            module = node.module or ""
             if module.partition(".")[0] not in roots:
                 continue
             defined = _defined(modules[module]) if module in modules else set[str]()

@@ -38,8 +38,8 @@ class Message:
         return f"{self.record.id}-{self.number}"
 
     @property
-    def tells(self) -> Literal["fired", "resolved", "closed"]:
-        """What a receiver is told: an alert that was closed is not resolved."""
+    def says(self) -> Literal["fired", "resolved", "closed"]:
+        """What receivers read: an alert that was closed is not resolved."""
         return "closed" if self.event == "resolved" and self.record.closed else self.event
 
 
