@@ -86,27 +86,41 @@ def _workers(count: int) -> Iterator[Any]:
 
 def _grow(client: Any, folder: Path, count: int, look: Callable[[], object]) -> tuple[Grown, int] | Preempted:
     """Runs one task on each worker to its end, and calls `look` in between."""
+    workers, ended = sorted(client.scheduler_info(n_workers=-1)["workers"]), threading.Event()
+    with _meeting(count) as told:
+        ranks = [
+            client.submit(grow_share, str(folder), rank, count, told, workers=[workers[rank]], pure=False)
+            for rank in range(count)
+        ]
+        for rank in ranks:
+            rank.add_done_callback(lambda _: ended.set())
+        while not all(rank.done() for rank in ranks):
+            ended.wait(_LOOKED_AFTER_S)
+            ended.clear()
+            for rank in ranks:
+                if rank.done():
+                    rank.result()  # raises
+            look()
+        result: tuple[Grown, int] | Preempted = ranks[0].result()
+    return result
+
+
+@contextmanager
+def _meeting(count: int) -> Iterator[dict[str, Any]]:
+    """Yields what workers need to find each other. Frees XGBoost's tracker: its destructor would raise where a worker
+    did not end in order."""
+    from xgboost.core import XGBoostError
     from xgboost.tracker import RabitTracker
 
     tracker = RabitTracker(n_workers=count, host_ip="127.0.0.1", sortby="task", timeout=_MEET_S)
-    tracker.start()
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    told, ended = tracker.worker_args(), threading.Event()
-    ranks = [
-        client.submit(grow_share, str(folder), rank, count, told, workers=[workers[rank]], pure=False)
-        for rank in range(count)
-    ]
-    for rank in ranks:
-        rank.add_done_callback(lambda _: ended.set())
-    while not all(rank.done() for rank in ranks):
-        ended.wait(_LOOKED_AFTER_S)
-        ended.clear()
-        for rank in ranks:
-            if rank.done():
-                rank.result()  # raises
-        look()
-    found: tuple[Grown, int] | Preempted = ranks[0].result()
-    return found
+    try:
+        tracker.start()
+        yield tracker.worker_args()
+    finally:
+        try:
+            tracker.free()
+        except XGBoostError as error:
+            _log.info("XGBoost's tracker: %s", error)
 
 
 def grow_share(folder: str, rank: int, count: int, meeting: dict[str, Any]) -> tuple[Grown, int] | Preempted:
