@@ -26,14 +26,13 @@ from benchmarks.quality.score import score
 from serin.etl.build import build_dataset
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
-from serin.models.margins import open_margins
+from serin.models.build import open_margins
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.store import Store
 from serin.training.launch.job import TrainingJob
-from serin.training.programs.auto import fold_numbers, pooled, write_fold
-from serin.training.programs.auto_fit import fit_candidate
+from serin.training.programs.auto import fit_candidate, fold_numbers, pooled, write_fold
 from serin.training.programs.auto_portfolio import Candidate, candidates
 
 FOLDS = 3

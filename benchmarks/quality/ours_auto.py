@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.quality.score import score
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import BLEND, TREES, read_blend, read_record
-from serin.models.margins import open_margins
+from serin.models.build import open_margins
 from serin.models.trees import scores
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec

@@ -20,10 +20,9 @@ from serin.training.data.loader import Loader
 from serin.training.data.tables import ResidentTable
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
-from serin.training.engine.tuning.autotune import products_of
-from serin.training.engine.tuning.batch_size import choose_threads
+from serin.training.engine.tuning.autotune import choose_threads, products_of
 from serin.training.launch.job import ResolvedSettings, TrainingJob
-from serin.training.parallel.losses import loss_of
+from serin.training.parallel.gradients import loss_of
 from serin.training.parallel.ranks import Ranks
 
 _tables: dict[str, ResidentTable] = {}

@@ -94,8 +94,7 @@ def predict_in_bulk(
     core by default.
     """
     from serin.scoring.bulk import find_pieces, score_into_folder, score_pieces
-    from serin.scoring.parts import read_parts
-    from serin.scoring.pieces import is_url
+    from serin.scoring.parts import is_url, read_parts
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()

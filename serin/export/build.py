@@ -14,21 +14,18 @@ import pyarrow as pa
 from serin.errors import ExportFailed
 from serin.export.champion import ReadRows, meet_champion
 from serin.export.convert.fuse import name_model
-from serin.export.drift.version import ReadTraining, version_statistics
-from serin.export.explain import keep_for_explanations, trace_features
-from serin.export.gate.golden import write_golden
-from serin.export.gate.groups import check_groups
-from serin.export.importance import measure_importance
+from serin.export.drift.build import ReadTraining, version_statistics
+from serin.export.explain import keep_for_explanations, measure_importance, trace_features
+from serin.export.gate.gate import check_groups, write_golden
+from serin.export.gate.quality import measure_quality
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
-from serin.export.quality import measure_quality
 from serin.export.validate import Proven, prove_model
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES
 from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.drift import FILE as DRIFT
 from serin.formats.drift import DriftStatistics
 from serin.formats.explain import FeatureColumns
-from serin.formats.gate import GateReport
 from serin.formats.importance import FILE as IMPORTANCE
 from serin.formats.importance import Importance
 from serin.formats.quality import FILE as QUALITY
@@ -73,10 +70,9 @@ def export_model(
         )
     description = read_dataset(folder := Path(dataset.path))
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
-    columns = trace_features(proven.plan, description)
+    columns, score = trace_features(proven.plan, description), _scores(proven)
     task, metric = description.task, spec.export.budget.metric
     importance = measure_importance(proven.logits, folder, columns, task, metric)
-    score = _scores(proven)
     proven, quality = _judged(spec, proven, score, folder, read_rows)
     champion = meet_champion(
         spec, score, proven.schema, store=store, read_rows=read_rows, approved_by=approved_by
@@ -85,7 +81,8 @@ def export_model(
     check_stopped()
     measured = {IMPORTANCE: importance, QUALITY: quality, DRIFT: drift}
     release = Release(model=spec.name, version=store.reserve_version(spec.name, claim=claim))
-    facts, names = _lineage(lineage, description, checkpoint), _names(spec, release)
+    facts = _lineage(lineage, description, checkpoint)
+    names = {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
     known = (description, proven.plan, proven.schema, proven.report, champion)
     card = model_card(spec, release, *known, metrics=checkpoint.metrics, lineage=facts, importance=importance)
     return publish_version(
@@ -102,17 +99,16 @@ def export_model(
     )
 
 
-def _names(spec: PipelineSpec, release: Release) -> dict[str, str]:
-    return {"name": release.model, "version": str(release.version), "spec_digest": spec.digest()}
-
-
 def _judged(
     spec: PipelineSpec, proven: Proven, score: Score, folder: Path, read_rows: ReadRows | None
 ) -> tuple[Proven, QualityReference]:
-    """The model with the groups in its report, and its quality on the test rows."""
+    """The model with the groups of `export.segments` in its report, and its quality on the test rows. GateFailed when
+    the version is worse for one of the groups."""
     rows = _raw_rows(spec, read_rows)
     given = None if rows is None else score(rows.table)
-    proven = replace(proven, report=_with_groups(spec, proven, rows, given))
+    if spec.export.segments and rows is not None and given is not None:
+        groups = check_groups(spec.export, proven.schema, rows.table, rows.target, given)
+        proven = replace(proven, report=replace(proven.report, groups=groups))
     return proven, measure_quality(spec, proven.schema, folder, proven.logits, rows, given)
 
 
@@ -125,16 +121,6 @@ def _raw_rows(spec: PipelineSpec, read_rows: ReadRows | None) -> RawRows | None:
         what = "export.segments needs" if spec.export.segments else "monitoring.quality needs"
         raise ExportFailed(what="the groups", reason=f"{what} raw rows, which are not available")
     return read_rows(spec.features, _GROUPED_ROWS)
-
-
-def _with_groups(
-    spec: PipelineSpec, proven: Proven, rows: RawRows | None, given: dict[str, Array] | None
-) -> GateReport:
-    """The gate's report with the groups of `export.segments`; GateFailed when the version is worse for one of them."""
-    if not spec.export.segments or rows is None or given is None:
-        return proven.report
-    groups = check_groups(spec.export, proven.schema, rows.table, rows.target, given)
-    return replace(proven.report, groups=groups)
 
 
 def _lineage(given: Mapping[str, Any], data: DatasetDescription, checkpoint: Checkpoint) -> dict[str, Any]:

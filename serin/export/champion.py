@@ -9,13 +9,16 @@ there is nothing to compare: the report says so, and the candidate passes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from serin import metrics
 from serin.columns.segments import segment_masks
 from serin.errors import (
     BundleBroken,
@@ -62,22 +65,47 @@ def meet_champion(
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
     try:
-        report, problem = _compare(spec, candidate, schema, _find_live(store, spec.name, live), read_rows)
+        with _needed("the live model cannot be opened", BundleBroken, BundleUntrusted, FormatOutdated):
+            bundle = find_trusted(store, spec.name, live)
+        report, problem = _compare(spec, candidate, schema, bundle, read_rows)
     except _Incomparable as error:
         report = ChampionReport(verdict="not compared", reason=str(error), live_version=live)
         problem = str(error)
+    compared = report.overall is not None
+    return settle_contest(spec.name, live, report, problem, approved_by, compared=compared)
+
+
+def settle_contest(
+    model: str,
+    live: int,
+    report: ChampionReport,
+    problem: str | None,
+    approved_by: str | None,
+    *,
+    compared: bool,
+) -> ChampionReport:
+    """Returns the report of a candidate without a problem, or of one that a person approves nevertheless; raises
+    ChampionRefused."""
     if problem is None:
         logger.info(f"champion: {report.reason}")
         return report
     if approved_by is None:
-        raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=report.overall is not None)
+        raise ChampionRefused(model=model, live=live, reason=problem, compared=compared)
     logger.info(f"champion: {problem}; approved by {approved_by}")
-    given = {name: getattr(report, name) for name in ChampionReport.__dataclass_fields__}
-    return ChampionReport(**{**given, "verdict": "approved", "reason": problem, "approved_by": approved_by})
+    return replace(report, verdict="approved", reason=problem, approved_by=approved_by)
 
 
 class _Incomparable(Exception):
     """The reason why no comparison was possible. Never leaves this module."""
+
+
+@contextmanager
+def _needed(otherwise: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns errors of what a comparison needs into _Incomparable."""
+    try:
+        yield
+    except errors as error:
+        raise _Incomparable(f"{otherwise}: {error}") from error
 
 
 def _compare(
@@ -88,36 +116,24 @@ def _compare(
     read_rows: ReadRows | None,
 ) -> tuple[ChampionReport, str | None]:
     """Returns the report, and the evidence against the candidate."""
-    scorer, before = _open_live(live)
+    unreadable = (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError)
+    with _needed("the live model cannot be opened", *unreadable):
+        scorer = Scorer(live.path, digest=live.digest)
+        before = load_spec(Path(live.path) / "spec.yaml")
     changed = _changed_target(spec, schema, before, scorer.schema)
     if changed:
         report = ChampionReport(verdict="not compared", reason=changed, live_version=live.version)
         return report, None
     if read_rows is None:
         raise _Incomparable("no raw test rows are available")
-    rows = _rows(spec, before, read_rows)
+    with _needed("the tables no longer have the live model's columns", DataError, SpecError):
+        rows = read_rows((*spec.features, *before.features), spec.champion.max_rows)
+    if len(rows) < _FEWEST_ROWS:
+        raise _Incomparable(f"the test split has {len(rows)} rows; at least {_FEWEST_ROWS} are needed")
     logger.info(f"champion: {len(rows):,} test rows through the candidate and version {live.version}")
-    try:
+    with _needed("the live model cannot score these rows", DataError, PredictionFailed):
         ours, theirs = candidate(rows.table), scorer.answers(rows.table)
-    except (DataError, PredictionFailed) as error:
-        raise _Incomparable(f"the live model cannot score these rows: {error}") from error
     return _report(spec, schema, live.version, rows, ours, theirs)
-
-
-def _find_live(store: Store, model: str, version: int) -> Bundle:
-    try:
-        return find_trusted(store, model, version)
-    except (BundleBroken, BundleUntrusted, FormatOutdated) as error:
-        raise _Incomparable(f"the live model cannot be opened: {error}") from error
-
-
-def _open_live(live: Bundle) -> tuple[Scorer, PipelineSpec]:
-    try:
-        scorer = Scorer(live.path, digest=live.digest)
-        before = load_spec(Path(live.path) / "spec.yaml")
-    except (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError) as error:
-        raise _Incomparable(f"the live model cannot be opened: {error}") from error
-    return scorer, before
 
 
 def _changed_target(spec: PipelineSpec, schema: Schema, before: PipelineSpec, old: Schema) -> str:
@@ -127,16 +143,6 @@ def _changed_target(spec: PipelineSpec, schema: Schema, before: PipelineSpec, ol
     if schema.classes != old.classes:
         return f"the classes changed from {old.classes} to {schema.classes}"
     return ""
-
-
-def _rows(spec: PipelineSpec, before: PipelineSpec, read_rows: ReadRows) -> RawRows:
-    try:
-        rows = read_rows((*spec.features, *before.features), spec.champion.max_rows)
-    except (DataError, SpecError) as error:
-        raise _Incomparable(f"the tables no longer have the live model's columns: {error}") from error
-    if len(rows) < _FEWEST_ROWS:
-        raise _Incomparable(f"the test split has {len(rows)} rows; at least {_FEWEST_ROWS} are needed")
-    return rows
 
 
 def _report(
@@ -221,8 +227,6 @@ def _contest(
 
 
 def _value(metric: str, target: Array, scores: Array) -> float:
-    from serin import metrics
-
     if metric == "accuracy":
         guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
         return metrics.accuracy(target, guess.astype(np.int64))

@@ -1,26 +1,41 @@
-"""Puts into a bundle what explanations need: the trained model, the raw column of each feature, the baseline.
+"""What a bundle says about its raw columns: the importance of each, and what explanations of single scores need.
 
-A model that is nothing but a graph (from a script, or trained elsewhere) has no trees or weights to keep. Members of a
-blend are explained by different methods, whose parts do not belong to one baseline.
+For explanations it keeps the trained model, the raw column of each feature and the baseline. A model that is nothing
+but a graph (from a script, or trained elsewhere) has no trees or weights to keep. Members of a blend are explained by
+different methods, whose parts do not belong to one baseline.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.fuse import FeatureGraph
+from serin.export.gate.quality import METRICS, loss, measure
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription, DerivedDescription
 from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_explain
+from serin.formats.importance import ColumnImportance, Importance
+from serin.formats.schema import Task
 from serin.formats.shards import read_split
 from serin.formats.trained import BLEND, GRAPH, RECORD, read_trained
 from serin.formats.wire import Array
+from serin.machine.stopping import check_stopped
+from serin.models.build import Margins
+from serin.scoring.answers import answers
+
+logger = logging.getLogger(__name__)
+
 
 _BASELINE_ROWS = 100_000
+_ROWS, _REPEATS, _SEED = 4096, 5, 0
+_SECONDS = 10.0  # after which no further repeat begins
 
 
 def keep_for_explanations(
@@ -106,3 +121,71 @@ def _source(name: str, data: DatasetDescription, derived: Mapping[str, DerivedDe
         if name in table.columns:
             return f"lookup in {table.name} by {table.key}"
     return "request"
+
+
+# Permutation importance: the loss of the metric when the values of one raw column are shuffled among the test rows. All
+# features of a raw column are shuffled together, in the same order. The same seed gives the same numbers; a slow model
+# is given fewer repeats, never another order.
+def measure_importance(
+    logits: Margins, dataset: Path, columns: FeatureColumns, task: Task, metric: str | None = None
+) -> Importance | None:
+    """Returns the importance of every raw column, the most important first; None when the sample does not give the
+    metric (by default the task's own)."""
+    rows, metric = read_split(dataset, "test").whole(), metric or METRICS[task][0]
+    rows = rows[:: max(1, -(-len(rows) // _ROWS))]  # from all over the split, the same in every run
+    num, cat, target = np.array(rows.num), rows.cat.astype(np.int64), np.asarray(rows.target)
+
+    def value() -> float | None:
+        return measure(target, answers(logits(num, cat), task), task).get(metric)
+
+    reference = value()
+    if reference is None:
+        logger.info(f"importance: {metric} cannot be measured on {len(rows):,} test rows")
+        return None
+    logger.info(f"importance of {len(columns.names)} columns on {len(rows):,} test rows")
+    losses: dict[str, list[float]] = {name: [] for name in columns.names}
+    begun, repeats = time.monotonic(), 0
+    while repeats < _REPEATS and (repeats == 0 or time.monotonic() - begun < _SECONDS):
+        random = np.random.default_rng([_SEED, repeats])
+        for name in columns.names:
+            check_stopped()
+            with _shuffled(num, cat, columns, name, random.permutation(len(rows))):
+                found = value()
+            assert found is not None  # the target is the same
+            losses[name].append(loss(metric, reference, found))
+        repeats += 1
+    return Importance(
+        metric=metric,
+        value=reference,
+        rows=len(rows),
+        repeats=repeats,
+        seed=_SEED,
+        columns=_sorted(losses, columns),
+    )
+
+
+@contextmanager
+def _shuffled(num: Array, cat: Array, columns: FeatureColumns, name: str, order: Array) -> Iterator[None]:
+    """Puts the rows of all features of a raw column into another order, and back."""
+    numbers, codes = (
+        [place for place, owner in enumerate(owners) if owner == name]
+        for owners in (columns.numeric, columns.categorical)
+    )
+    before = num[:, numbers], cat[:, codes]
+    num[:, numbers], cat[:, codes] = before[0][order], before[1][order]
+    yield
+    num[:, numbers], cat[:, codes] = before
+
+
+def _sorted(losses: Mapping[str, list[float]], columns: FeatureColumns) -> tuple[ColumnImportance, ...]:
+    found = [
+        ColumnImportance(
+            column=name,
+            source=columns.sources[name],
+            loss=float(np.mean(each)),
+            low=min(each),
+            high=max(each),
+        )
+        for name, each in losses.items()
+    ]
+    return tuple(sorted(found, key=lambda column: -column.loss))

@@ -16,15 +16,15 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.errors import ChampionRefused, ExportFailed, GateFailed, SpecError
+from serin.errors import ExportFailed, SpecError
+from serin.export.champion import settle_contest
 from serin.export.convert.fuse import name_model
-from serin.export.gate.gate import batch_sizes
-from serin.export.gate.golden import tile
+from serin.export.gate.gate import batch_sizes, compare_answers
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
 from serin.export.publish import publish_version
 from serin.formats.bundle import GOLDEN, MODEL, output_column
 from serin.formats.champion import ChampionReport
-from serin.formats.gate import GateReport, ScoreScale, scores_apart
+from serin.formats.gate import GateReport, ScoreScale
 from serin.formats.schema import Schema, read_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
@@ -51,7 +51,8 @@ def export_own_inputs(
     folder = Path(checkpoint.path)
     _record, data = read_trained(folder)
     model, schema = onnx.load_model_from_string(data), read_schema(folder)
-    _check_capture(spec, schema)
+    if problems := [*spec.monitoring.capture.problems([column.name for column in schema.inputs])]:
+        raise SpecError(where=spec.name, problems=problems)
     table, inputs, known = _golden(folder, schema)
     logger.info(f"gate: scores of {len(table)} golden rows")
     answers, report = _prove(spec, model, schema, inputs, known, checkpoint.metrics)
@@ -83,11 +84,6 @@ def export_own_inputs(
     )
 
 
-def _check_capture(spec: PipelineSpec, schema: Schema) -> None:
-    if problems := [*spec.monitoring.capture.problems([column.name for column in schema.inputs])]:
-        raise SpecError(where=spec.name, problems=problems)
-
-
 def _golden(folder: Path, schema: Schema) -> tuple[pa.Table, dict[str, Array], dict[str, Array]]:
     """Returns the rows, their inputs in wire form, and the known answers."""
     try:
@@ -111,66 +107,28 @@ def _prove(
     known: Mapping[str, Array],
     metrics: Mapping[str, float],
 ) -> tuple[dict[str, Array], GateReport]:
-    session, names = open_session(model), [output.name for output in schema.outputs]
-    rows, tolerance = len(next(iter(inputs.values()))), spec.export.tolerance
-    answers = run_in_batches(session, inputs, names, rows)
-    wanted, largest = {**answers, **known}, 0.0
-    scored = names if schema.task == "regression" else ()
-    scales = {name: ScoreScale.of(wanted[name]) for name in scored}
-    sizes = batch_sizes(rows, spec.serving.max_batch_rows)
-    for size in sizes:
-        fed = {name: tile(values, size) for name, values in inputs.items()}
-        found = run_in_batches(session, fed, names, size)
-        for name in names:
-            expected = tile(wanted[name], size)
-            largest = max(
-                largest, _apart(name, found[name], expected, answers, scales.get(name), size, tolerance)
-            )
+    names, rows = [output.name for output in schema.outputs], len(next(iter(inputs.values())))
+    answers = run_in_batches(open_session(model), inputs, names, rows)
+    wanted, tolerance = {**answers, **known}, spec.export.tolerance
+    if "label" in wanted:
+        wanted["label"] = wanted["label"].astype(np.int64)
+    scales = {name: ScoreScale.of(wanted[name]) for name in names} if schema.task == "regression" else {}
+    who, most = f"model.{spec.model.kind}" if known else "itself in one batch", spec.serving.max_batch_rows
+    largest = compare_answers(model, inputs, wanted, scales, np.arange(rows), who, tolerance, most)
     report = GateReport(
         golden_rows=rows,
-        batch_rows=sizes,
+        batch_rows=batch_sizes(rows, most),
         feature_columns=0,
         rounded_columns=(),
         tolerance=tolerance,
         largest_score_difference=largest,
         test_rows=0,
-        made_by=f"model.{spec.model.kind}" if known else "itself in one batch",
+        made_by=who,
         test_trained=dict(metrics),
         test_onnx={},
         scales=scales,
     )
     return answers, report
-
-
-def _apart(
-    name: str,
-    found: Array,
-    wanted: Array,
-    answers: Mapping[str, Array],
-    scale: ScoreScale | None,
-    size: int,
-    tolerance: float,
-) -> float:
-    """Returns the largest difference of one output; raises GateFailed when it is too large."""
-    if name == "label":  # two classes may tie within the tolerance
-        chances = tile(answers["probabilities"], len(found))
-        here, there = (np.take_along_axis(chances, each.astype(np.int64), axis=1) for each in (found, wanted))
-        difference = np.abs(here - there)
-    else:
-        difference = scores_apart(found, wanted, scale)
-    wrong = ~(difference <= tolerance)
-    if wrong.any():
-        row = int(np.argwhere(wrong)[0][0])
-        unit = "" if scale is None else " standard deviations"
-        raise GateFailed(
-            stage="scores",
-            what=f"{name!r} of golden row {row % len(next(iter(answers.values())))} at batch size {size}",
-            found=f"{found[row].tolist()}, expected {wanted[row].tolist()}; the difference is "
-            f"{difference[row].max():.3g}{unit}, export.tolerance allows {tolerance:g}",
-            column=name,
-            row=row,
-        )
-    return float(difference.max(initial=0.0))
 
 
 def _meet_metrics(
@@ -188,10 +146,5 @@ def _meet_metrics(
         loss = theirs - ours if name in HIGHER_IS_BETTER else ours - theirs
         reason = f"its script reported test_{name} {ours:.6g}, version {live} reported {theirs:.6g}"
         problem = reason if loss > spec.champion.max_loss else None
-    if problem is None:
-        return ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)
-    if approved_by is None:
-        raise ChampionRefused(model=spec.name, live=live, reason=problem, compared=bool(reason))
-    return ChampionReport(
-        verdict="approved", reason=problem, live_version=live, metric=name, approved_by=approved_by
-    )
+    report = ChampionReport(verdict="better or equal", reason=reason, live_version=live, metric=name)
+    return settle_contest(spec.name, live, report, problem, approved_by, compared=bool(reason))

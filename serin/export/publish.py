@@ -50,20 +50,35 @@ def publish_version(
         write_facts(work / GATE, report.to_json(library_versions()))
         write_facts(work / "champion.json", champion.to_json())
         (work / "card.md").write_text(card, encoding="utf-8")
-        write_manifest(
-            work,
-            name=release.model,
-            model_version=release.version,
-            spec_digest=spec.digest(),
-            lineage=lineage,
-            metrics=checkpoint.metrics,
+        bundle = seal_bundle(
+            store, release, work, spec_digest=spec.digest(), lineage=lineage, metrics=checkpoint.metrics
         )
-        check_stopped()
-        sign_if_configured(store, release.model, release.version, work)
-        bundle = store.publish_bundle(release.model, release.version, work)
     logger.info(f"published {release.name}")
     track_bundle(bundle, checkpoint)
     return bundle
+
+
+def seal_bundle(
+    store: Store,
+    release: Release,
+    work: Path,
+    *,
+    spec_digest: str,
+    lineage: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> Bundle:
+    """Writes the manifest of the files in `work`, signs it where that is configured, and moves them into the store."""
+    write_manifest(
+        work,
+        name=release.model,
+        model_version=release.version,
+        spec_digest=spec_digest,
+        lineage=lineage,
+        metrics=metrics,
+    )
+    check_stopped()
+    sign_if_configured(store, release.model, release.version, work)
+    return store.publish_bundle(release.model, release.version, work)
 
 
 # The store has all of it in any case: an MLflow that does not answer is reported, and the version stays published.

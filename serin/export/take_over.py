@@ -14,13 +14,13 @@ from tritonclient.grpc import model_config_pb2
 
 from serin.errors import ExportFailed
 from serin.export.convert.fuse import name_model
+from serin.export.publish import seal_bundle
 from serin.formats.bundle import (
     GOLDEN,
     MANIFEST,
     REPOSITORY,
     read_golden,
     verify_bundle,
-    write_manifest,
 )
 from serin.formats.champion import ChampionReport
 from serin.formats.schema import FILE as SCHEMA
@@ -30,7 +30,6 @@ from serin.scoring.session import open_session
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
-from serin.store.trust import sign_if_configured
 
 _CONFIG = "config.pbtxt"
 _CODE = (".py", ".so", ".pyc")
@@ -57,22 +56,10 @@ def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bun
             name_model(graph, {**properties, "name": release.model, "version": str(release.version)})
             (work / file).write_bytes(graph.SerializeToString(deterministic=True))
         (work / MANIFEST).unlink(missing_ok=True)
-        write_manifest(
-            work,
-            name=release.model,
-            model_version=release.version,
-            spec_digest=manifest.spec_digest,
-            lineage={
-                **manifest.lineage,
-                "imported": {
-                    "release": f"{manifest.name}-v{manifest.model_version}",
-                    "manifest": manifest.digest,
-                },
-            },
-            metrics=manifest.metrics,
-        )
-        sign_if_configured(store, release.model, release.version, work)
-        return store.publish_bundle(release.model, release.version, work)
+        origin = {"release": f"{manifest.name}-v{manifest.model_version}", "manifest": manifest.digest}
+        lineage = {**manifest.lineage, "imported": origin}
+        digest, metrics = manifest.spec_digest, manifest.metrics
+        return seal_bundle(store, release, work, spec_digest=digest, lineage=lineage, metrics=metrics)
 
 
 # It must contain what no export could derive: `schema.json` (what clients send and get) and `golden.parquet` (request
@@ -113,16 +100,8 @@ def import_repository(
             shutil.copyfile(folder / file, work / file)
         champion = ChampionReport(verdict="not compared", reason="a model repository runs in Triton only")
         write_facts(work / "champion.json", champion.to_json())
-        write_manifest(
-            work,
-            name=release.model,
-            model_version=release.version,
-            spec_digest="",
-            lineage={"repository": {"entry": asked, "models": sorted(configs), "code": bool(code)}},
-            metrics={},
-        )
-        sign_if_configured(store, release.model, release.version, work)
-        return store.publish_bundle(release.model, release.version, work)
+        origin = {"entry": asked, "models": sorted(configs), "code": bool(code)}
+        return seal_bundle(store, release, work, spec_digest="", lineage={"repository": origin}, metrics={})
 
 
 def _read_config(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,18 @@ import onnx
 from serin.columns.segments import segment_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.champion import ReadRows
-from serin.export.convert.features2onnx import FeatureGraph, features2onnx
-from serin.export.convert.fuse import fuse
+from serin.export.convert.fuse import FeatureGraph, features2onnx, fuse
 from serin.export.convert.network import Network, read_network
 from serin.export.convert.onnx2trt import engine_of
-from serin.export.gate.gate import Batch, batch_sizes, check_features, check_metric, check_scores
-from serin.export.gate.golden import GoldenRows, read_golden_rows, tile
+from serin.export.gate.gate import (
+    GoldenRows,
+    batch_sizes,
+    check_features,
+    check_metric,
+    check_scores,
+    read_golden_rows,
+    tile,
+)
 from serin.export.variants.build import CALIBRATION_ROWS, build_variants
 from serin.export.variants.choose import judge_variants, race, thread_counts
 from serin.export.variants.context import Runnable, TestRows, VariantContext, front_and_core
@@ -41,9 +47,8 @@ logger = logging.getLogger(__name__)
 
 _METRIC_BATCH_ROWS = 8192
 _JUDGED_ROWS = 200_000
-_WORTH_A_THREAD = (
-    0.95  # of the time with fewer threads: for a smaller gain the core is left to other requests
-)
+# Of the time with fewer threads: for a smaller gain the core is left to other requests.
+_WORTH_A_THREAD = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,11 @@ class _Ground:
     split: bool  # for a GPU: a front and a core
     device: Device  # where the core runs here
     read_rows: ReadRows | None
+    network: Network
+    features: FeatureGraph
+    plan: FeaturePlan
+    schema: Schema
+    golden: GoldenRows
 
 
 def prove_model(
@@ -84,13 +94,13 @@ def prove_model(
 ) -> Proven:
     """Validates a model. Raises GateFailed when the plain graph disagrees with the trainer; other variants may fail and
     are listed."""
-    split = _for_gpu(spec.export.target)
-    device: Device = "cuda" if split and inventory() and has_device("cuda") else "cpu"
+    has_gpu = bool(inventory()) and has_device("cuda")
+    split = has_gpu if spec.export.target == "auto" else spec.export.target == "gpu"
+    device: Device = "cuda" if split and has_gpu else "cpu"
     if split and device == "cpu":
         logger.info(
             "the target is a GPU, but ONNX Runtime finds none here: front and core are validated on the CPU"
         )
-    ground = _Ground(spec=spec, data=data, folder=folder, split=split, device=device, read_rows=read_rows)
     outputs = outputs_of(data.task, len(data.classes or ()), data.outputs)
     schema = Schema(
         task=data.task, inputs=data.inputs, outputs=outputs, classes=data.classes, targets=data.targets
@@ -99,38 +109,37 @@ def prove_model(
     network = read_network(Path(checkpoint.path), data, tolerance=spec.export.tolerance)
     logger.info("writing the features as ONNX")
     plan = FeaturePlan.from_json(json.loads((folder / FEATURES).read_text(encoding="utf-8")))
-    features = features2onnx(plan, data, folder)
-    golden = read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical])
-    report = _pass_gate(ground, network, features, plan, schema, golden, checkpoint.metrics)
-    return _with_best_variant(ground, network, features, plan, schema, golden, report)
+    ground = _Ground(
+        spec=spec,
+        data=data,
+        folder=folder,
+        split=split,
+        device=device,
+        read_rows=read_rows,
+        network=network,
+        features=features2onnx(plan, data, folder),
+        plan=plan,
+        schema=schema,
+        golden=read_golden_rows(folder, schema, data.numeric, [column.name for column in data.categorical]),
+    )
+    return _with_best_variant(ground, _pass_gate(ground, checkpoint.metrics))
 
 
-def _for_gpu(target: str) -> bool:
-    return bool(inventory()) and has_device("cuda") if target == "auto" else target == "gpu"
-
-
-def _pass_gate(
-    ground: _Ground,
-    network: Network,
-    features: FeatureGraph,
-    plan: FeaturePlan,
-    schema: Schema,
-    golden: GoldenRows,
-    reported: Mapping[str, float],
-) -> GateReport:
+def _pass_gate(ground: _Ground, reported: Mapping[str, float]) -> GateReport:
     """Compares the plain graph with the ETL and the trainer."""
     export, most = ground.spec.export, ground.spec.serving.max_batch_rows
-    model = fuse(features, network.graph, schema)
+    network, features, plan, golden = ground.network, ground.features, ground.plan, ground.golden
+    model = fuse(features, network.graph, ground.schema)
     check_stopped()
     logger.info(f"gate: features and scores of {len(golden)} golden rows")
     check_features(model, (features.num, features.cat), golden, plan.approximate, most)
-    scales, largest = check_scores(model, network, schema, golden, export.tolerance, most)
+    scales, largest = check_scores(model, network, ground.schema, golden, export.tolerance, most)
     check_stopped()
     logger.info(f"gate: metrics on {ground.data.rows['test']:,} test rows")
+    batches, scale = read_split(ground.folder, "test").batches(_METRIC_BATCH_ROWS), scales.get("score")
     rows, trained, exported = check_metric(
-        network, _test_batches(ground.folder), ground.data.task, export.tolerance, reported,
-        scales.get("score"),
-    )  # fmt: skip
+        network, batches, ground.data.task, export.tolerance, reported, scale
+    )
     return GateReport(
         golden_rows=len(golden),
         batch_rows=batch_sizes(len(golden), most),
@@ -147,22 +156,14 @@ def _pass_gate(
     )
 
 
-def _with_best_variant(
-    ground: _Ground,
-    network: Network,
-    features: FeatureGraph,
-    plan: FeaturePlan,
-    schema: Schema,
-    golden: GoldenRows,
-    report: GateReport,
-) -> Proven:
-    export = ground.spec.export
+def _with_best_variant(ground: _Ground, report: GateReport) -> Proven:
+    export, golden = ground.spec.export, ground.golden
     max_rows, rows = ground.spec.serving.max_batch_rows, _calibration(ground.folder)
-    variants = list(build_variants(export.variants, network, rows, ground.device, max_rows=max_rows))
+    variants = list(build_variants(export.variants, ground.network, rows, ground.device, max_rows=max_rows))
     context = VariantContext(
         spec=export,
-        schema=schema,
-        features=features,
+        schema=ground.schema,
+        features=ground.features,
         golden=golden,
         rows=_judged_rows(ground, len(variants) > 1),
         max_rows=max_rows,
@@ -181,9 +182,9 @@ def _with_best_variant(
         model=chosen.model,
         core=chosen.core if ground.split else None,
         plan_file=engine[0] if engine else None,
-        features=features,
-        plan=plan,
-        schema=schema,
+        features=ground.features,
+        plan=ground.plan,
+        schema=ground.schema,
         golden=golden,
         outputs=outputs,
         logits=_logits(chosen),
@@ -256,14 +257,6 @@ def measure_threads(
         if taken[name] < _WORTH_A_THREAD * taken[best]:
             best = name
     return Runtime(threads=int(best), mix_us={name: round(micros, 1) for name, micros in taken.items()})
-
-
-def _test_batches(folder: Path) -> Iterator[Batch]:
-    split = read_split(folder, "test")
-    for num, cat, target in zip(split.num, split.cat, split.target, strict=True):
-        for at in range(0, len(target), _METRIC_BATCH_ROWS):
-            rows = slice(at, at + _METRIC_BATCH_ROWS)
-            yield np.array(num[rows]), cat[rows].astype(np.int64), np.asarray(target[rows])
 
 
 def _calibration(folder: Path) -> dict[str, Array]:

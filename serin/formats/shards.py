@@ -66,6 +66,13 @@ class SplitArrays:
         ]
         return Rows(num=joined[0], cat=joined[1], target=joined[2], rows=joined[3])
 
+    def batches(self, size: int) -> Iterator[tuple[Array, Array, Array]]:
+        """Yields num, cat (int64) and target in memory, at most `size` rows at a time."""
+        for num, cat, target in zip(self.num, self.cat, self.target, strict=True):
+            for at in range(0, len(target), size):
+                rows = slice(at, at + size)
+                yield np.array(num[rows]), np.asarray(cat[rows], np.int64), np.asarray(target[rows])
+
 
 def count_parts(rows: int) -> int:
     return -(-rows // PART_ROWS)

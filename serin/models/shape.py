@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from serin.formats.dataset import DatasetDescription
+from serin.formats.trained import WEIGHTS, ModelRecord
+from serin.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +40,18 @@ def shape_of(data: DatasetDescription) -> TableShape:
         outputs=data.outputs,
         units=data.task == "regression",
     )
+
+
+def shape_of_record(record: ModelRecord) -> TableShape:
+    """Returns the shape of the table that a model of model.json was trained on."""
+    shape = record.shape
+    assert shape is not None  # of a model with columns it is always known
+    units = record.task == "regression"
+    return TableShape(numeric=shape.numeric, sizes=shape.sizes, outputs=shape.outputs, units=units)
+
+
+def record_of(model: ModelSpec, data: DatasetDescription, file: str = WEIGHTS) -> dict[str, Any]:
+    """Returns the fields of model.json for a model in `file` that was trained on the dataset."""
+    shape = shape_of(data)
+    columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
+    return {"model": model.model_dump(), "shape": columns, "task": data.task, "file": file}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,10 +24,6 @@ Cut = Literal["table", "outputs", "outputs_gathered", "inputs"]
 def auto_embedding(sizes: Sequence[int]) -> int:
     """Returns the embedding width by the largest vocabulary: 4 for ten codes, 16 for four thousand, at most 32."""
     return min(_WIDEST_AUTO, 4 * math.ceil(math.sqrt(math.sqrt(max(sizes))) / 2))
-
-
-def embedding_width(spec: ModelSpec, sizes: Sequence[int]) -> int:
-    return auto_embedding(sizes) if spec.embedding == "auto" else spec.embedding
 
 
 class CategoryTable(nn.Embedding):
@@ -59,12 +56,26 @@ class CategoryTable(nn.Embedding):
         return leaf
 
 
-def units_of(shape: TableShape) -> tuple[int, ...]:
-    """Returns the shape of a regression's scale and shift: one number, or one for each of several targets."""
-    return (shape.outputs,) if shape.units and shape.outputs > 1 else ()
+class AnswersInUnits(nn.Module):
+    """A network whose answers are logits or, in a regression, learned in standard units and given in the target's."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, shape: TableShape) -> None:
+        super().__init__()
+        self.has_units = shape.units
+        size = (
+            (shape.outputs,) if shape.units and shape.outputs > 1 else ()
+        )  # one number, or one for each target
+        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("shift", torch.zeros(size))
+
+    def in_units(self, values: Tensor) -> Tensor:
+        return values * self.scale + self.shift if self.has_units else values
 
 
-class Divisible(nn.Module):
+class Divisible(AnswersInUnits):
     """A network that declares how several ranks may split its layers."""
 
     def cuts(self, ranks: int) -> dict[str, Cut]:
@@ -75,12 +86,9 @@ class Divisible(nn.Module):
 class TableNetwork(Divisible):
     """(num float32[n, k], cat int64[n, m]) -> float32[n, outputs]: logits, or the value itself in a regression."""
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, shape: TableShape, spec: ModelSpec, *, token_width: int | None = None) -> None:
         """`token_width`: every column is a vector of this width, in a network that embeds numbers by itself."""
-        super().__init__()
+        super().__init__(shape)
         self.numeric = shape.numeric
         self.categories: CategoryTable | None = None
         self.numbers: Numbers | None = None
@@ -91,13 +99,11 @@ class TableNetwork(Divisible):
             self.numbers = Numbers(shape.numeric, robust=robust, embedding=embedded)
             self.width = self.numbers.width
         if shape.sizes:
-            size = token_width or embedding_width(spec, shape.sizes)
+            size = token_width or (
+                auto_embedding(shape.sizes) if spec.embedding == "auto" else spec.embedding
+            )
             self.categories = CategoryTable(shape.sizes, size)
             self.width += size * len(shape.sizes)
-        # A regression learns its target in standard units and answers in the target's unit; logits have none.
-        self.has_units = shape.units
-        self.register_buffer("scale", torch.ones(units_of(shape)))
-        self.register_buffer("shift", torch.zeros(units_of(shape)))
 
     def flat(self, num: Tensor, cat: Tensor) -> Tensor:
         """Concatenates all columns: float32[n, width]."""
@@ -109,9 +115,6 @@ class TableNetwork(Divisible):
     def scaled(self, num: Tensor) -> Tensor:
         """Returns the numbers as the spec wants them: as they are, scaled, or as the vectors of their columns."""
         return num if self.numbers is None else self.numbers(num)
-
-    def in_units(self, values: Tensor) -> Tensor:
-        return values * self.scale + self.shift if self.has_units else values
 
     def cuts(self, ranks: int) -> dict[str, Cut]:
         enough = self.categories is not None and len(self.categories.weight) >= ranks
@@ -148,3 +151,47 @@ def dense_layers(width: int, hidden: Sequence[int], dropout: float) -> nn.Sequen
             layers.append(nn.Dropout(dropout))
         width = units
     return nn.Sequential(*layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One piece of a network that can be split into consecutive ones, for a pipeline of several ranks. `owns`: prefixes
+    of the names of its weights.
+
+    Serin's networks have a method `stages()`. A user's network names its parts, in order: `stages = ("embed", "body.0",
+    "head")`. The first gets (num, cat), each other one the output tensor of the part before, and the output of the last
+    is the answer. All weights must be in these parts.
+    """
+
+    run: Callable[..., Tensor]
+    owns: tuple[str, ...]
+
+
+def stages_of(network: nn.Module) -> list[Stage]:
+    """Returns the stages of a network; empty when it declares none."""
+    named = getattr(network, "stages", None)
+    found: list[Stage] = named() if callable(named) else []
+    return found
+
+
+def assign_stages(sizes: Sequence[int], ranks: int) -> list[range]:
+    """Assigns neighbouring stages to each rank so that the largest share is as small as possible. Pure.
+
+    Raises ValueError when there are fewer stages than ranks.
+    """
+    if len(sizes) < ranks:
+        raise ValueError(f"{len(sizes)} stages do not fill {ranks} processes")
+    best: dict[tuple[int, int], tuple[int, list[range]]] = {}
+
+    def cut(start: int, left: int) -> tuple[int, list[range]]:
+        if left == 1:
+            return sum(sizes[start:]), [range(start, len(sizes))]
+        if (start, left) not in best:
+            options = []
+            for stop in range(start + 1, len(sizes) - left + 2):
+                heaviest, others = cut(stop, left - 1)
+                options.append((max(sum(sizes[start:stop]), heaviest), [range(start, stop), *others]))
+            best[start, left] = min(options, key=lambda option: option[0])
+        return best[start, left]
+
+    return cut(0, ranks)[1]

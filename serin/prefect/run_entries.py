@@ -141,7 +141,7 @@ def known_runs() -> list[str]:
 
 
 def _training_state(folder: Path) -> str:
-    from serin.training.launch.status import read_status
+    from serin.training.launch.job import read_status
 
     if (folder / "result").is_dir() or (folder / "result.json").is_file():  # the latter is a search's
         return "done"

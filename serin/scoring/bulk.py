@@ -21,8 +21,7 @@ import pyarrow as pa
 from serin.errors import EngineFailed, RowsUnfit
 from serin.formats.bundle import read_manifest
 from serin.formats.rows import RowWriter
-from serin.scoring.parts import Parts, open_parts, plan_digest
-from serin.scoring.pieces import Piece, find_pieces, read_piece
+from serin.scoring.parts import Parts, Piece, find_pieces, open_parts, plan_digest, read_piece
 from serin.scoring.predict import Place, Scorer
 from serin.store.store import Store
 

@@ -16,7 +16,7 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, verify_bundle, with_answers
 from serin.formats.schema import read_schema
 from serin.formats.wire import Array, as_arrow, to_wire
-from serin.scoring.session import RUNTIME_ERRORS, Runs, open_session, run_in_batches
+from serin.scoring.session import RUNTIME_ERRORS, FrontAndCore, Runs, open_session, run_in_batches
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,8 +101,8 @@ def score_table(bundle_folder: Path | str, table: pa.Table | pd.DataFrame) -> pa
 
 # Several threads may run it: each computes features by itself, and the core takes one batch after the other. Batches of
 # the same size use the same memory on the device.
-class BoundFrontAndCore:
-    """Two sessions as one model, as `session.FrontAndCore`. `rows`: of a whole batch."""
+class BoundFrontAndCore(FrontAndCore):
+    """The same with the core's memory bound to a device. `rows`: of a whole batch."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class BoundFrontAndCore:
         device: Literal["cpu", "cuda"],
         rows: int,
     ) -> None:
-        self._front, self._core, self._device, self._rows = front, core, device, rows
-        self._between = [tensor.name for tensor in core.get_inputs()]
+        super().__init__(front, core)
+        self._device, self._rows = device, rows
         self._inputs: dict[str, ort.OrtValue] = {}
         self._one_at_a_time = threading.Lock()
 

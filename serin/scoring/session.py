@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -32,11 +33,8 @@ _PROVIDERS: Mapping[Device, str] = {
     "tensorrt_rtx": PROVIDER,
 }
 RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
-    getattr(ort_errors, name)
-    for name in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NotImplemented",
-                 "RuntimeException", "EPFail", "NoModel", "EngineError", "ModelLoaded")
-    if hasattr(ort_errors, name)
-)  # fmt: skip
+    kind for kind in vars(ort_errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
 _PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 
 
@@ -63,35 +61,27 @@ def open_session(
     if threads is not None:
         settings.intra_op_num_threads = threads
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    wanted = _PROVIDERS[device]
+    wanted, refusal, providers = _PROVIDERS[device], "", None
     if device == "tensorrt_rtx":
-        return _open_with_plugin(source, settings, options)
-    if wanted not in ort.get_available_providers():
-        raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")
-    providers: list[Any] = [(wanted, dict(options or {}))]
-    if device != "cpu":
-        providers.append(_PROVIDERS["cpu"])
+        refusal = provider_refusal()
+        if not refusal:
+            texts = {key: str(value) for key, value in (options or {}).items()}
+            settings.add_provider_for_devices(_devices()[:1], texts)
+    elif wanted in ort.get_available_providers():
+        providers = [(wanted, dict(options or {})), *([_PROVIDERS["cpu"]] if device != "cpu" else [])]
+    else:
+        refusal = f"this ONNX Runtime has no {wanted}"
+    if refusal:
+        raise ExportFailed(what="the graph", reason=refusal)
     try:
         session = ort.InferenceSession(source, settings, providers=providers)
     except RUNTIME_ERRORS as error:
         raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
-    if wanted not in session.get_providers():
+    if providers and wanted not in session.get_providers():
         raise ExportFailed(
             what="the graph", reason=f"{wanted} does not start here; its libraries are missing"
         )
     return session
-
-
-def _open_with_plugin(
-    source: str | bytes, settings: ort.SessionOptions, options: Mapping[str, Any] | None
-) -> ort.InferenceSession:
-    refusal = add_provider(settings, options)
-    if refusal:
-        raise ExportFailed(what="the graph", reason=refusal)
-    try:
-        return ort.InferenceSession(source, settings)
-    except RUNTIME_ERRORS as error:
-        raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
 
 
 def has_device(device: Device) -> bool:
@@ -135,29 +125,6 @@ def provider_refusal() -> str:
     return "" if _devices() else f"{PROVIDER} finds no device that it supports"
 
 
-def add_provider(settings: ort.SessionOptions, options: Mapping[str, Any] | None) -> str:
-    """Adds the provider with its first device to a session's settings. Returns why not; empty when it was added."""
-    refusal = provider_refusal()
-    if not refusal:
-        settings.add_provider_for_devices(
-            _devices()[:1], {key: str(value) for key, value in (options or {}).items()}
-        )
-    return refusal
-
-
-def profile_options(columns: Mapping[str, int], max_rows: int) -> dict[str, str]:
-    """Returns the provider's options for 1 to `max_rows` rows. `columns`: input name -> width."""
-
-    def shapes(rows: int) -> str:
-        return ",".join(f"{name}:{rows}x{width}" for name, width in columns.items())
-
-    return {
-        "nv_profile_min_shapes": shapes(1),
-        "nv_profile_opt_shapes": shapes(min(64, max_rows)),
-        "nv_profile_max_shapes": shapes(max_rows),
-    }
-
-
 @cache
 def _register() -> str:
     """Loads the plugin once in a process: ONNX Runtime refuses a second time."""
@@ -178,8 +145,7 @@ def _devices() -> list[Any]:
 
 def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """Returns a copy of `model` that also outputs intermediate tensors."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     present = {output.name for output in copy.graph.output}
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
     return copy

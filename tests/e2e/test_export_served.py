@@ -20,7 +20,7 @@ from serin.formats.shards import read_split
 from serin.formats.trained import read_blend
 from serin.formats.wire import to_wire
 from serin.metrics import auc
-from serin.models.margins import open_margins
+from serin.models.build import open_margins
 from serin.models.trees import scores
 from serin.scoring.predict import Scorer
 from serin.serving.client.client import predict
@@ -93,7 +93,7 @@ def served(store: Store, release: Release) -> Iterator[tuple[Releases, str]]:
 def test_bulk_scores_equal_the_served_ones(tmp_path: Path) -> None:
     trained = make_trained(tmp_path, "binary")
     store = Store(str(tmp_path / "store"))
-    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    bundle = trained.export(store)
     release, rows = Release(model=bundle.model, version=bundle.version), flights(300)
     bulk = Scorer(bundle.path).answers(rows)["score"]
     schema = read_schema(Path(bundle.path))

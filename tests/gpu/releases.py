@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serin.export.build import export_model
 from serin.formats.serving.spool import spool_root
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.releases import Releases
@@ -30,8 +29,7 @@ def exported(
         "serving": {**({} if device == "auto" else {"device": device}), **serving},
     }
     trained = make_trained(folder, "binary", **sections)
-    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
-    return trained, bundle
+    return trained, trained.export(store)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from serin.commands.predictions import predict_in_bulk
-from serin.export.build import export_model
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import read_schema
 from serin.formats.wire import to_wire
@@ -19,7 +18,6 @@ from serin.machine.leases import waiters
 from serin.scoring.predict import Scorer
 from serin.scoring.session import FrontAndCore, has_device, open_session, run_in_batches
 from serin.store.artifacts import Bundle
-from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
 pytestmark = [
@@ -34,9 +32,7 @@ ASKED = {"target": "gpu", "variants": ["fp32", "fp16", "int8", "int8_embeddings"
 def test_fp32_and_fp16_pass_the_gate_with_front_and_core(tmp_path: Path, kind: str) -> None:
     model = {"kind": kind, "hidden": [512, 256]} if kind == "mlp" else {"kind": kind, "blocks": 2, "heads": 4}
     trained = make_trained(tmp_path, "binary", export=ASKED, model=model)
-    bundle = export_model(
-        trained.spec, trained.checkpoint, trained.dataset, store=Store(str(tmp_path / "store")), lineage={}
-    )
+    bundle = trained.export(tmp_path)
     folder = Path(bundle.path)
     assert {"front.onnx", "core.onnx"} <= set(verify_bundle(folder).files)
     gate = json.loads((folder / "gate.json").read_text())
@@ -59,9 +55,7 @@ def test_fp32_and_fp16_pass_the_gate_with_front_and_core(tmp_path: Path, kind: s
 
 def test_front_and_core_on_the_gpu_score_raw_rows_as_the_trained_network_does(tmp_path: Path) -> None:
     trained = make_trained(tmp_path, "binary", export={"target": "gpu"})
-    bundle = export_model(
-        trained.spec, trained.checkpoint, trained.dataset, store=Store(str(tmp_path / "store")), lineage={}
-    )
+    bundle = trained.export(tmp_path)
     from serin.formats.schema import read_schema
     from serin.formats.wire import to_wire
 
@@ -80,12 +74,8 @@ ROWS, FILES = 400_000, 8
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    trained = make_trained(
-        tmp_path_factory.mktemp("trained"), "binary", export={"target": "gpu"},
-        model={"kind": "mlp", "hidden": [512, 256]},
-    )  # fmt: skip
-    store = Store(str(tmp_path_factory.mktemp("store")))
-    return export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    folder, model = tmp_path_factory.mktemp("trained"), {"kind": "mlp", "hidden": [512, 256]}
+    return make_trained(folder, "binary", export={"target": "gpu"}, model=model).export(folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import psutil
 import pytest
 import torch
 
-from serin.export.build import export_model
 from serin.export.take_over import import_bundle
 from serin.host.wiring import build_releases
 from serin.machine.hardware import inventory
@@ -70,7 +69,7 @@ def test_twenty_releases_leave_nothing(gpu: str, tmp_path: Path) -> None:
     at_once = 10 if inventory()[0].memory_bytes >= _MANY_FIT_BYTES else 4
     store, host = Store(str(tmp_path / "store")), ChildHost()
     trained = make_trained(tmp_path / "work", "binary", export={"target": "gpu"}, serving={"device": "gpu"})
-    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    bundle = trained.export(store)
     while len(store.versions(bundle.model)) < at_once:
         import_bundle(Path(bundle.path), store)
     gc.collect()

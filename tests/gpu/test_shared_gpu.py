@@ -21,13 +21,12 @@ from tests.unit.training.parallel_cases import (
     CASES,
     TRANSFORMER,
     Case,
-    choices,
     difference,
     job,
     train,
     train_all,
 )
-from tests.unit.training.runs import at_the_next_checkpoint
+from tests.unit.training.runs import at_the_next_checkpoint, choices
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not inventory(), reason="no GPU that torch can use"

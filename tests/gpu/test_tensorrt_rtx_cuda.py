@@ -8,19 +8,17 @@ import onnx
 import pytest
 import torch
 
-from serin.export.build import export_model
-from serin.export.convert.onnx2rtx import (
+from serin.export.convert.onnx2trt import (
     RUNS_ON,
     build_rtx_engine,
     gpu_refusal,
     is_installed,
-    runtime_refusal,
     supports,
 )
-from serin.export.variants.fp16 import to_fp16
+from serin.export.variants.build import to_fp16
 from serin.machine.hardware import Nvml, inventory
 from serin.scoring.session import provider_refusal
-from serin.store.store import Store
+from tests.unit.export.rtx_probe import runtime_refusal
 from tests.unit.export.small_court import rows_of, small_network
 from tests.unit.export.small_dataset import make_trained
 
@@ -50,9 +48,7 @@ def test_a_card_that_is_not_supported_is_refused_by_name_and_reason() -> None:
 def test_the_export_lists_the_variant_as_measured_or_with_its_refusal(tmp_path: Path) -> None:
     asked = {"target": "gpu", "variants": ["fp32", "tensorrt_rtx"]}
     trained = make_trained(tmp_path, "binary", export=asked)
-    bundle = export_model(
-        trained.spec, trained.checkpoint, trained.dataset, store=Store(str(tmp_path / "store")), lineage={}
-    )
+    bundle = trained.export(tmp_path)
     gate = json.loads((Path(bundle.path) / "gate.json").read_text())
     found = {one["name"]: one for one in gate["variants"]}["tensorrt_rtx"]
     print("tensorrt_rtx", found["status"], found["latency_us"], found["reason"])

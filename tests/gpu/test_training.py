@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,23 +19,21 @@ from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
-from serin.store.artifacts import Dataset
-from serin.training.data.stream import StreamLoader
+from serin.training.data.loader import StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable, open_table
 from serin.training.engine.evaluate import evaluate
 from serin.training.engine.learner import Learner
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.launch.launcher import train
-from serin.training.launch.progress import Follower
-from serin.training.parallel.losses import loss_of
+from serin.training.parallel.gradients import loss_of
 from serin.training.parallel.ranks import Ranks, open_world
 from serin.training.programs import worker
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
+from tests.unit.training.runs import MODEL, at_the_next_checkpoint, choices, job_of, result
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
 
-MODEL = ModelSpec(hidden=(64, 32), dropout=0.1)
 GPU = torch.device("cuda", 0)
 ALONE = Ranks(rank=0, size=1, device=GPU)
 
@@ -46,23 +42,6 @@ ALONE = Ranks(rank=0, size=1, device=GPU)
 def one_gpu(tmp_path: Path) -> Iterator[Lease]:
     with lease(1, home=tmp_path / "home", purpose="tests") as held:
         yield held
-
-
-def kill_9_at_the_first_checkpoint(folder: Path) -> None:
-    folder.mkdir()
-    follower = Follower(folder)
-
-    def watch() -> None:
-        pid, deadline = 0, time.monotonic() + 120
-        while time.monotonic() < deadline:
-            for record in follower.read():
-                pid = record.get("pid", pid)
-                if record["event"] == "checkpoint":
-                    hit(pid)
-                    return
-            time.sleep(0.005)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def test_the_driver_tells_which_gpus_are_here() -> None:
@@ -78,8 +57,7 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 200_000, "valid": 20_000, "test": 20_000})
     # A measured precision may differ between two runs beside other work, and with it every weight.
     training = TrainingSpec(epochs=2, batch_rows=512, checkpoint_every_steps=50, precision="fp32")
-    kill_9_at_the_first_checkpoint(tmp_path / "run")
-    with pytest.raises(WorkerFailed):
+    with pytest.raises(WorkerFailed), at_the_next_checkpoint(tmp_path / "run", hit):
         train(MODEL, training, dataset, folder=tmp_path / "run", devices=one_gpu.ids)
     interrupted = train(MODEL, training, dataset, folder=tmp_path / "run", devices=one_gpu.ids)
     whole = train(MODEL, training, dataset, folder=tmp_path / "whole", devices=one_gpu.ids)
@@ -89,9 +67,9 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     print("largest difference of a weight", difference)
     assert difference < 1e-3  # sums on a GPU may come in another order; equal bits were seen on an H200
     assert interrupted.metrics["test_auc"] == pytest.approx(whole.metrics["test_auc"], abs=1e-3)
-    choices = json.loads((tmp_path / "whole" / "choices.json").read_text())
-    print("chosen", choices["execution"], choices["execution_reason"])
-    assert choices["execution"] == "cuda_graph"
+    chosen = choices(tmp_path / "whole")
+    print("chosen", chosen["execution"], chosen["execution_reason"])
+    assert chosen["execution"] == "cuda_graph"
     (cost,) = json.loads((tmp_path / "whole" / "receipt.json").read_text())["device"]
     print("receipt", cost)
     assert cost["peak_bytes"] > 0
@@ -110,49 +88,22 @@ def test_a_captured_step_learns_what_an_eager_one_does(
             epochs=3, batch_rows=100, learning_rate=0.003 if optimizer == "adamw" else 0.03, optimizer=optimizer,
             embedding_updates=updates, execution=kind, clip_norm=1.0, gradient_accumulation=2, precision="fp32",
         )  # fmt: skip
-        job = TrainingJob(
-            model=ModelSpec(hidden=(64, 32), ensemble_size=ensemble_size), training=training, dataset=dataset.path,
-            dataset_digest="", processes=1, gpu=True,
-        )  # fmt: skip
-        (tmp_path / kind).mkdir()
-        worker.train(job, tmp_path / kind, Ranks(rank=0, size=1, device=GPU), lambda: False)
-        assert json.loads((tmp_path / kind / "choices.json").read_text())["execution"] == kind
-        found[kind] = json.loads((tmp_path / kind / "result" / "metrics.json").read_text())
+        model = ModelSpec(hidden=(64, 32), ensemble_size=ensemble_size)
+        found[kind] = train_here(tmp_path / kind, job_of(model, training, dataset, gpu=True))
+        assert choices(tmp_path / kind)["execution"] == kind
     losses = [[epoch["loss"] for epoch in found[kind]["epochs"]] for kind in found]
     difference = max(abs(a - b) for a, b in zip(*losses, strict=True))
-    print(
-        optimizer,
-        updates,
-        "largest difference of an epoch's loss",
-        difference,
-        found["cuda_graph"]["metrics"],
-    )
+    metrics = found["cuda_graph"]["metrics"]
+    print(optimizer, updates, "largest difference of an epoch's loss", difference, metrics)
     assert difference < 1e-3
-    assert found["cuda_graph"]["metrics"]["test_auc"] > 0.75
-
-
-def job_of(dataset: Dataset, model: ModelSpec, **settings: Any) -> TrainingJob:
-    return TrainingJob(
-        model=model,
-        training=TrainingSpec(**settings),
-        dataset=dataset.path,
-        dataset_digest="",
-        processes=1,
-        gpu=True,
-    )
+    assert metrics["test_auc"] > 0.75
 
 
 def train_here(folder: Path, job: TrainingJob, world: Ranks = ALONE) -> dict[str, Any]:
     """metrics.json of a training in this process."""
     folder.mkdir(exist_ok=True)
     worker.train(job, folder, world, lambda: False)
-    found: dict[str, Any] = json.loads((folder / "result" / "metrics.json").read_text())
-    return found
-
-
-def choices(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
-    return found
+    return result(folder)
 
 
 @pytest.fixture
@@ -174,7 +125,9 @@ def group_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 
 def test_precision_and_batch_are_measured_and_written_down(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 2_000_000, "valid": 20_000, "test": 20_000})
-    train_here(tmp_path / "run", job_of(dataset, ModelSpec(hidden=(512, 256)), epochs=1))
+    train_here(
+        tmp_path / "run", job_of(ModelSpec(hidden=(512, 256)), TrainingSpec(epochs=1), dataset, gpu=True)
+    )
     found = choices(tmp_path / "run")
     print(
         {
@@ -192,16 +145,11 @@ def test_precision_and_batch_are_measured_and_written_down(tmp_path: Path) -> No
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_every_precision_learns_in_a_captured_step(precision: str, tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset")
-    asked = {
-        "epochs": 3,
-        "batch_rows": 100,
-        "learning_rate": 3e-3,
-        "clip_norm": 1.0,
-        "execution": "cuda_graph",
-    }
-    found = train_here(
-        tmp_path / "run", job_of(dataset, ModelSpec(hidden=(64, 32)), precision=precision, **asked)
-    )
+    training = TrainingSpec(
+        epochs=3, batch_rows=100, learning_rate=3e-3, clip_norm=1.0, execution="cuda_graph", precision=precision
+    )  # fmt: skip
+    job = job_of(ModelSpec(hidden=(64, 32)), training, dataset, gpu=True)
+    found = train_here(tmp_path / "run", job)
     assert choices(tmp_path / "run")["execution"] == "cuda_graph"
     assert choices(tmp_path / "run")["precision"] == precision
     print(precision, [epoch["loss"] for epoch in found["epochs"]])
@@ -212,9 +160,10 @@ def test_a_group_of_one_over_nccl_is_captured_and_learns_what_one_alone_does(
     tmp_path: Path, group_of_one: Ranks
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset")
-    job = job_of(
-        dataset, MODEL, epochs=3, batch_rows=100, learning_rate=3e-3, precision="fp32", execution="cuda_graph"
+    training = TrainingSpec(
+        epochs=3, batch_rows=100, learning_rate=3e-3, precision="fp32", execution="cuda_graph"
     )
+    job = job_of(MODEL, training, dataset, gpu=True)
     found = [train_here(tmp_path / name, job, world) for name, world in (("a", ALONE), ("b", group_of_one))]
     print(choices(tmp_path / "b")["execution"], choices(tmp_path / "b")["execution_reason"])
     assert choices(tmp_path / "b")["execution"] == "cuda_graph"
@@ -269,7 +218,8 @@ def test_out_of_memory_continues_in_smaller_parts(tmp_path: Path) -> None:
     total = torch.cuda.get_device_properties(GPU).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(GPU) + 800 * 2**20) / total, GPU)
     try:
-        job = job_of(dataset, model, epochs=1, batch_rows=32_768, precision="fp32")
+        training = TrainingSpec(epochs=1, batch_rows=32_768, precision="fp32")
+        job = job_of(model, training, dataset, gpu=True)
         found = train_here(tmp_path / "run", job)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, GPU)
@@ -351,25 +301,17 @@ def test_the_metrics_on_a_gpu_are_those_of_the_saved_weights(
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 60_000, "valid": 800, "test": 800})
     (tmp_path / "net.py").write_text(NET)
-    job = TrainingJob(
-        model=ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"replaced": replaced}),
-        training=TrainingSpec(epochs=2, batch_rows=batch_rows, precision="fp32", execution="cuda_graph"),
-        dataset=dataset.path,
-        dataset_digest="",
-        processes=1,
-        gpu=True,
-    )
-    (tmp_path / "run").mkdir()
-    worker.train(job, tmp_path / "run", Ranks(rank=0, size=1, device=torch.device("cuda", 0)), lambda: False)
-    choices = json.loads((tmp_path / "run" / "choices.json").read_text())
-    assert choices["execution"] == ("eager" if replaced else "cuda_graph")
-    assert ("network.center is replaced" in choices["execution_reason"]) is replaced
+    model = ModelSpec(module=f"{tmp_path / 'net.py'}:Net", options={"replaced": replaced})
+    training = TrainingSpec(epochs=2, batch_rows=batch_rows, precision="fp32", execution="cuda_graph")
+    reported = train_here(tmp_path / "run", job_of(model, training, dataset, gpu=True))["metrics"]
+    chosen = choices(tmp_path / "run")
+    assert chosen["execution"] == ("eager" if replaced else "cuda_graph")
+    assert ("network.center is replaced" in chosen["execution_reason"]) is replaced
     network = load_model(tmp_path / "run" / "result")
     steps = json.loads((tmp_path / "run" / "result" / "state.json").read_text())["step"]
     assert int(network.get_buffer("network.layers.1.num_batches_tracked")) == steps
     cpu = torch.device("cpu")
     table = open_table(read_split(dataset.path, "test"), cpu, sizes=SIZES)
     found = evaluate(network, table, "binary", Ranks(rank=0, size=1, device=cpu))
-    reported = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())["metrics"]
     print({name: value - reported[f"test_{name}"] for name, value in found.items()})
     assert found == pytest.approx({name: reported[f"test_{name}"] for name in found}, abs=1e-4)

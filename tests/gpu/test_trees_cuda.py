@@ -30,6 +30,7 @@ from serin.training.launch.job import TrainingJob, training_file
 from serin.training.launch.launcher import train
 from serin.training.programs import grow_trees, trees
 from tests.fakes.datasets import SIZES, make_dataset
+from tests.unit.training.runs import job_of, result
 
 xgboost: Any = pytest.importorskip("xgboost")
 pytestmark = [
@@ -49,18 +50,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def job_for(
     folder: Path, dataset: Dataset, *, gpu: bool, processes: int = 1, model: ModelSpec = MODEL
 ) -> TrainingJob:
-    job = TrainingJob(
-        model=model, training=TrainingSpec(), dataset=dataset.path, dataset_digest=dataset.digest,
-        processes=processes, gpu=gpu,
-    )  # fmt: skip
+    job = job_of(model, TrainingSpec(), dataset, processes=processes, gpu=gpu)
     folder.mkdir()
     training_file(folder).write_text(job.model_dump_json())
     return job
-
-
-def metrics_of(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "result" / "metrics.json").read_text())["metrics"]
-    return found
 
 
 @CUPY
@@ -124,7 +117,7 @@ def test_trees_of_the_gpu_are_as_good_as_those_of_the_cpu(dataset: Dataset, tmp_
             status = trees.train(job, tmp_path / name, lambda: False)
         seconds[name] = time.perf_counter() - began
         assert status.state == "done", status.reason
-        found[name] = metrics_of(tmp_path / name)
+        found[name] = result(tmp_path / name)["metrics"]
     print(f"XGBoost, {ROWS['train']:,} rows, {learned.rounds} rounds:", seconds, found)
     assert found["gpu"]["test_auc"] == pytest.approx(found["cpu"]["test_auc"], abs=0.003)
 

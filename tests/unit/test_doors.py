@@ -31,6 +31,7 @@ from serin.training.launch.job import TrainingJob
 from serin.training.parallel.ranks import Ranks
 from serin.training.programs import trees, worker
 from tests.fakes.small_pipeline import small_spec
+from tests.unit.training.runs import job_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,15 +148,7 @@ def several(folder: Path, expressions: dict[str, str], task: str, **sections: ob
 
 
 def job_for(spec: PipelineSpec) -> TrainingJob:
-    dataset = run_etl(spec).value
-    return TrainingJob(
-        model=spec.model,
-        training=spec.training,
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=1,
-        gpu=False,
-    )
+    return job_of(spec.model, spec.training, run_etl(spec).value)
 
 
 def test_each_target_has_its_column_in_the_shards_and_its_name_in_the_dataset(home: Path) -> None:

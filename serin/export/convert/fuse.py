@@ -1,19 +1,31 @@
 """Fuses one graph from raw columns to the answer: the feature graph, the network, and the form of the answer.
 
 The names of the inputs are the request's column names, whatever they are; all inner names are chosen to avoid them. The
-answer is `score` (a probability, or a regression's value), or `label` and `probabilities`.
+answer is `score` (a probability, or a regression's value), or `label` and `probabilities`. The feature graph has one
+input [batch, 1] per request column; inside, every column is [batch] until the features are stacked to the tensors `num`
+and `cat`. Lookup tables become part of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import onnx
+import pyarrow.parquet as pq
 from onnx import compose, helper
 
-from serin.columns.onnx_graph import ELEMENT_OF_DTYPE
+from serin.columns.derived import typed
+from serin.columns.expression2onnx import expression_to_onnx
+from serin.columns.keys import label_encoder, lookup_to_onnx
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import ExportFailed
-from serin.export.convert.features2onnx import FeatureGraph, free_prefix
+from serin.features.plan import FeaturePlan
+from serin.formats.dataset import DatasetDescription
+from serin.formats.nulls import null_strings
 from serin.formats.schema import Schema
 
 
@@ -28,8 +40,7 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
             )
     prefix = free_prefix("network/", columns)
     back = compose.add_prefix(network, prefix)
-    front = onnx.ModelProto()
-    front.CopyFrom(features.model)
+    front = deepcopy(features.model)
     front.ir_version = back.ir_version = max(front.ir_version, back.ir_version)
     _raise_opset("ai.onnx.ml", front, back)
     logits = f"{prefix}logits"
@@ -97,3 +108,54 @@ def _answer(graph: onnx.GraphProto, logits: str, schema: Schema, prefix: str) ->
     for output in schema.outputs:
         shape: list[str | int | None] = ["batch", *output.dims]
         graph.output.append(helper.make_tensor_value_info(output.name, ELEMENT_OF_DTYPE[output.dtype], shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureGraph:
+    """A graph from request columns to two tensors: `num` float32[batch, k] and `cat` int64[batch, m] (their names)."""
+
+    model: onnx.ModelProto
+    num: str
+    cat: str
+
+
+def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) -> FeatureGraph:
+    """Returns the graph of `plan`, with the lookup tables of the dataset in `folder`."""
+    graph = GraphBuilder(free_prefix("features/", (column.name for column in dataset.inputs)))
+    axis = graph.constant(np.array([1], dtype=np.int64), "axis")
+    columns = {
+        column.name: _without_null_texts(graph, graph.op("Squeeze", column.name, axis), column.null_texts)
+        for column in dataset.inputs
+    }
+    for table in dataset.lookups:
+        rows = pq.read_table(folder / table.file)
+        columns |= lookup_to_onnx(graph, rows, table.key, columns[table.key], table.columns)
+    for derived in dataset.derived:
+        columns[derived.name] = expression_to_onnx(graph, typed(derived.expression, derived.kinds), columns)
+    num, cat = plan.to_onnx(graph, columns)
+    model = graph.to_model(
+        inputs={column.name: (ELEMENT_OF_DTYPE[column.dtype], ("batch", 1)) for column in dataset.inputs},
+        outputs={
+            num: (onnx.TensorProto.FLOAT, ("batch", len(dataset.numeric))),
+            cat: (onnx.TensorProto.INT64, ("batch", len(dataset.categorical))),
+        },
+    )
+    return FeatureGraph(model=model, num=num, cat=cat)
+
+
+def _without_null_texts(graph: GraphBuilder, values: str, texts: Sequence[str]) -> str:
+    """The column with "", which is null, for the texts that mean null in its table."""
+    null, *others = null_strings(texts)
+    if not others:
+        return values
+    found = label_encoder(graph, values, keys=others, places=[1] * len(others), default=0)
+    is_null = graph.op("Cast", found, to=onnx.TensorProto.BOOL)
+    return graph.op("Where", is_null, graph.constant(np.asarray(null, dtype=object), "no_text"), values)
+
+
+def free_prefix(prefix: str, taken: Iterable[str]) -> str:
+    """Returns `prefix`, extended until no name in `taken` begins with it: a column may have any name."""
+    names = tuple(taken)
+    while any(name.startswith(prefix) for name in names):
+        prefix = "_" + prefix
+    return prefix

@@ -6,13 +6,12 @@ Only `read_network` knows the kinds of checkpoints; features, gate, variants and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
-import torch
 from onnx import compose, helper, numpy_helper
 
 from serin.errors import ExportFailed
@@ -20,21 +19,17 @@ from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
 from serin.formats.dataset import DatasetDescription
 from serin.formats.gate import NETWORK_TERMS, ScoreScale
-from serin.formats.trained import ModelRecord, read_blend, read_record, read_trained
-from serin.formats.weights import read_weights
+from serin.formats.schema import Task
+from serin.formats.trained import read_blend, read_record, read_trained
 from serin.formats.wire import Array
-from serin.models.build import load_model
-from serin.models.shape import TableShape, shape_of
-from serin.models.trees import margins, read_booster
+from serin.models.build import Margins, load_model, network_margins, open_margins
+from serin.models.shape import TableShape, shape_of, shape_of_record
+from serin.models.trees import read_booster
 from serin.scoring.session import open_session
 
 _PRUNED = "pruned"  # beside the weights it was cut from
 
-Reference = Callable[[Array, Array], Array]
 _INPUTS = ("num", "cat")
-
-
-"""Maps num float32[n, k] and cat int64[n, m] to logits float32[n, outputs], as the trainer itself computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +38,13 @@ class Network:
 
     `graph`: num float32[batch, k], cat int64[batch, m] -> logits float32[batch, outputs] (both inputs are declared,
     even with no columns). A sigmoid or softmax turns logits into probabilities; a regression's value is final.
-    `made_by` is named in messages and reports. `terms`, `base`, `size`: how a regression's score is summed, for
-    ScoreScale. `smaller`: other graphs of the same form that training wrote beside the
-    first, by the name of their variant ("pruned").
+    `reference`: the same as the trainer itself computes it. `made_by` is named in messages and reports. `terms`,
+    `base`, `size`: how a regression's score is summed, for ScoreScale. `smaller`: other graphs of the same form that
+    training wrote beside the first, by the name of their variant ("pruned").
     """
 
     graph: onnx.ModelProto
-    reference: Reference
+    reference: Margins
     made_by: str
     smaller: Mapping[str, onnx.ModelProto] = field(default_factory=dict)
     terms: int = NETWORK_TERMS
@@ -63,14 +58,15 @@ class Network:
 
 def read_network(folder: Path, data: DatasetDescription, *, tolerance: float) -> Network:
     """Reads the model of a training's result folder and checks that it was trained on a table of this form."""
-    _check_dataset(folder, data)
+    shape = _same_table(folder, data)
     match read_record(folder).file:
         case "trees.ubj":
-            return _tree_network(folder, data)
+            return _tree_network(folder, shape, data.task)
         case "model.onnx":
-            return _own_network(folder, data)
+            record, graph = read_trained(folder)
+            return graph_network(onnx.load_model_from_string(graph), made_by=f"model.{record.model.kind}")
         case "weights.safetensors":
-            return _torch_network(folder, data, tolerance)
+            return _torch_network(folder, shape, tolerance)
         case "blend.json":
             return _blended_network(folder, data, tolerance)
 
@@ -86,22 +82,7 @@ def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
     return Network(graph=graph, reference=reference, made_by=made_by)
 
 
-def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:
-    weights = read_weights(folder)
-    recorded = weights.shape
-    shape = TableShape(
-        numeric=recorded.numeric,
-        sizes=recorded.sizes,
-        outputs=recorded.outputs,
-        units=weights.model.task == "regression",
-    )
-    wanted = shape_of(data)
-    if shape != wanted or weights.model.task != data.task:
-        raise ExportFailed(
-            what=f"the network in {folder}",
-            reason=f"it was trained for {weights.model.task} on {shape}, but the dataset is {data.task} with {wanted}; "
-            "use the checkpoint and the dataset of the same run",
-        )
+def _torch_network(folder: Path, shape: TableShape, tolerance: float) -> Network:
     module = load_model(folder)
     graph = torch2onnx(module, shape, tolerance=tolerance)
     smaller = {}
@@ -109,33 +90,18 @@ def _torch_network(folder: Path, data: DatasetDescription, tolerance: float) -> 
         smaller[_PRUNED] = torch2onnx(load_model(folder / _PRUNED), shape, tolerance=tolerance)
     base, size = (module.get_buffer(one).numpy() if shape.units else 0.0 for one in ("shift", "scale"))
     return Network(
-        graph=graph, reference=torch_reference(module), made_by="torch", smaller=smaller, base=base, size=size
+        graph=graph, reference=network_margins(module), made_by="torch", smaller=smaller, base=base, size=size
     )
 
 
-def _tree_network(folder: Path, data: DatasetDescription) -> Network:
-    record, trees = read_trained(folder)
-    shape = _same_table(folder, record, data)
-    booster = read_booster(trees)
-
-    def reference(num: Array, cat: Array) -> Array:
-        return margins(booster, num, cat, shape.sizes)
-
-    document = parse_trees(booster)
-    graph, (terms, base) = trees2onnx(document, shape, data.task), summed(document)
-    return Network(graph=graph, reference=reference, made_by="XGBoost", terms=terms, base=base)
-
-
-def _own_network(folder: Path, data: DatasetDescription) -> Network:
-    record, graph = read_trained(folder)
-    _same_table(folder, record, data)
-    return graph_network(onnx.load_model_from_string(graph), made_by=f"model.{record.model.kind}")
+def _tree_network(folder: Path, shape: TableShape, task: Task) -> Network:
+    document = parse_trees(read_booster(read_trained(folder)[1]))
+    graph, (terms, base) = trees2onnx(document, shape, task), summed(document)
+    return Network(graph=graph, reference=open_margins(folder), made_by="XGBoost", terms=terms, base=base)
 
 
 def _blended_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:
     """Returns the weighted sum of the members' logits, as one graph."""
-    record, _ = read_trained(folder)
-    _same_table(folder, record, data)
     members = [
         (read_network(place, data, tolerance=tolerance), weight) for place, weight in read_blend(folder)
     ]
@@ -156,39 +122,21 @@ def _blended_network(folder: Path, data: DatasetDescription, tolerance: float) -
     )
 
 
-def _same_table(folder: Path, record: ModelRecord, data: DatasetDescription) -> TableShape:
-    """Returns the dataset's shape after checking that the model was trained on it."""
-    wanted = shape_of(data)
-    recorded = record.shape
-    found = recorded and (recorded.numeric, recorded.sizes, recorded.outputs, record.task)
-    if found != (wanted.numeric, wanted.sizes, wanted.outputs, data.task):
-        raise ExportFailed(
-            what=f"the model in {folder}",
-            reason=f"it was trained for {record.task} on {recorded}, but the dataset is {data.task} with {wanted}; "
-            "use the checkpoint and the dataset of the same run",
-        )
-    return wanted
-
-
-def torch_reference(module: torch.nn.Module) -> Reference:
-    def reference(num: Array, cat: Array) -> Array:
-        with torch.inference_mode():
-            logits: Array = module(torch.from_numpy(num), torch.from_numpy(cat)).numpy()
-        return logits
-
-    return reference
-
-
-def _check_dataset(folder: Path, data: DatasetDescription) -> None:
-    """Checks that weights which name their dataset were trained on this one."""
-    state = folder / "state.json"
+def _same_table(folder: Path, data: DatasetDescription) -> TableShape:
+    """Returns the dataset's shape after checking that the model was trained on such a table and, where it names its
+    dataset, on this one."""
+    record, shape, state = read_record(folder), shape_of(data), folder / "state.json"
     trained_on = json.loads(state.read_text(encoding="utf-8")).get("dataset") if state.is_file() else None
+    problem = ""
     if trained_on not in (None, data.digest):
-        raise ExportFailed(
-            what=f"the network in {folder}",
-            reason=f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}; "
-            "use the checkpoint and the dataset of the same run",
-        )
+        problem = f"it was trained on dataset {trained_on[:12]}, not on {data.digest[:12]}"
+    elif (record.shape and shape_of_record(record), record.task) != (shape, data.task):
+        table = f"the dataset is {data.task} with {shape}"
+        problem = f"it was trained for {record.task} on {record.shape}, but {table}"
+    if problem:
+        reason = f"{problem}; use the checkpoint and the dataset of the same run"
+        raise ExportFailed(what=f"the model in {folder}", reason=reason)
+    return shape
 
 
 def blend_graphs(members: Sequence[tuple[onnx.ModelProto, float]]) -> onnx.ModelProto:

@@ -21,12 +21,8 @@ from serin.models.shape import TableShape
 from serin.scoring.session import open_session
 
 OPSET = 20
-VERIFIED_BATCHES = (
-    1,
-    2,
-    7,
-    64,
-)  # 1 because exporters tend to hard-code it, 7 because it is not a power of two
+# 1 because exporters tend to hard-code it, 7 because it is not a power of two.
+VERIFIED_BATCHES = (1, 2, 7, 64)
 
 
 def torch2onnx(module: torch.nn.Module, shape: TableShape, *, tolerance: float = 1e-4) -> onnx.ModelProto:
@@ -36,7 +32,8 @@ def torch2onnx(module: torch.nn.Module, shape: TableShape, *, tolerance: float =
     batch = torch.export.Dim("batch", min=1, max=2**30)
     rows = _random_rows(shape, 3)  # not 1: a batch of one would be taken for a constant
     try:
-        with _quiet():
+        with quiet("torch.onnx"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
                 rows,
@@ -100,14 +97,13 @@ def _clear(message: Any) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the exporter's messages about absent vision packages and its own deprecated calls."""
-    logger = logging.getLogger("torch.onnx")
+def quiet(name: str) -> Iterator[None]:
+    """Silences advice of the logger `name` ("" for all), such as that of exporters about packages and preprocessing
+    that these graphs do not need."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)

@@ -1,19 +1,29 @@
-"""Makes the drift statistics of a version from its training rows and its own scores on them."""
+"""Makes the drift statistics of a version that is being exported, from its training rows and its own scores on them.
+
+The training rows are read and joined once more, at most half a million of them, and scored for at most about a minute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
+from serin.columns.bins import count_rows
 from serin.columns.column import Array
+from serin.errors import ExportFailed, SpecError
 from serin.evidence.e_detector import Expected
+from serin.export.champion import ReadRows
 from serin.export.drift.choose_bins import Binned, Source, bin_column
-from serin.export.drift.tolerance import Replay, smallest_kappa
 from serin.export.drift.training_blocks import (
+    SAFETY,
     WEEK_S,
     Cut,
+    Replay,
     blocks_of,
     choose_block,
     cut_evenly,
@@ -21,16 +31,34 @@ from serin.export.drift.training_blocks import (
     local_means,
     longer,
     shows_a_day,
+    smallest_kappa,
     weekly_deviation,
 )
+from serin.formats.bundle import output_column
 from serin.formats.drift import BLOCK_S, SHORTEST, BinnedColumn, Block, DriftSeries, DriftStatistics, Segment
+from serin.formats.importance import Importance
+from serin.formats.schema import OutputTensor, Schema
 from serin.formats.wire import TrainingRows
 from serin.machine.stopping import check_stopped
-from serin.spec.monitoring import FEWEST_WEEKS, DriftSpec
+from serin.spec.monitoring import FEWEST_WEEKS, DriftSpec, weeks_problem
+from serin.spec.pipeline import PipelineSpec
+
+logger = logging.getLogger(__name__)
+
 
 _SEGMENTS = 8  # values of a column in `export.segments` that are watched separately, the most frequent
 _PARTS = 8  # of a table without a time, in which values may be new
 _SEGMENT_SHARE, _SEGMENT_ROWS = 0.02, 1000  # that such a value must have, of all rows and at least
+_ROWS = 500_000
+_FEWEST_ROWS = 50_000  # scored however long it takes
+_SCORE_SECONDS = 60.0
+_TEST_ROWS = 50_000
+_TRIAL_ROWS = 2048
+_COMPARABLE_ROWS = 200  # of a segment, among the test rows
+_CLASSES = 10  # a model with more classes is watched by its label alone
+Score = Callable[[pa.Table], Mapping[str, Array]]
+ReadTraining = Callable[[int], TrainingRows]
+"""At most so many training rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +92,9 @@ def make_statistics(
     parts: list[_Part] = []
     for segment, mask in [(None, None), *masks]:
         inside = np.arange(len(rows.table)) if mask is None else np.flatnonzero(mask)
-        cuts = _cuts(None if times is None else times[inside], len(inside), times)
+        cuts: dict[Block, Cut] = {SHORTEST: cut_evenly(len(inside))}
+        if times is not None:
+            cuts = {name: cut_time(times[inside], name, float(times[0])) for name in BLOCK_S}
         check_stopped()
         for place, each in enumerate(binned):
             if segment is None or place != segment.column:
@@ -124,12 +154,6 @@ def _segment_masks(binned: Sequence[Binned], names: Sequence[str]) -> list[tuple
             if mask.mean() >= _SEGMENT_SHARE and mask.sum() >= _SEGMENT_ROWS:
                 found.append((Segment(column=place, category=category), mask))
     return found
-
-
-def _cuts(own: Array | None, rows: int, times: Array | None) -> dict[Block, Cut]:
-    if own is None or times is None:
-        return {SHORTEST: cut_evenly(rows)}
-    return {name: cut_time(own, name, float(times[0])) for name in BLOCK_S}
 
 
 def _part(
@@ -289,3 +313,111 @@ def _series(part: _Part, weight: float, kappa: float | None, named: float | None
 
 def _rounded(values: Array) -> tuple[float, ...]:
     return tuple(round(float(value), 9) for value in values)
+
+
+def version_statistics(
+    spec: PipelineSpec,
+    schema: Schema,
+    score: Score,
+    importance: Importance | None,
+    read: ReadTraining | None,
+    read_rows: ReadRows | None,
+) -> DriftStatistics | None:
+    """The statistics; None when the spec does not watch drift. SpecError when the training period is too short to
+    take tolerances from."""
+    drift = spec.monitoring.drift
+    if drift is None:
+        return None
+    if read is None or read_rows is None:
+        raise ExportFailed(
+            what="drift.json", reason="monitoring.drift needs rows of the tables, which are not available"
+        )
+    begun = time.monotonic()
+    rows = read(_ROWS)
+    problem = weeks_problem(complete_weeks(rows)) if drift.tolerance is None else None
+    if problem is not None:
+        raise SpecError(where=spec.name, problems=[problem])
+    rows = rows.thinned(_step(rows, score))
+    losses = {} if importance is None else {each.column: each.loss for each in importance.columns}
+    found = make_statistics(
+        replace(rows, table=_with_scores(rows.table, schema, score)),
+        [*_requests(spec, schema), *_scores(schema)],
+        segments=spec.export.segments,
+        spec=drift,
+        importance=losses,
+    )
+    found = cover_test_scores(found, _with_scores(read_rows(spec.features, _TEST_ROWS).table, schema, score))
+    logger.info(
+        f"drift statistics of {len(found.columns)} columns from {len(rows):,} of {rows.total:,} training rows in "
+        f"{time.monotonic() - begun:.0f} s"
+    )
+    return found
+
+
+def cover_test_scores(statistics: DriftStatistics, test: pa.Table) -> DriftStatistics:
+    """The statistics with tolerances of scores that cover the difference between training rows and test rows: a model
+    scores the rows that it was trained on differently."""
+    counts = count_rows(statistics, test, np.zeros(len(test))).counts[0]
+    ends = np.cumsum([len(each.share) for each in statistics.series])
+    series = [
+        _covering(each, own) if statistics.columns[each.column].source == "score" else each
+        for each, own in zip(statistics.series, np.split(counts, ends[:-1]), strict=True)
+    ]
+    return replace(statistics, series=tuple(series))
+
+
+def _covering(series: DriftSeries, counts: Array) -> DriftSeries:
+    if counts.sum() < _COMPARABLE_ROWS:
+        return series
+    gap = SAFETY * np.abs(counts / counts.sum() - np.asarray(series.share))
+    return replace(series, tolerance=tuple(np.maximum(series.tolerance, np.minimum(gap, 1.0)).tolist()))
+
+
+def _with_scores(table: pa.Table, schema: Schema, score: Score) -> pa.Table:
+    scored = score(table)
+    for output in schema.outputs:
+        flat = scored[output.name].reshape(len(table), -1)
+        table = table.append_column(_field(output), output_column(flat))
+    return table
+
+
+def _step(rows: TrainingRows, score: Score) -> int:
+    """Every how many rows are scored, a power of two."""
+    trial = rows.table.slice(0, _TRIAL_ROWS)
+    score(trial)  # the first run allocates
+    begun = time.monotonic()
+    score(trial)
+    seconds = (time.monotonic() - begun) * len(rows) / max(len(trial), 1)
+    step = 1
+    while seconds / step > _SCORE_SECONDS and len(rows) // (2 * step) >= _FEWEST_ROWS:
+        step *= 2
+    return step
+
+
+def _requests(spec: PipelineSpec, schema: Schema) -> Iterator[Source]:
+    """The request columns that are recorded, as far as the spec wants them watched, and the segments."""
+    drift, capture = spec.monitoring.drift, spec.monitoring.capture
+    assert drift is not None
+    wanted = None if drift.columns is None else {*drift.columns, *spec.export.segments}
+    for column in schema.inputs:
+        hidden = column.name in capture.mask or column.name in capture.drop
+        if not hidden and (wanted is None or column.name in wanted):
+            yield Source(name=column.name, field=column.name, source="request")
+
+
+def _scores(schema: Schema) -> Iterator[Source]:
+    for output in schema.outputs:
+        wide = int(np.prod(output.dims))
+        if wide == 1:
+            yield Source(name=output.name, field=_field(output), source="score")
+        elif schema.task != "multiclass" or wide <= _CLASSES:
+            names = schema.classes or schema.targets or tuple(map(str, range(wide)))
+            for place, name in enumerate(names):
+                yield Source(
+                    name=f"{output.name}[{name}]", field=_field(output), source="score", element=place
+                )
+
+
+def _field(output: OutputTensor) -> str:
+    """The name of an answer in captured rows."""
+    return f"_answer_{output.name}"

@@ -6,6 +6,8 @@
                 a regression it is in standard deviations of the scores, beyond what rounding of their sums explains
     metric      on the whole test split the exported network has the trainer's metric
     checkpoint  on the test split the trainer has the metric that training reported
+    groups      on the test rows no value of the columns in `export.segments` is worse than the other rows by more than
+                a limit of `export.groups`
 
 The first check that fails raises GateFailed with its name, the column and the first row that differ. Several batch
 sizes are tried, because an optimised kernel may be right for one row and wrong for eight.
@@ -13,23 +15,35 @@ sizes are tried, because an optimised kernel may be right for one row and wrong 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from statistics import fmean
+from pathlib import Path
+from statistics import NormalDist, fmean
 
 import numpy as np
 import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from serin.columns.exact import alike
-from serin.errors import GateFailed
+from serin.columns.segments import group_masks
+from serin.errors import ExportFailed, GateFailed
 from serin.export.convert.network import Network
-from serin.export.gate.golden import GoldenRows, tile
-from serin.export.gate.quality import measure
-from serin.formats.gate import ScoreScale, scores_apart
+from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, measure
+from serin.formats.bundle import GOLDEN, output_column
+from serin.formats.gate import GroupReport, GroupResult, Measured, ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task
-from serin.formats.wire import Array
+from serin.formats.wire import Array, to_wire
+from serin.metrics import estimate, estimate_share
 from serin.scoring.answers import answers
 from serin.scoring.session import open_session, run_in_batches, with_tensors
+from serin.spec.export import ExportSpec, GroupsSpec, Metric
+
+logger = logging.getLogger(__name__)
+
 
 BATCHES = (1, 2, 3, 7, 8, 9, 16, 63, 64, 65)
 CHECKPOINT_TOLERANCE = 0.01  # training may have measured in bf16 or on another device
@@ -110,18 +124,37 @@ def check_scores(
 ) -> tuple[dict[str, ScoreScale], float]:
     """Compares the graph's answers with the trainer's. Returns what a regression's differences are measured in, and the
     largest difference."""
-    session, who = open_session(model), network.made_by
     wanted = answers(network.reference(golden.num, golden.cat.astype(np.int64)), schema.task)
-    names, largest = [output.name for output in schema.outputs], 0.0
+    names = [output.name for output in schema.outputs]
     scales = {name: network.scale(wanted[name]) for name in names} if schema.task == "regression" else {}
-    for size in batch_sizes(len(golden), max_rows):
-        rows = golden.tiled(size)
-        found = run_in_batches(session, rows.inputs, names, size)
-        expected = {name: tile(values, len(rows)) for name, values in wanted.items()}
-        for name in names:
-            scale = scales.get(name)
-            largest = max(largest, _close(found, expected, name, scale, rows.row, tolerance, size, who))
+    largest = compare_answers(
+        model, golden.inputs, wanted, scales, golden.row, network.made_by, tolerance, max_rows
+    )
     return scales, largest
+
+
+def compare_answers(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    scales: Mapping[str, ScoreScale],
+    rows: Array,
+    who: str,
+    tolerance: float,
+    max_rows: int | None = None,
+) -> float:
+    """Returns the largest difference of the graph's answers from `wanted`, those of `who`, at every batch size. Raises
+    GateFailed when it is too large. `rows`: the numbers of the rows."""
+    session, largest = open_session(model), 0.0
+    for size in batch_sizes(len(rows), max_rows):
+        fed, expected = (
+            {name: tile(each, size) for name, each in given.items()} for given in (inputs, wanted)
+        )
+        found = run_in_batches(session, fed, list(wanted), size)
+        for name in wanted:
+            scale, tiled = scales.get(name), tile(rows, size)
+            largest = max(largest, _close(found, expected, name, scale, tiled, tolerance, size, who))
+    return largest
 
 
 def _close(
@@ -140,8 +173,8 @@ def _close(
         form = f"{ours.shape}, {who}'s {theirs.shape}"
         raise GateFailed(stage="scores", what=f"{name!r} has another shape", found=form, column=name)
     if name == "label":  # two classes may tie within the tolerance; `probabilities` decides
-        best = np.take_along_axis(wanted["probabilities"], ours, axis=1)
-        difference = wanted["probabilities"].max(axis=1, keepdims=True) - best
+        here, there = (np.take_along_axis(wanted["probabilities"], each, axis=1) for each in (ours, theirs))
+        difference = np.abs(there - here)
     else:
         difference = scores_apart(ours, theirs, scale)
     wrong = ~(difference <= tolerance)  # a NaN is wrong too
@@ -210,3 +243,209 @@ def library_versions() -> dict[str, str]:
     import onnxruntime
 
     return {"torch": version("torch"), "onnx": version("onnx"), "onnxruntime": str(onnxruntime.__version__)}
+
+
+# A group is compared with all other test rows. A version is refused when a group is worse by more than a limit and that
+# is sure at the confidence, which is shared among the groups. Bands are normal approximations: DeLong's variance for
+# AUC, the variance of the mean for losses and rates. Groups below `min_rows` rows are named and not judged.
+def check_groups(
+    export: ExportSpec, schema: Schema, table: pa.Table, target: Array, given: Mapping[str, Array]
+) -> GroupReport:
+    """Every group of the rows in `table`, which have this target and these answers. GateFailed when one is surely
+    worse than a limit allows."""
+    asked: GroupsSpec = export.groups
+    metric: Metric = asked.metric or METRICS[schema.task][0]
+    masks = group_masks(table, export.segments)
+    judged = {name: mask for name, mask in masks.items() if np.count_nonzero(mask) >= asked.min_rows}
+    parts = list(_by_target(schema, target, given[schema.outputs[-1].name]))
+    limits = (asked.max_gap is not None) + (asked.max_rate_gap is not None)
+    sure = 1 - (1 - asked.confidence) / max(1, len(judged) * len(parts) * limits)
+    judge = _Judge(asked, metric, schema.task == "binary", NormalDist().inv_cdf(sure))
+    found = [
+        judge.compare(f"{name}, target {key}" if key else name, mask, truth, scores)
+        for name, mask in judged.items()
+        for key, truth, scores in parts
+    ]
+    report = GroupReport(
+        columns=export.segments,
+        metric=metric,
+        rows=len(target),
+        confidence=asked.confidence,
+        threshold=asked.threshold if schema.task == "binary" else None,
+        min_rows=asked.min_rows,
+        max_gap=asked.max_gap,
+        max_rate_gap=asked.max_rate_gap,
+        groups=tuple(found),
+        small={name: int(np.count_nonzero(mask)) for name, mask in masks.items() if name not in judged},
+    )
+    logger.info(f"groups: {len(judged)} of {', '.join(export.segments)}, {len(report.small)} too small")
+    if worse := [f"{one.group}: {one.worse}" for one in report.groups if one.worse]:
+        raise GateFailed(
+            stage="groups",
+            what=f"{len(worse)} of {len(found)} groups beyond a limit, on {len(target):,} test rows",
+            found="; ".join(worse),
+        )
+    return report
+
+
+def _by_target(schema: Schema, target: Array, scores: Array) -> Iterator[tuple[str, Array, Array]]:
+    """Truth and answers by the target's name; a single one has none."""
+    if not schema.targets:
+        yield "", target, scores[:, 0] if scores.shape[1] == 1 else scores
+        return
+    for at, name in enumerate(schema.targets):
+        yield name, target[:, at], scores[:, at]
+
+
+class _Judge:
+    """Compares a group with the other rows. `sure`: standard errors by which a gap must be beyond its limit."""
+
+    def __init__(self, asked: GroupsSpec, metric: Metric, has_rate: bool, sure: float) -> None:
+        self._asked, self._metric, self._has_rate, self._sure = asked, metric, has_rate, sure
+        self._shown = NormalDist().inv_cdf((1 + asked.confidence) / 2)
+
+    def compare(self, group: str, mask: Array, target: Array, scores: Array) -> GroupResult:
+        metric, gap, worse = self._quality(target[mask], scores[mask], target[~mask], scores[~mask])
+        rate, rate_gap, apart = (
+            self._rate(scores[mask], scores[~mask]) if self._has_rate else (None, None, "")
+        )
+        return GroupResult(
+            group=group,
+            rows=int(np.count_nonzero(mask)),
+            metric=metric,
+            gap=gap,
+            rate=rate,
+            rate_gap=rate_gap,
+            worse=" and ".join(filter(None, (worse, apart))),
+        )
+
+    def _quality(
+        self, target: Array, scores: Array, other_target: Array, other_scores: Array
+    ) -> tuple[Measured | None, Measured | None, str]:
+        try:
+            own, own_error = estimate(self._metric, target, scores)
+        except ValueError:
+            return None, None, ""  # one class has no AUC
+        shown = self._band(own, own_error)
+        try:
+            other, other_error = estimate(self._metric, other_target, other_scores)
+        except ValueError:
+            return shown, None, ""
+        sign = -1.0 if self._metric in HIGHER_IS_BETTER else 1.0
+        unit = other if self._metric == "rmse" and other else 1.0
+        size, error = sign * (own - other) / unit, math.hypot(own_error, other_error) / unit
+        sure, limit = size - self._sure * error, self._asked.max_gap
+        worse = ""
+        if limit is not None and sure > limit:
+            worse = (
+                f"{self._metric} {own:.4f}, other rows {other:.4f}: worse by {size:.4f}, surely by more than "
+                f"{sure:.4f} (allowed {limit:g})"
+            )
+        return shown, self._band(size, error), worse
+
+    def _rate(self, scores: Array, others: Array) -> tuple[Measured | None, Measured | None, str]:
+        own, own_error = estimate_share(scores >= self._asked.threshold)
+        shown = self._band(own, own_error, 0.0, 1.0)
+        if not len(others):
+            return shown, None, ""
+        other, other_error = estimate_share(others >= self._asked.threshold)
+        size, error = own - other, math.hypot(own_error, other_error)
+        sure, limit = abs(size) - self._sure * error, self._asked.max_rate_gap
+        apart = ""
+        if limit is not None and sure > limit:
+            apart = (
+                f"selection rate {own:.4f}, other rows {other:.4f}: {abs(size):.4f} apart, surely more than "
+                f"{sure:.4f} (allowed {limit:g})"
+            )
+        return shown, self._band(size, error), apart
+
+    def _band(
+        self, value: float, error: float, least: float = -math.inf, most: float = math.inf
+    ) -> Measured | None:
+        if not math.isfinite(error):
+            return None
+        low, high = value - self._shown * error, value + self._shown * error
+        return Measured(value=value, low=max(low, least), high=min(high, most))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenRows:
+    """Rows in wire form with the features that the ETL computed for them."""
+
+    table: pa.Table
+    inputs: dict[str, Array]
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+    num: Array  # float32[rows, k]
+    cat: Array  # int32[rows, m]
+    row: Array
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def tiled(self, rows: int) -> GoldenRows:
+        """Repeats the rows until there are `rows`; returns them unchanged when there are enough."""
+        if rows <= len(self):
+            return self
+        return replace(
+            self,
+            inputs={name: tile(values, rows) for name, values in self.inputs.items()},
+            num=tile(self.num, rows),
+            cat=tile(self.cat, rows),
+            row=tile(self.row, rows),
+        )
+
+
+def tile(values: Array, rows: int) -> Array:
+    """Repeats the first axis to `rows`."""
+    return values if rows <= len(values) else values[np.arange(rows) % len(values)]
+
+
+def read_golden_rows(
+    dataset: Path, schema: Schema, numeric: Sequence[str], categorical: Sequence[str]
+) -> GoldenRows:
+    """Reads the golden rows of a dataset. Raises ExportFailed when there are none: without them nothing can be
+    validated."""
+    path = dataset / GOLDEN
+    try:
+        _refuse_twins(pq.read_schema(path).names)
+        table = pq.read_table(path)
+        num = _matrix(table, "num__", numeric, np.float32)
+        cat = _matrix(table, "cat__", categorical, np.int32)
+        row = np.asarray(table.column("row").to_numpy())
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise ExportFailed(what="the golden rows", reason=f"{path}: {error}") from error
+    if not len(row):
+        raise ExportFailed(what="the golden rows", reason=f"{path} has none")
+    return GoldenRows(
+        table=table,
+        inputs=to_wire(table, schema),
+        numeric=tuple(numeric),
+        categorical=tuple(categorical),
+        num=num,
+        cat=cat,
+        row=row,
+    )
+
+
+def write_golden(folder: Path, golden: GoldenRows, outputs: Mapping[str, Array]) -> None:
+    """Writes golden.parquet of a bundle."""
+    table = golden.table
+    for name, values in outputs.items():
+        table = table.append_column(name, output_column(values))
+    pq.write_table(table, folder / GOLDEN, compression="zstd")
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            reason = (
+                f"request column {name!r} has a name that Serin uses in that file; rename it in its table"
+            )
+            raise ExportFailed(what="the golden rows", reason=reason)
+
+
+def _matrix(table: pa.Table, prefix: str, names: Sequence[str], dtype: type) -> Array:
+    columns = [np.asarray(table.column(prefix + name).to_numpy()) for name in names]
+    matrix = np.stack(columns, axis=1) if columns else np.zeros((len(table), 0))
+    return np.ascontiguousarray(matrix.astype(dtype))

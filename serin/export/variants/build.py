@@ -5,26 +5,36 @@ A variant that cannot be built here gives a reason, never a failure: the gate's 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from serin.export.convert.network import Network
-from serin.export.convert.onnx2rtx import rtx_reason
-from serin.export.convert.onnx2trt import missing_tensorrt
-from serin.export.variants.fp16 import to_fp16
-from serin.export.variants.int8 import to_int8, to_int8_dynamic
+from serin.export.convert.onnx2trt import missing_tensorrt, rtx_reason
+from serin.export.convert.torch2onnx import quiet
 from serin.formats.wire import Array
-from serin.scoring.session import Device
+from serin.scoring.session import Device, float_tensors, run_with_inner
 
 CALIBRATION_ROWS = 2048
 MAX_ROWS = 1024
 _ENGINES: Mapping[str, Device] = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 _FEWEST_ROWS = 64  # below this nothing is saved
 _STEPS = 127.0
+_CALIBRATION_BATCH_ROWS = 256
+_LAYERS = ("Gemm", "MatMul")
+LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the value
+SENSITIVE = (
+    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization",
+    "ReduceMean", "ReduceSum", "ReduceL2", "CumSum", "Exp", "Log", "Pow", "Sqrt", "Reciprocal", "Div", "Erf", "Sigmoid",
+    "Cos", "TreeEnsemble",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +101,7 @@ def _for_rtx(graph: onnx.ModelProto | str, max_rows: int) -> onnx.ModelProto | s
 # Only the rows that a request needs are dequantised; the rest of the network does not change.
 def to_int8_embeddings(network: onnx.ModelProto) -> onnx.ModelProto | str:
     """Returns the network with quantised tables, or the reason why that is impossible."""
-    model = onnx.ModelProto()
-    model.CopyFrom(network)
+    model = deepcopy(network)
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users: dict[str, list[onnx.NodeProto]] = {}
@@ -143,3 +152,136 @@ def _small(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> l
         ),
         helper.make_node("Mul", [f"{result}/whole", f"{result}/scale"], [result], name=node.name),
     ]
+
+
+# An operator stays in float32 when float16 is known to break it (sums, exponentials, normalisations), or when an input
+# or output on the calibration rows is too large for float16 to represent well.
+def to_fp16(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelProto | str:
+    """Returns the network in mixed precision, with float32 inputs and outputs; or the reason why that is impossible."""
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    if not any(node.op_type in _LAYERS for node in network.graph.node):
+        return "it has no layers with weights to convert"
+    with quiet("onnxruntime.transformers.float16"):
+        converted: onnx.ModelProto = convert_float_to_float16(
+            deepcopy(network),
+            keep_io_types=True,
+            op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *SENSITIVE}),
+            node_block_list=large_nodes(network, rows),
+        )
+    return _without_detours(_in_order(converted))
+
+
+def _without_detours(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Passes float32 directly between kept operators and to the answer.
+
+    The converter would cast it to float16 in between, which overflows exactly where the operators were kept for that
+    reason.
+    """
+    del model.graph.value_info[:]  # some of them are outdated
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    infos = (*inferred.value_info, *inferred.input, *inferred.output)
+    kinds = {info.name: info.type.tensor_type.elem_type for info in infos}
+    casts = {node.output[0]: node for node in model.graph.node if node.op_type == "Cast"}
+    for node in model.graph.node:
+        narrow = casts.get(node.input[0]) if node.op_type == "Cast" else None
+        if narrow is None or node.attribute[0].i != onnx.TensorProto.FLOAT:
+            continue
+        if (
+            narrow.attribute[0].i == onnx.TensorProto.FLOAT16
+            and kinds.get(narrow.input[0]) == onnx.TensorProto.FLOAT
+        ):
+            node.input[0] = narrow.input[0]
+            node.op_type = "Identity"
+            del node.attribute[:]
+    used = {name for node in model.graph.node for name in node.input}
+    used |= {output.name for output in model.graph.output}
+    # A weight that is read twice is cast twice, to the same name: one cast is enough.
+    kept = list({node.output[0]: node for node in model.graph.node if used & set(node.output)}.values())
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def _in_order(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Sorts the nodes topologically: the converter puts its casts at the end."""
+    waiting = list(model.graph.node)
+    made = {node_output for node in waiting for node_output in node.output}
+    known = {"", *(name for node in waiting for name in node.input if name not in made)}
+    ordered: list[onnx.NodeProto] = []
+    while waiting:
+        ready = [node for node in waiting if known.issuperset(node.input)]
+        assert ready, "the graph has a cycle"
+        ordered += ready
+        known.update(name for node in ready for name in node.output)
+        waiting = [node for node in waiting if not known.issuperset(node.output)]
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+    return model
+
+
+def large_nodes(network: onnx.ModelProto, rows: Mapping[str, Array]) -> list[str]:
+    """Returns the nodes with an input or output beyond `LARGEST`, where rounding would matter."""
+    values = {**rows, **run_with_inner(network, rows, float_tensors(network))}
+    for tensor in network.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values[tensor.name] = onnx.numpy_helper.to_array(tensor)
+    large = {
+        name
+        for name, array in values.items()
+        if array.dtype == np.float32 and array.size and not np.nanmax(np.abs(array)) <= LARGEST
+    }
+    return [node.name for node in network.graph.node if large & {*node.input, *node.output}]
+
+
+def to_int8(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelProto | str:
+    """Returns a static quantisation (QDQ, per channel) whose ranges come from `rows` (num and cat of training rows), or
+    why it is impossible."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    def quantise(source: str, target: str) -> None:
+        batches = (
+            {name: values[at : at + _CALIBRATION_BATCH_ROWS] for name, values in rows.items()}
+            for at in range(0, len(rows["num"]), _CALIBRATION_BATCH_ROWS)
+        )
+
+        class Rows(CalibrationDataReader):  # type: ignore[misc]
+            def get_next(self) -> dict[str, Array] | None:
+                return next(batches, None)
+
+        quantize_static(
+            source,
+            target,
+            Rows(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=[*_LAYERS, "Gather", "Relu"],
+        )
+
+    return _quantised(network, quantise)
+
+
+def to_int8_dynamic(network: onnx.ModelProto) -> onnx.ModelProto | str:
+    """Returns integer weights with values quantised per batch, so that a row's score depends on the other rows of its
+    batch; or why it is impossible."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    return _quantised(network, partial(quantize_dynamic, per_channel=True, weight_type=QuantType.QInt8))
+
+
+def _quantised(network: onnx.ModelProto, quantise: Callable[[str, str], None]) -> onnx.ModelProto | str:
+    """Runs a quantiser from one file to another. It infers shapes itself: it changes layers without correcting them."""
+    if not any(node.op_type in _LAYERS for node in network.graph.node):
+        return "it has no layers with weights to quantise"
+    copy = deepcopy(network)
+    del copy.graph.value_info[:]
+    with tempfile.TemporaryDirectory(prefix="serin-int8-") as folder, quiet(""):
+        source, target = Path(folder, "network.onnx"), Path(folder, "quantised.onnx")
+        source.write_bytes(copy.SerializeToString())
+        quantise(str(source), str(target))
+        model: onnx.ModelProto = onnx.load_model_from_string(target.read_bytes())
+    model.producer_name, model.producer_version = "serin", ""
+    del model.metadata_props[:]
+    return model

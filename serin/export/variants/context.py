@@ -8,16 +8,15 @@ from typing import Any
 
 import onnx
 
-from serin.export.convert.features2onnx import FeatureGraph
-from serin.export.convert.fuse import core_of, fuse
+from serin.export.convert.fuse import FeatureGraph, core_of, fuse
 from serin.export.convert.onnx2trt import provider_options
-from serin.export.gate.golden import GoldenRows
+from serin.export.gate.gate import GoldenRows
 from serin.export.gate.quality import METRICS
 from serin.export.variants.build import Variant
 from serin.formats.gate import ScoreScale
 from serin.formats.schema import Schema
 from serin.formats.wire import Array
-from serin.scoring.session import Device, FrontAndCore, Runs, open_session, profile_options
+from serin.scoring.session import Device, FrontAndCore, Runs, open_session
 from serin.spec.export import ExportSpec
 
 
@@ -73,11 +72,7 @@ def open_runnable(context: VariantContext, variant: Variant) -> Runnable:
             context.features.num: context.golden.num.shape[1],
             context.features.cat: context.golden.cat.shape[1],
         }
-        options: Mapping[str, Any] | None = None
-        if variant.device == "tensorrt":
-            options = provider_options(widths, context.max_rows)
-        elif variant.device == "tensorrt_rtx":
-            options = profile_options(widths, context.max_rows)
+        options = provider_options(variant.device, widths, context.max_rows)
         runs = front_and_core(context.features, core, variant.device, options)
     else:
         runs = open_session(model, threads=1)

@@ -6,7 +6,7 @@
 `sizes` has the number of codes of each categorical column, `options` are those of the spec. The answer is logits for a
 classification and, for a regression, the value in standard units (mean 0, deviation 1): Serin converts it to the
 target's unit. The network is tried on a few rows before a training begins. One that can be split for a pipeline names
-its parts: `stages = ("embed", "body", "head")` (serin.models.stages).
+its parts: `stages = ("embed", "body", "head")` (serin.models.table).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from serin.errors import NetworkUnfit
 from serin.models.shape import TableShape
-from serin.models.stages import Stage, named_stages
-from serin.models.table import units_of
+from serin.models.table import AnswersInUnits, Stage
 from serin.spec.model import ModelSpec
 
 # Errors that a user's code may raise. Not all of them: memory errors and signals have their own meaning.
@@ -35,14 +34,11 @@ ANY_FAULT = (
 _TRIED_ROWS = 3
 
 
-class OwnNetwork(nn.Module):
+class OwnNetwork(AnswersInUnits):
     """The user's network, with the conversion to the target's unit."""
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, spec: ModelSpec, shape: TableShape) -> None:
-        super().__init__()
+        super().__init__(shape)
         assert spec.module is not None
         try:
             made = _find(spec.module)(
@@ -53,23 +49,19 @@ class OwnNetwork(nn.Module):
         if not isinstance(made, nn.Module):
             reason = f"returns a {type(made).__name__}, not a torch.nn.Module"
             raise NetworkUnfit(module=spec.module, reason=reason)
-        self.network, self.has_units = made, shape.units
-        self.register_buffer("scale", torch.ones(units_of(shape)))
-        self.register_buffer("shift", torch.zeros(units_of(shape)))
+        self.network = made
         _try(self.network, spec.module, shape)
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
-        return self._in_units(self.network(num, cat))
+        return self.in_units(self.network(num, cat))
 
     def stages(self) -> list[Stage]:
         names = getattr(self.network, "stages", None)
         if not isinstance(names, list | tuple) or not names:
             return []
-        *others, last = named_stages(self.network, names, "network.")
-        return [*others, Stage(run=lambda *given: self._in_units(last.run(*given)), owns=last.owns)]
-
-    def _in_units(self, values: Tensor) -> Tensor:
-        return values * self.scale + self.shift if self.has_units else values
+        stages = [Stage(run=self.network.get_submodule(name), owns=(f"network.{name}.",)) for name in names]
+        *others, last = stages
+        return [*others, Stage(run=lambda *given: self.in_units(last.run(*given)), owns=last.owns)]
 
 
 def _find(name: str) -> Callable[..., Any]:

@@ -65,23 +65,28 @@ def as_network(
     if answer == "probabilities":
         output = back_to_logits(after, output, task, _columns(inner.graph.output, output))
     last = helper.make_node("Identity", [output], ["logits"], name=f"{_PREFIX}logits")
-    graph = helper.make_graph(
-        [*nodes, *inner.graph.node, *after.nodes, last],
-        "own",
-        [
-            helper.make_tensor_value_info("num", TensorProto.FLOAT, ["batch", shape.numeric]),
-            helper.make_tensor_value_info("cat", TensorProto.INT64, ["batch", len(shape.sizes)]),
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", shape.outputs])],
-        initializer=[*inner.graph.initializer, *after.initializers],
-    )
+    inputs = [
+        helper.make_tensor_value_info("num", TensorProto.FLOAT, ["batch", shape.numeric]),
+        helper.make_tensor_value_info("cat", TensorProto.INT64, ["batch", len(shape.sizes)]),
+    ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", shape.outputs])]
+    nodes = [*nodes, *inner.graph.node, *after.nodes, last]
+    constants = [*inner.graph.initializer, *after.initializers]
+    graph = helper.make_graph(nodes, "own", inputs, outputs, initializer=constants)
+    return whole_model(graph, inner, what, "does not fit num and cat: ")
+
+
+def whole_model(
+    graph: onnx.GraphProto, inner: onnx.ModelProto, what: str, problem: str = ""
+) -> onnx.ModelProto:
+    """Returns the checked model of a graph around that of `inner`."""
     opsets = [helper.make_opsetid(each.domain, each.version) for each in inner.opset_import]
     made = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="serin")
     made.functions.extend(inner.functions)
     try:
         onnx.checker.check_model(made, full_check=True)
     except _ONNX_ERRORS as error:
-        reason = f"does not fit num and cat: {str(error).strip().splitlines()[0]}"
+        reason = f"{problem}{str(error).strip().splitlines()[0]}"
         raise ModelUnfit(what=what, reason=reason) from error
     return made
 

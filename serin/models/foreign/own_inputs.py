@@ -15,20 +15,19 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper
 
-from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, IR_VERSION, GraphBuilder
+from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import ModelUnfit
 from serin.formats.schema import (
     DType,
     InputColumn,
     Kind,
-    OutputTensor,
     Schema,
     Task,
     input_columns,
     outputs_of,
 )
 from serin.formats.shards import Array
-from serin.models.foreign.own_graph import back_to_logits
+from serin.models.foreign.own_graph import back_to_logits, whole_model
 
 _PREFIX = "own/"
 _KINDS: dict[int, tuple[DType, Kind]] = {
@@ -89,7 +88,16 @@ def with_answer(
     else:
         last = "Sigmoid" if schema.task == "binary" else "Identity"
         graph.nodes.append(helper.make_node(last, [logits], ["score"], name="own/score"))
-    return _whole(graph, inner, schema, what)
+    inputs, outputs = (
+        [
+            helper.make_tensor_value_info(each.name, ELEMENT_OF_DTYPE[each.dtype], ["batch", *each.dims])
+            for each in tensors
+        ]
+        for tensors in (schema.inputs, schema.outputs)
+    )
+    constants = [*graph.initializers, *inner.graph.initializer]
+    whole = helper.make_graph(graph.nodes, "own", inputs, outputs, initializer=constants)
+    return whole_model(whole, inner, what)
 
 
 def read_golden_arrays(path: Path, schema: Schema, what: str) -> dict[str, Array]:
@@ -175,31 +183,3 @@ def _dims(tensor: onnx.ValueInfoProto, what: str) -> tuple[int, ...]:
         reason = f"{tensor.name} has free dimensions behind the batch; fix them, or pad inside the graph"
         raise ModelUnfit(what=what, reason=reason)
     return tuple(dim.dim_value for dim in dims[1:]) or (1,)
-
-
-def _whole(graph: GraphBuilder, inner: onnx.ModelProto, schema: Schema, what: str) -> onnx.ModelProto:
-    def info(each: InputColumn | OutputTensor) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(
-            each.name,
-            ELEMENT_OF_DTYPE[each.dtype],
-            ["batch", *each.dims],
-        )
-
-    made = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "own",
-            [info(column) for column in schema.inputs],
-            [info(output) for output in schema.outputs],
-            initializer=[*graph.initializers, *inner.graph.initializer],
-        ),
-        opset_imports=[helper.make_opsetid(each.domain, each.version) for each in inner.opset_import],
-        ir_version=IR_VERSION,
-        producer_name="serin",
-    )
-    made.functions.extend(inner.functions)
-    try:
-        onnx.checker.check_model(made, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelUnfit(what=what, reason=str(error).strip().splitlines()[0]) from error
-    return made

@@ -118,8 +118,9 @@ class MappedTable:
     def empty(self, rows: int, *, device: torch.device, pinned: bool = False) -> tuple[Tensor, ...]:
         """Returns buffers for so many rows of num, cat (int32) and target."""
         return tuple(
-            torch.empty((rows, *part.shape[1:]), dtype=_dtype(part), device=device, pin_memory=pinned)
+            torch.empty((rows, *part.shape[1:]), dtype=dtype, device=device, pin_memory=pinned)
             for part in self._columns(0)
+            for dtype in [torch.from_numpy(np.empty(0, part.dtype)).dtype]
         )
 
     def read_into(self, room: Sequence[Tensor], at: int, start: int, stop: int) -> None:
@@ -148,10 +149,6 @@ def gather(num: Tensor, cat: Tensor, target: Tensor, index: Tensor) -> Batch:
         cat=cat.index_select(0, index).long(),
         target=target.index_select(0, index),
     )
-
-
-def _dtype(array: Array) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
 def _refuse_codes(lowest: Sequence[int], highest: Sequence[int], sizes: Sequence[int]) -> None:

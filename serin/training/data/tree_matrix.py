@@ -107,7 +107,7 @@ def shared_parts(arrays: SplitArrays, share: Share) -> Iterator[tuple[Array, Arr
 def features_on(device: str) -> Callable[[Array, Array], Any]:
     """Returns the function that joins num and cat to float32[n, columns] in the memory where trees are grown. Without
     cupy XGBoost copies from the host itself."""
-    if device == "cpu" or importlib.util.find_spec("cupy") is None:
+    if not _has_cupy(device):
         return joined
     import cupy
 
@@ -120,12 +120,16 @@ def features_on(device: str) -> Callable[[Array, Array], Any]:
 
 def using(device: str) -> AbstractContextManager[Any]:
     """Makes cupy use the GPU of `device` ("cuda" or "cuda:1") inside the block."""
-    if device == "cpu" or importlib.util.find_spec("cupy") is None:
+    if not _has_cupy(device):
         return nullcontext()
     import cupy
 
     chosen: AbstractContextManager[Any] = cupy.cuda.Device(int(device.partition(":")[2] or 0))
     return chosen
+
+
+def _has_cupy(device: str) -> bool:
+    return device != "cpu" and importlib.util.find_spec("cupy") is not None
 
 
 def margins_on(device: str, booster: Booster, num: Array, cat: Array, sizes: list[int]) -> Array:

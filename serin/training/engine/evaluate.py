@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from serin.formats.schema import Task
+from serin.scoring.answers import scores_of
 from serin.training.data.tables import MappedTable, ResidentTable
 from serin.training.engine.precision import matrix_products
 from serin.training.parallel.buffers import buffers_kept
@@ -17,17 +18,6 @@ from serin.training.results.judge import judge_scores
 
 _BATCH_ROWS = 65536
 _NOT_FINITE = "not finite"
-
-
-def scores_of(logits: Tensor, task: Task) -> Tensor:
-    """Returns the answers of the served model: a probability, one per class, or the value."""
-    match task:
-        case "binary":
-            return torch.sigmoid(logits)
-        case "multiclass":
-            return torch.softmax(logits, dim=1)
-        case "regression":
-            return logits
 
 
 def evaluate(

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from serin.models.ensemble import Ensemble
+from serin.models.build import Ensemble, state_of
 from serin.models.foreign.module import OwnNetwork
-from serin.models.stages import stages_of
-from serin.models.state import state_of
+from serin.models.table import stages_of
 from serin.spec.training import TrainingSpec
 from serin.training.data.loader import stream_seed
 from serin.training.engine.optimizer import Optimizer
-from serin.training.engine.precision import Precision, candidates
+from serin.training.engine.precision import candidates
 from serin.training.engine.step import Step
 from serin.training.launch.job import ResolvedSettings
 from serin.training.parallel.buffers import Buffers, buffers_kept, fill_buffers
 from serin.training.parallel.dtensors import fill, full
-from serin.training.parallel.losses import Loss
+from serin.training.parallel.gradients import Loss
 from serin.training.parallel.parallelize import Parallelized
 from serin.training.parallel.pipeline import Pipeline
 from serin.training.parallel.ranks import Ranks
@@ -43,7 +42,9 @@ class Learner:
         self.spread = Pipeline(network, world) if piped else Parallelized(network, choices.strategy, world)
         self.updates.begin(network)
         self.state = RunState(self.spread, self.updates, seed=training.seed)
-        precision = _first(world) if choices.precision == "auto" else choices.precision
+        precision = choices.precision
+        if precision == "auto":  # until it is measured: as most runs will use it in the end
+            precision = "tf32" if "tf32" in candidates(world.device) else "fp32"
         self.step = Step(
             self.spread, self.updates, loss, precision=precision, world=world, parts=choices.parts
         )
@@ -62,11 +63,6 @@ class Learner:
         if self.world.size > 1 and self.world.device_ranks > 1:
             return "processes that share a GPU exchange gradients through the host"
         return ""
-
-
-def _first(world: Ranks) -> Precision:
-    """Returns the precision until it is measured: TF32 where available, as most runs will use it in the end."""
-    return "tf32" if "tf32" in candidates(world.device) else "fp32"
 
 
 def recompute_parts(network: nn.Module) -> int:

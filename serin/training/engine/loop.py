@@ -21,15 +21,13 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused
 from serin.formats.schema import Task
-from serin.training.data.loader import Loader
-from serin.training.data.stream import StreamLoader
+from serin.training.data.loader import Loader, StreamLoader
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine.evaluate import evaluate, goodness
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import matrix_products
 from serin.training.engine.step import GraphedSteps
-from serin.training.engine.tuning.autotune import write_choices
-from serin.training.engine.tuning.batch_size import StartAgain, smaller_parts
+from serin.training.engine.tuning.autotune import StartAgain, smaller_parts, write_choices
 from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.launch.progress import tell
@@ -75,9 +73,8 @@ class Loop:
         self.first_step = self.step = 0
         self.work_s = 0.0
         self._run: Callable[[Tensor | Batch], Tensor] = learner.step
-        self._losses = torch.zeros(
-            _LONGEST_WINDOW, device=self._world.device
-        )  # since the last synchronisation
+        # Since the last synchronisation.
+        self._losses = torch.zeros(_LONGEST_WINDOW, device=self._world.device)
         self._filled = 0
         self._talk_at = 1
         self._saved_at = self._window_began = time.perf_counter()
@@ -206,9 +203,8 @@ class Loop:
         text = f"out of memory: {count // parts:,} rows at a time from now on, {still}"
         smaller = {"parts": parts, "execution": "eager", "execution_reason": "out of memory"}
         if self._world.size > 1:
-            write_choices(
-                self._folder, self.choices.model_copy(update=smaller)
-            )  # written by the rank that notices it
+            # Written by the rank that notices it.
+            write_choices(self._folder, self.choices.model_copy(update=smaller))
             raise StartAgain(text) from error
         step.parts = parts
         self.learner.updates.clear()
@@ -252,9 +248,8 @@ class Loop:
 
     def _talk(self, step: int) -> tuple[bool, bool]:
         """Checks the losses since the last synchronisation and agrees with the other ranks: (stop now?, save now?)."""
-        losses = self._world.mean(
-            self._losses[: self._filled].tolist()
-        )  # each rank knows the losses of its own rows
+        # Each rank knows the losses of its own rows.
+        losses = self._world.mean(self._losses[: self._filled].tolist())
         now = time.perf_counter()
         self.work_s += now - self._window_began
         for ago, loss in zip(range(len(losses) - 1, -1, -1), losses, strict=True):
@@ -301,7 +296,7 @@ class Loop:
         self._saved_at = time.perf_counter()
         copies = self.learner.state.collect()
         if self._world.first:
-            self.checkpoints.save(self.position, copies, lambda: self._reporter.checkpoint(step))
+            self.checkpoints.save(self.position, copies, lambda: self._reporter.tell("checkpoint", step=step))
 
     def _resume(self) -> None:
         saved = self._from_first(lambda: self.checkpoints.newest(self._reporter.note))
@@ -325,19 +320,15 @@ class Loop:
         tensors = self._world.share_tensors(None if saved is None else saved.tensors)
         if tensors is None:
             return None
-        told = self._world.share_text("" if saved is None else saved.position.model_dump_json())
-        return Saved(position=Position.model_validate_json(told), tensors=tensors)
-
-
-def trace_file(folder: Path) -> Path:
-    return folder / "trace.json"
+        position = self._world.share("" if saved is None else saved.position.model_dump_json())
+        return Saved(position=Position.model_validate_json(position), tensors=tensors)
 
 
 @contextmanager
 def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[Callable[[], None]]:
     """Yields a function to call after each step. The first rank's steps are traced; fewer in a short run."""
     if not wanted or not world.first:
-        yield _nothing
+        yield lambda: None
         return
     skipped = min(_SKIPPED, steps // 4)
     traced = max(1, min(_TRACED, steps - skipped - _WARM_UP))
@@ -346,16 +337,13 @@ def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[C
         activities.append(ProfilerActivity.CUDA)
 
     def write(trace: Any) -> None:
-        trace.export_chrome_trace(str(trace_file(folder)))
-        tell(folder, "trace", path=str(trace_file(folder)), steps=traced)
+        path = str(folder / "trace.json")
+        trace.export_chrome_trace(path)
+        tell(folder, "trace", path=path, steps=traced)
 
     plan = schedule(wait=0, warmup=_WARM_UP, active=traced, repeat=1, skip_first=skipped)
     with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
         yield running.step
-
-
-def _nothing() -> None:
-    pass
 
 
 class Reporter:
@@ -364,11 +352,11 @@ class Reporter:
         self._told_at = time.perf_counter()
 
     def note(self, text: str) -> None:
-        self._tell("note", text=text)
+        self.tell("note", text=text)
 
     def started(self, step: int, rows: int, choices: ResolvedSettings) -> None:
         device = self._world.device
-        self._tell(
+        self.tell(
             "started",
             step=step,
             ranks=self._world.size,
@@ -391,7 +379,7 @@ class Reporter:
         if now - self._told_at < _TELL_EVERY_S:
             return
         self._told_at = now
-        self._tell(
+        self.tell(
             "step",
             step=step,
             steps=of,
@@ -404,14 +392,11 @@ class Reporter:
 
     def epoch(self, record: EpochRecord, *, best: bool) -> None:
         shown = {"loss": record.loss, **{f"valid_{name}": value for name, value in record.metrics.items()}}
-        self._tell(
+        self.tell(
             "epoch", step=record.step, epoch=record.epoch, epochs=self._epochs, metrics=shown, best=best
         )
 
-    def checkpoint(self, step: int) -> None:
-        self._tell("checkpoint", step=step)
-
-    def _tell(self, event: str, **facts: object) -> None:
+    def tell(self, event: str, **facts: object) -> None:
         if self._world.first:
             tell(self._folder, event, **facts)
 

@@ -21,9 +21,8 @@ from serin.training.parallel.ranks import Ranks
 
 _MOMENTUM = 0.9
 _SMALL = 1e-8
-_ROW_RATE = (
-    10.0  # Adagrad's steps shrink as a row is seen again, so its first is this much longer than AdamW's
-)
+# Adagrad's steps shrink as a row is seen again, so its first is this much longer than AdamW's.
+_ROW_RATE = 10.0
 _ROWS_WORTH_IT = 100_000
 _TIMES_A_STEP = 4
 
@@ -156,8 +155,10 @@ class Optimizer:
 
     def forget(self) -> None:
         """Resets the state as if there had been no update."""
-        for tensor in self._tensors():
-            tensor.zero_()
+        for values in (*self._inner.state.values(), dict(enumerate(self._sums))):
+            for value in values.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
         if self.scale is not None:
             self.scale.reset()
 
@@ -180,11 +181,6 @@ class Optimizer:
         self.clear()
         self.forget()
 
-    def _tensors(self) -> Iterable[Tensor]:
-        for values in self._inner.state.values():
-            yield from (value for value in values.values() if isinstance(value, Tensor))
-        yield from self._sums
-
 
 class Adagrad(torch.optim.Optimizer):
     """Adagrad that can be captured in a CUDA graph, unlike torch's."""
@@ -206,8 +202,9 @@ class Adagrad(torch.optim.Optimizer):
 
 
 def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) -> torch.optim.Optimizer:
+    shared = any(distributed(weight) for group in groups for weight in group["params"])
     match training.optimizer:
-        case "adamw" if not isinstance(rate, Tensor) and not _distributed_any(groups):
+        case "adamw" if not isinstance(rate, Tensor) and not shared:
             return DirectAdamW(groups, lr=rate)
         case "adamw":
             return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=isinstance(rate, Tensor))
@@ -215,10 +212,6 @@ def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) 
             return torch.optim.SGD(groups, lr=rate, momentum=_MOMENTUM, fused=True)
         case "adagrad":
             return Adagrad(groups, lr=rate)
-
-
-def _distributed_any(groups: list[Any]) -> bool:
-    return any(distributed(weight) for group in groups for weight in group["params"])
 
 
 @torch.no_grad()

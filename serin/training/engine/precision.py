@@ -16,9 +16,8 @@ import torch
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 _WORTH_IT = 1.05  # speed-up over the more exact one that is required
-_WORTH_IT_ON_CPU = (
-    1.5  # other programs share the cores: 6 of 20 timings of equal steps differed by more than 5%
-)
+# Other programs share the cores: 6 of 20 timings of equal steps differed by more than 5%.
+_WORTH_IT_ON_CPU = 1.5
 _MORE_EXACT_FIRST: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 
 

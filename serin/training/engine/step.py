@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import copy
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from serin.training.data.loader import Loader
 from serin.training.data.tables import Batch
 from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.precision import Precision, computing
-from serin.training.parallel.losses import Loss
+from serin.training.parallel.gradients import Loss
 from serin.training.parallel.parallelize import Parallelized
 from serin.training.parallel.ranks import Ranks
 
@@ -60,21 +59,17 @@ class Step:
     def __call__(self, rows: Tensor | Batch) -> Tensor:
         """Returns the mean loss of the rows, still on the device."""
         self.updates.clear()
-        batch = self._batch(rows)
+        if isinstance(rows, Tensor):
+            assert self.gather is not None
+            rows = self.gather(rows)
         loss = self._spread.learn(
-            batch.cut(self.parts),
+            rows.cut(self.parts),
             self._loss,
             lambda: computing(self.precision, self.world.device),
             self.updates.scale,
         )
         self.updates.apply()
         return loss
-
-    def _batch(self, rows: Tensor | Batch) -> Batch:
-        if isinstance(rows, Batch):
-            return rows
-        assert self.gather is not None
-        return self.gather(rows)
 
     def buffer_places(self) -> dict[str, int]:
         """Returns the memory addresses of the network's buffers."""
@@ -180,14 +175,8 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class GraphLoader(Protocol):
-    count: int
-
-    def __call__(self, rows: Tensor, rates: Tensor) -> Tensor: ...
-
-
 class GraphedSteps:
-    def __init__(self, many: GraphLoader, loader: Loader, device: torch.device) -> None:
+    def __init__(self, many: CapturedSteps, loader: Loader, device: torch.device) -> None:
         self._many, self._loader, self._device = many, loader, device
         self.count = many.count
         self._first, self._rates = 0, torch.empty(0)

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pyarrow.parquet as pq
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from serin.errors import ModelUnfit, SerinError
+from serin.errors import ExportFailed, ModelUnfit, SerinError
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.schema import write_schema
 from serin.formats.shards import Array, read_split
 from serin.formats.trained import GRAPH, WEIGHTS, write_trained
 from serin.machine.parent_death import die_with_parent
-from serin.models.foreign.own_graph import load_graph
+from serin.models.foreign.own_graph import as_network, load_graph
 from serin.models.foreign.own_inputs import golden_table, own_schema, read_golden_arrays, with_answer
-from serin.models.shape import TableShape, shape_of
+from serin.models.shape import record_of, shape_of
 from serin.models.trees import scores
+from serin.scoring.session import RUNTIME_ERRORS, Runs, open_session
 from serin.spec.model import ModelSpec
-from serin.training.launch.job import TrainingJob, read_job
+from serin.training.launch.job import Status, TrainingJob, read_job, write_status
 from serin.training.launch.script import output_folder, own_metrics
-from serin.training.launch.status import Status, write_status
 from serin.training.results.judge import judge_scores
 from serin.training.results.publish import publish_result
 
@@ -39,11 +36,7 @@ FACTORY = "factory.json"
 _BATCH_ROWS = 8192
 Ask = Callable[[Array, Array], Array]  # num float32[n, k], cat int64[n, m] -> logits float32[n, outputs]
 GOLDEN = "golden.npz"
-_QUIET = 3
-_ERRORS: tuple[type[BaseException], ...] = (  # ONNX Runtime's errors have no common base but Exception
-    ValueError,
-    *(kind for kind in vars(ort_state).values() if isinstance(kind, type) and issubclass(kind, Exception)),
-)
+_RUN_ERRORS: tuple[type[BaseException], ...] = (ValueError, *RUNTIME_ERRORS)
 
 
 def main() -> None:
@@ -90,23 +83,16 @@ def _source(model: ModelSpec, folder: Path) -> tuple[str, Path]:
     )
 
 
-def _record(model: ModelSpec, shape: TableShape, data: DatasetDescription, file: str) -> dict[str, Any]:
-    columns = {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}
-    return {"model": model.model_dump(), "shape": columns, "task": data.task, "file": file}
-
-
 def _graph(
     job: TrainingJob, data: DatasetDescription, what: str, file: Path
 ) -> tuple[Callable[[Path], None], Ask]:
-    from serin.models.foreign.own_graph import as_network, load_graph
-
     shape = shape_of(data)
     graph = as_network(load_graph(file, what), shape, data.task, answer=job.model.answer, what=what)
-    running = RunningGraph(graph, what)
-    record, content = _record(job.model, shape, data, GRAPH), graph.SerializeToString(deterministic=True)
+    session = open_graph(graph, what)
+    record, content = record_of(job.model, data, GRAPH), graph.SerializeToString(deterministic=True)
     return (
         lambda scratch: write_trained(scratch, content, record),
-        lambda num, cat: running.ask({"num": num, "cat": cat}, ["logits"])[0],
+        lambda num, cat: run_graph(session, {"num": num, "cat": cat}, ["logits"], what)[0],
     )
 
 
@@ -114,31 +100,23 @@ def _weights(
     job: TrainingJob, data: DatasetDescription, what: str, folder: Path
 ) -> tuple[Callable[[Path], None], Ask]:
     """Takes over weights with a factory, like those of `model: {module: ...}`."""
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     from serin.formats.weights import write_weights
-    from serin.models.build import build_model
+    from serin.models.build import build_model, network_margins
 
-    shape = shape_of(data)
     model = _factory(job, folder / FACTORY, what)
-    network = build_model(model, shape)
+    network = build_model(model, shape_of(data))
     try:
         state = load((folder / WEIGHTS).read_bytes())
         network.get_submodule("network").load_state_dict(state)
     except (SafetensorError, RuntimeError) as error:
         reason = f"{WEIGHTS} does not fit {model.module}: {' '.join(str(error).split())[:300]}"
         raise ModelUnfit(what=what, reason=reason) from error
-    network.eval()
-
-    def ask(num: Array, cat: Array) -> Array:
-        with torch.inference_mode():
-            answer: Array = network(torch.from_numpy(num), torch.from_numpy(cat)).numpy()
-        return answer
-
-    record = _record(model, shape, data, WEIGHTS)
-    return lambda scratch: write_weights(scratch, network.state_dict(), record), ask
+    record = record_of(model, data)
+    margins = network_margins(network.eval())
+    return lambda scratch: write_weights(scratch, network.state_dict(), record), margins
 
 
 def _factory(job: TrainingJob, file: Path, what: str) -> ModelSpec:
@@ -160,7 +138,10 @@ def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) ->
     for split in ("valid", "test") if job.test else ("valid",):
         if not data.rows.get(split):
             continue
-        pieces = [(target, ask(num, cat)) for num, cat, target in _batches(job.dataset, split)]
+        pieces = [
+            (target, ask(num, cat))
+            for num, cat, target in read_split(job.dataset, split).batches(_BATCH_ROWS)
+        ]
         logits = np.concatenate([answer for _, answer in pieces])
         if not np.isfinite(logits).all():
             row = int(np.argmin(np.isfinite(logits).all(axis=1)))
@@ -171,14 +152,6 @@ def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) ->
         found = judge_scores(target, scores(logits, data.task), data.task, data.targets)
         metrics |= {f"{split}_{name}": value for name, value in found.items()}
     return metrics
-
-
-def _batches(dataset: str, split: str) -> Iterator[tuple[Array, Array, Array]]:
-    arrays = read_split(dataset, split)
-    for num, cat, target in zip(arrays.num, arrays.cat, arrays.target, strict=True):
-        for at in range(0, len(target), _BATCH_ROWS):
-            rows = slice(at, at + _BATCH_ROWS)
-            yield np.array(num[rows]), np.asarray(cat[rows], np.int64), np.asarray(target[rows])
 
 
 # `result/{model.onnx, schema.json, golden.parquet, model.json, metrics.json, state.json}`. Only the script can report
@@ -195,7 +168,7 @@ def take_over_own_inputs(job: TrainingJob, folder: Path, what: str, place: Path)
     arrays = read_golden_arrays(_golden_file(job, folder, what), schema, what)
     inputs = {column.name: arrays[column.name] for column in schema.inputs}
     names = [output.name for output in schema.outputs]
-    answers = dict(zip(names, RunningGraph(graph, what).ask(inputs, names), strict=True))
+    answers = dict(zip(names, run_graph(open_graph(graph, what), inputs, names, what), strict=True))
     for name, values in answers.items():
         if not np.isfinite(values).all():
             raise ModelUnfit(what=what, reason=f"output {name} is not finite on the golden rows")
@@ -223,30 +196,23 @@ def _golden_file(job: TrainingJob, folder: Path, what: str) -> Path:
     return file
 
 
-class RunningGraph:
-    def __init__(self, model: onnx.ModelProto, what: str) -> None:
-        self._what = what
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        try:
-            self._session: Any = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except _ERRORS as error:
-            raise ModelUnfit(what=what, reason=f"ONNX Runtime cannot load it: {_short(error)}") from error
-
-    def ask(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        try:
-            found: list[Array] = self._session.run(list(outputs), dict(inputs))
-        except _ERRORS as error:
-            raise ModelUnfit(
-                what=self._what, reason=f"ONNX Runtime cannot run it: {_short(error)}"
-            ) from error
-        return found
+def run_graph(session: Runs, inputs: Mapping[str, Array], outputs: Sequence[str], what: str) -> list[Array]:
+    try:
+        return session.run(list(outputs), dict(inputs))
+    except _RUN_ERRORS as error:
+        raise ModelUnfit(what=what, reason=f"ONNX Runtime cannot run it: {_short(error)}") from error
 
 
-def _short(error: BaseException) -> str:
+def open_graph(graph: onnx.ModelProto, what: str) -> Runs:
+    session: Runs
+    try:
+        session = open_session(graph)
+    except ExportFailed as error:
+        raise ModelUnfit(what=what, reason=_short(error.fields["reason"])) from error
+    return session
+
+
+def _short(error: object) -> str:
     return str(error).strip().splitlines()[0][:300]
 
 

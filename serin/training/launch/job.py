@@ -1,16 +1,27 @@
-"""training.json: the input of a worker. Written by launch, validated again by every rank. Does not import torch."""
+"""The files in a training's folder that the launcher and its processes share. Does not import torch.
+
+training.json  the input of a worker: written by the launcher, validated again by every rank
+choices.json   the values of `auto` settings
+status.json    how it ended, because torchrun turns every exit code into 1
+result/        the trained model, with a pruned network in result/pruned/ if requested
+pruned/        the run in which the pruned network is trained further
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict
+
 from serin.errors import TrainingRefused
 from serin.machine.documents import check_version
+from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 from serin.spec.model import ModelSpec
 from serin.spec.section import Section
@@ -112,6 +123,16 @@ def result_folder(folder: Path) -> Path:
     return folder / "result"
 
 
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:08d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints of a run, the newest last."""
+    complete = (folder / "checkpoints").glob("step-*/COMPLETE")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in complete)
+
+
 @contextmanager
 def only_one(path: Path, *, wait_s: float) -> Iterator[None]:
     """Holds the lock file for the block; raises TrainingRefused when another process still holds it after `wait_s`."""
@@ -122,3 +143,84 @@ def only_one(path: Path, *, wait_s: float) -> Iterator[None]:
             reason = "another process is training there; wait for it or use another folder"
             raise TrainingRefused(folder=path.parent, reason=reason) from None
         yield
+
+
+# again: all processes must restart, with a changed setting that is stored in the run's folder (StartAgain)
+State = Literal["done", "preempted", "diverged", "refused", "failed", "again"]
+
+
+class Status(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["serin.training.launch.status"] = "serin.training.launch.status"
+    version: Literal[1] = 1
+    state: State
+    step: int = 0
+    loss: str = ""  # when diverged: nan, inf
+    rank: int = 0  # when failed: the first rank that did ...
+    exit_code: int = 0  # ... negative for a signal
+    reason: str = ""  # when refused, failed or again
+    rows: int = 0  # trained on by this attempt
+    work_s: float = 0.0  # in the steps, without start, evaluation and checkpoints
+    data_wait_share: float = 0.0
+    peak_bytes: tuple[int, ...] = ()  # per rank, when on GPUs
+    flops: float = 0.0  # of this attempt, all ranks together; 0: not counted
+    moved_bytes: float = 0.0
+    peak_flops_per_s: float = 0.0  # of all ranks' devices together, measured
+    peak_bytes_per_s: float = 0.0
+
+
+def status_file(folder: Path) -> Path:
+    return folder / "status.json"
+
+
+def write_status(folder: Path, status: Status) -> None:
+    write_whole(status_file(folder), status.model_dump_json() + "\n")
+
+
+def read_status(folder: Path) -> Status | None:
+    """Reads the status; None while the training has not ended, or when it was killed before it could record one."""
+    try:
+        return Status.model_validate(json.loads(status_file(folder).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+PRUNED = "pruned"
+
+
+def pruned_run(folder: Path) -> Path:
+    """Returns the run folder in which the pruned network is trained further."""
+    return folder / PRUNED
+
+
+def start_folder(folder: Path) -> Path:
+    """Returns the folder of weights with which a run begins instead of random ones."""
+    return start_of(pruned_run(folder))
+
+
+def start_of(run: Path) -> Path:
+    return run / "start"
+
+
+def is_published(folder: Path) -> bool:
+    return (result_folder(folder) / PRUNED).exists()
+
+
+def publish_pruned(folder: Path) -> None:
+    """Publishes `result/pruned/`, the result of the second run, completely or not at all."""
+    with whole_folder(result_folder(folder) / PRUNED) as scratch:
+        shutil.copytree(result_folder(pruned_run(folder)), scratch, dirs_exist_ok=True)
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """Yields an empty folder that becomes `final` at the end of the block, completely or not at all."""
+    scratch = final.with_name(f".{final.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    yield scratch
+    for file in filter(Path.is_file, scratch.rglob("*")):
+        sync(file)
+    scratch.rename(final)
+    sync(final.parent)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,26 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
-from serin.training.launch.job import TrainingJob, gpus_for, only_one, read_job, result_folder, training_file
+from serin.training.launch.job import (
+    Status,
+    TrainingJob,
+    gpus_for,
+    is_published,
+    only_one,
+    pruned_run,
+    publish_pruned,
+    read_job,
+    read_status,
+    result_folder,
+    saved_steps,
+    start_folder,
+    status_file,
+    training_file,
+)
 from serin.training.launch.machines import Machines, machines_told
-from serin.training.launch.processes import programs, pruning_program, run_process
-from serin.training.launch.progress import Follower
-from serin.training.launch.pruned import is_published, pruned_run, publish_pruned, start_folder
-from serin.training.launch.script import last_words, prepare_script, script_status
-from serin.training.launch.status import Status, read_status, status_file
-from serin.training.launch.together.host import HostWork, train_together
+from serin.training.launch.processes import HostWork, programs, pruning_program, run_process
+from serin.training.launch.script import how_it_ended, last_words, prepare_script, script_status
+from serin.training.launch.together.host import train_together
 from serin.training.launch.together.meeting import Hosts
 from serin.training.launch.tracking import tracked
 
@@ -66,63 +77,69 @@ def train(
     folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
     job = _job(model, training, dataset, devices, folder, test=test, profile=profile)
+    work = HostWork(
+        job=job, name=folder.name, folder=folder, devices=devices, machines=machines,
+        stop=stop or threading.Event(), hear=hear,
+    )  # fmt: skip
     alone = machines.count == 1  # with several, other launchers use the same folder
     with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
         _begin(job, folder)
         if result_folder(folder).exists():
             logger.info(f"already trained: {result_folder(folder)}")
-            return _with_pruned(job, folder, dataset, devices, machines, stop)
-        with tracked(job, folder) as tracker:
+        else:
+            _run_to_the_end(work)
+        return _with_pruned(work, dataset)
 
-            def heard(record: dict[str, Any]) -> None:
-                hear(record)
+
+def _run_to_the_end(work: HostWork) -> None:
+    """Trains, with a receipt and, where it is configured, MLflow. Raises what ended it without a result."""
+    job, folder, devices = work.job, work.folder, work.devices
+    with tracked(job, folder) as tracker:
+
+        def heard(record: dict[str, Any]) -> None:
+            work.hear(record)
+            if tracker:
                 tracker.hear(record)
 
-            with measure("train", _described(devices[: job.gpus])) as measurement:
-                stop, look_at = stop or threading.Event(), measurement.watch.look_at
-                run = _run_together if machines.in_store else _run
-                end = run(job, folder, devices, machines, stop, heard, look_at)
-                while alone and end.status is not None and end.status.state == "again" and not stop.is_set():
-                    logger.info(end.status.reason)
-                    end = run(job, folder, devices, machines, stop, heard, look_at)
-                _fill(measurement, end.status, job, devices)
-            assert measurement.receipt is not None
-            measurement.receipt.write(folder / f"receipt{_mark(machines)}.json")
-            checkpoint = _outcome(folder, end)
+        with measure("train", _described(devices[: job.gpus])) as measurement:
+            run = _run_together if work.machines.in_store else _run
+            watched, alone = (
+                replace(work, hear=heard, began=measurement.watch.look_at),
+                work.machines.count == 1,
+            )
+            end = run(watched)
+            while alone and end.status and end.status.state == "again" and not work.stop.is_set():
+                logger.info(end.status.reason)
+                end = run(watched)
+            _fill(measurement, end.status, job, devices)
+        assert measurement.receipt is not None
+        measurement.receipt.write(folder / f"receipt{_mark(work.machines)}.json")
+        checkpoint = _outcome(folder, end)
+        if tracker:
             tracker.end(checkpoint, measurement.receipt)
-        return _with_pruned(job, folder, dataset, devices, machines, stop)
 
 
-def _with_pruned(
-    job: TrainingJob,
-    folder: Path,
-    dataset: Dataset,
-    devices: tuple[str, ...],
-    machines: Machines,
-    stop: threading.Event | None,
-) -> Checkpoint:
+def _with_pruned(work: HostWork, dataset: Dataset) -> Checkpoint:
     """Returns the finished training, with a pruned network beside it if requested."""
+    job, folder = work.job, work.folder
     if job.training.prune is None or is_published(folder):
         return _checkpoint(folder)
-    if machines.count > 1:
+    if work.machines.count > 1:
         raise TrainingRefused(folder=folder, reason="training.prune works on one machine only; remove it")
-    stop, log = stop or threading.Event(), folder / "logs" / "pruning.log"
     if not start_folder(folder).exists():
         logger.info(f"pruning: {job.training.prune.share:.0%} of the hidden units are removed")
+        log = folder / "logs" / "pruning.log"
         with log.open("wb") as output:
-            command = pruning_program(folder)
-            code, asked = run_process(
-                command, {}, output, Follower(folder), stop, lambda _: None, lambda _: None
-            )
+            code, asked = run_process(pruning_program(folder), {}, output, work)
         if asked:
-            raise Preempted(step=_last_saved_step(folder), folder=folder)
+            raise Preempted(step=max(saved_steps(folder), default=0), folder=folder)
         if code:
             raise WorkerFailed(rank=0, code=code, log=log, reason=last_words(log))
     logger.info("training the pruned network")
     smaller = ModelSpec.model_validate(json.loads((start_folder(folder) / "model.json").read_text())["model"])
     train(
-        smaller, job.training.fine_tuning(), dataset, folder=pruned_run(folder), devices=devices, stop=stop,
-        test=job.test, machines=machines)  # fmt: skip
+        smaller, job.training.fine_tuning(), dataset, folder=pruned_run(folder), devices=work.devices,
+        stop=work.stop, test=job.test, machines=work.machines)  # fmt: skip
     publish_pruned(folder)
     return _checkpoint(folder)
 
@@ -186,27 +203,19 @@ def _begin(job: TrainingJob, folder: Path) -> None:
     write_whole(file, job.model_dump_json(indent=1) + "\n")
 
 
-def _run(
-    job: TrainingJob,
-    folder: Path,
-    devices: tuple[str, ...],
-    machines: Machines,
-    stop: threading.Event,
-    hear: Callable[[dict[str, Any]], None],
-    began: Callable[[int], None],
-) -> _End:
+def _run(work: HostWork) -> _End:
     """Starts the processes, passes on their progress and waits for them. Leaves none behind on any exit."""
-    log = _next_log(folder, _mark(machines))
+    job, folder = work.job, work.folder
+    log = _next_log(folder, _mark(work.machines))
     status_file(folder).unlink(missing_ok=True)
-    follower = Follower(folder)
     # Deliberately empty without a lease: GPUs that are not leased must not be visible.
-    settings = {"CUDA_VISIBLE_DEVICES": ",".join(devices[: job.gpus]), "PYTHONUNBUFFERED": "1"}
+    settings = {"CUDA_VISIBLE_DEVICES": ",".join(work.devices[: job.gpus]), "PYTHONUNBUFFERED": "1"}
     if job.model.kind == "script":
         settings |= prepare_script(job, folder)
     exit_code, asked = 0, False
     with log.open("wb") as output:
-        for command in programs(job, folder, machines):
-            exit_code, asked = run_process(command, settings, output, follower, stop, hear, began)
+        for command in programs(job, folder, work.machines):
+            exit_code, asked = run_process(command, settings, output, work)
             if exit_code or asked:
                 break
     status = read_status(folder)
@@ -215,45 +224,36 @@ def _run(
     return _End(status=status, exit_code=exit_code, stop_asked=asked, log=log)
 
 
-def _run_together(
-    job: TrainingJob,
-    folder: Path,
-    devices: tuple[str, ...],
-    machines: Machines,
-    stop: threading.Event,
-    hear: Callable[[dict[str, Any]], None],
-    began: Callable[[int], None],
-) -> _End:
+def _run_together(work: HostWork) -> _End:
     """The same with other hosts, whom it meets in the store. This host has its own folder in the run's."""
-    if job.model.kind in ("xgboost", "auto", "script", "onnx"):
-        reason = f"hosts that meet in the store do not train model.kind: {job.model.kind}; use one machine"
+    folder, kind = work.folder, work.job.model.kind
+    if kind in ("xgboost", "auto", "script", "onnx"):
+        reason = f"hosts that meet in the store do not train model.kind: {kind}; use one machine"
         raise TrainingRefused(folder=folder, reason=reason)
     own = folder / "hosts" / environment.host()
     own.mkdir(parents=True, exist_ok=True)
     with only_one(own / "launch.lock", wait_s=0):
-        _begin(job, own)
+        _begin(work.job, own)
         log = _next_log(own, "")
-        work = HostWork(
-            job=job, name=folder.name, folder=own, devices=devices, stop=stop, hear=hear, began=began
-        )
-        most, least = machines.count, machines.least
-        status = train_together(work, Hosts(least=least or 1, begin=least or most, most=most), log)
+        most, least = work.machines.count, work.machines.least
+        hosts = Hosts(least=least or 1, begin=least or most, most=most)
+        status = train_together(replace(work, folder=own), hosts, log)
         if status.state == "done":
             with suppress(OSError):  # another host that uses the same folder was faster
                 result_folder(own).rename(result_folder(folder))
-    return _End(status=status, exit_code=status.exit_code, stop_asked=stop.is_set(), log=log)
+    return _End(status=status, exit_code=status.exit_code, stop_asked=work.stop.is_set(), log=log)
 
 
 def _outcome(folder: Path, end: _End) -> Checkpoint:
     status = end.status
     state = status.state if status else "preempted" if end.stop_asked else "failed"
     if status is None:
-        status = Status(state=state, exit_code=end.exit_code, reason=_how_it_ended(end.exit_code))
+        status = Status(state=state, exit_code=end.exit_code, reason=how_it_ended(end.exit_code))
     match state:
         case "done":
             return _checkpoint(folder)
         case "preempted":
-            raise Preempted(step=_last_saved_step(folder) or status.step, folder=folder)
+            raise Preempted(step=max(saved_steps(folder), default=0) or status.step, folder=folder)
         case "diverged":
             raise LossNotFinite(step=status.step, value=status.loss, folder=folder / "checkpoints")
         case "refused":
@@ -262,20 +262,11 @@ def _outcome(folder: Path, end: _End) -> Checkpoint:
             raise WorkerFailed(rank=status.rank, code=status.exit_code, log=end.log, reason=status.reason)
 
 
-def _how_it_ended(exit_code: int) -> str:
-    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "exited without output"
-
-
 def _checkpoint(folder: Path) -> Checkpoint:
     result = result_folder(folder)
     state = json.loads((result / "state.json").read_text())
     metrics = json.loads((result / "metrics.json").read_text())["metrics"]
     return Checkpoint(path=str(result), step=state["step"], metrics=metrics)
-
-
-def _last_saved_step(folder: Path) -> int:
-    saved = (folder / "checkpoints").glob("step-*/COMPLETE")
-    return max((int(place.parent.name.removeprefix("step-")) for place in saved), default=0)
 
 
 def _next_log(folder: Path, mark: str) -> Path:

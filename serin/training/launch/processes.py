@@ -11,8 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO
 
 from serin.errors import TrainingRefused
@@ -29,33 +29,42 @@ _SAVES_IN_S = 45.0  # after SIGTERM; torchrun itself gives its workers 30
 Command = list[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """A training on this host. `name`: the run's, the same on all hosts. `folder`: of the run on this host. `hear` gets
+    the records of the workers' progress, `began` the id of each process."""
+
+    job: TrainingJob
+    name: str
+    folder: Path
+    devices: tuple[str, ...]
+    machines: Machines
+    stop: threading.Event
+    hear: Callable[[dict[str, Any]], None]
+    began: Callable[[int], None] = lambda _: None
+
+
 def run_process(
-    command: list[str],
-    settings: dict[str, str],
-    output: BinaryIO,
-    follower: Follower,
-    stop: threading.Event,
-    hear: Callable[[dict[str, Any]], None],
-    began: Callable[[int], None],
+    command: Command, settings: dict[str, str], output: BinaryIO, work: HostWork
 ) -> tuple[int, bool]:
     """Returns the process's exit code, and whether it was asked to stop."""
+    follower, asked = Follower(work.folder), False
     process = start_process(command, environment.child_environment(**settings), output)
-    began(process.pid)
-    asked = False
+    work.began(process.pid)
     try:
-        with sigterm_sets(stop):
+        with sigterm_sets(work.stop):
             while not has_ended(process, _POLL_S):
-                pass_on(follower, hear)
-                if stop.is_set() and not asked:
+                pass_on(follower, work.hear)
+                if work.stop.is_set() and not asked:
                     asked = True
                     process.terminate()  # a worker saves; torchrun passes the signal on to its workers
     finally:
         _end_now(process)
-    pass_on(follower, hear)
+    pass_on(follower, work.hear)
     return process.returncode, asked
 
 
-def start_process(command: list[str], variables: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
+def start_process(command: Command, variables: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -72,11 +81,7 @@ def sigterm_sets(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    before = signal.signal(signal.SIGTERM, ask)
+    before = signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
     try:
         yield
     finally:

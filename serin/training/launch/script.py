@@ -21,8 +21,7 @@ import signal
 from pathlib import Path
 
 from serin.errors import ModelUnfit, Preempted
-from serin.training.launch.job import TrainingJob
-from serin.training.launch.status import Status
+from serin.training.launch.job import Status, TrainingJob
 
 METRICS = "metrics.json"
 _LOG_TAIL_BYTES = 4096
@@ -57,8 +56,13 @@ def script_status(exit_code: int, log: Path) -> Status | None:
         return None
     if exit_code == Preempted.exit_code:
         return Status(state="preempted", exit_code=exit_code)
-    how = f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else last_words(log)
-    return Status(state="failed", exit_code=exit_code, reason=how)
+    return Status(state="failed", exit_code=exit_code, reason=how_it_ended(exit_code, log))
+
+
+def how_it_ended(exit_code: int, log: Path | None = None) -> str:
+    if exit_code < 0:
+        return f"ended by {signal.Signals(-exit_code).name}"
+    return "exited without output" if log is None else last_words(log)
 
 
 def last_words(log: Path) -> str:

@@ -31,22 +31,13 @@ Call = Callable[["Client"], None]
 Client = Any  # mlflow's own, which brings no types
 
 
-class Tracker:
-    """Takes records and results as they come; does nothing where no MLflow is configured."""
-
-    def hear(self, record: Mapping[str, Any]) -> None:
-        pass
-
-    def end(self, checkpoint: Checkpoint, receipt: Receipt | None) -> None:
-        pass
-
-
 @contextmanager
-def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
-    """Yields a tracker for the block. If the block fails, the MLflow run is marked as failed."""
+def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker | None]:
+    """Yields a tracker for the block; None where no MLflow is configured. If the block fails, the MLflow run is marked
+    as failed."""
     uri = environment.text("MLFLOW_TRACKING_URI")
     if uri is None:
-        yield Tracker()
+        yield None
         return
     if importlib.util.find_spec("mlflow") is None:
         raise ExtraMissing(package="mlflow-skinny", extra="mlflow")
@@ -54,9 +45,9 @@ def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
         try:
             held.enter_context(only_one(folder / "mlflow.lock", wait_s=0))
         except TrainingRefused:  # another machine's launcher reports everything
-            yield Tracker()
+            yield None
             return
-        tracker = _MlflowTracker(uri, job, folder)
+        tracker = Tracker(uri, job, folder)
         try:
             yield tracker
         except BaseException:
@@ -65,7 +56,9 @@ def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker]:
         tracker.close("FINISHED")
 
 
-class _MlflowTracker(Tracker):
+class Tracker:
+    """Takes records and results as they come."""
+
     def __init__(self, uri: str, job: TrainingJob, folder: Path) -> None:
         self._uri, self._job, self._folder = uri, job, folder
         self._run = ""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def full(tensor: Tensor) -> Tensor:
     """Returns the whole tensor on every rank; all ranks must call it."""
-    if not _distributed(tensor):
+    if not distributed(tensor):
         return tensor.detach()
     mesh, placement = tensor.device_mesh, tensor.placements[0]
     if mesh.ndim > 1 or placement.is_partial():
@@ -35,33 +35,28 @@ def _gathered(mine: Tensor, dim: int, length: int, mesh: Any) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns the part of the tensor that this rank has."""
-    mine: Tensor = tensor.to_local() if _distributed(tensor) else tensor
+    mine: Tensor = tensor.to_local() if distributed(tensor) else tensor
     return mine
 
 
 def sharded(tensor: Tensor) -> bool:
     """Returns whether other ranks have other parts of it."""
-    return _distributed(tensor) and any(placement.is_shard() for placement in tensor.placements)
-
-
-def distributed(tensor: Tensor) -> bool:
-    """Returns whether it is a DTensor, whole or in parts: operations do not mix those with plain tensors."""
-    return _distributed(tensor)
+    return distributed(tensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
 @torch.no_grad()
 def fill(target: Tensor, whole: Tensor) -> None:
     """Copies `whole`, the same on all ranks, into `target`, of which each rank keeps its shard."""
-    if not _distributed(target):
+    if not distributed(target):
         target.copy_(whole)
         return
-    from torch.distributed.tensor import (
-        distribute_tensor,  # half a second of import that a run on one device can save
-    )
+    # Half a second of import that a run on one device can save.
+    from torch.distributed.tensor import distribute_tensor
 
     whole = whole.to(target.device)
     target.copy_(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
 
 
-def _distributed(tensor: Any) -> TypeGuard[Any]:
+def distributed(tensor: Any) -> TypeGuard[Any]:
+    """Returns whether it is a DTensor, whole or in parts: operations do not mix those with plain tensors."""
     return hasattr(tensor, "full_tensor")

@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from serin.models.table import Cut, Divisible
 from serin.spec.training import Strategy
 from serin.training.data.tables import Batch
-from serin.training.parallel.gradients import LossScale
-from serin.training.parallel.losses import Loss
+from serin.training.parallel.gradients import Loss, LossScale
 from serin.training.parallel.ranks import Ranks
 
 Computing = Callable[[], AbstractContextManager[object]]

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from serin.models.stages import assign_stages, stages_of
+from serin.models.table import assign_stages, stages_of
 from serin.training.data.tables import Batch
 from serin.training.parallel.buffers import buffers_kept
-from serin.training.parallel.gradients import LossScale
-from serin.training.parallel.losses import Loss
+from serin.training.parallel.gradients import Loss, LossScale
 from serin.training.parallel.parallelize import Computing, Parallelized
 from serin.training.parallel.ranks import Ranks
 
@@ -28,7 +27,10 @@ class Pipeline(Parallelized):
     def __init__(self, network: nn.Module, world: Ranks) -> None:
         self.network, self.strategy, self.world, self.rows = network, "pipeline", world, world.apart()
         stages = stages_of(network)
-        sizes = [_numbers(network, stage.owns) for stage in stages]
+        weights = list(network.named_parameters())
+        sizes = [
+            sum(weight.numel() for name, weight in weights if name.startswith(stage.owns)) for stage in stages
+        ]
         mine = assign_stages(sizes, world.size)[world.rank]
         owned = [name for number in mine for name in stages[number].owns]
         others = [name for stage in stages for name in stage.owns if name not in owned]
@@ -158,10 +160,6 @@ class _Scorer(nn.Module):
         return value
 
 
-def _numbers(network: nn.Module, owns: tuple[str, ...]) -> int:
-    return sum(weight.numel() for name, weight in network.named_parameters() if name.startswith(owns))
-
-
 def _keep_only(
     network: nn.Module, owned: tuple[str, ...], others: tuple[str, ...], device: torch.device
 ) -> None:
@@ -179,11 +177,8 @@ def _keep_only(
         for name, buffer in module.named_buffers(recurse=False):
             theirs = f"{path}.{name}".lstrip(".").startswith(others)
             moved = buffer.to("meta" if theirs else device)
-            module.register_buffer(name, moved, persistent=name not in _transient(module))
-
-
-def _transient(module: nn.Module) -> set[str]:
-    return module._non_persistent_buffers_set  # noqa: SLF001
+            transient = name in module._non_persistent_buffers_set  # noqa: SLF001
+            module.register_buffer(name, moved, persistent=not transient)
 
 
 def unowned_weights(network: nn.Module) -> list[str]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from serin.machine import environment
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,34 +82,25 @@ class Ranks:
             dist.broadcast(piece, src=0)
         return piece
 
-    def share(self, found: dict[str, float]) -> dict[str, float]:
+    def share(self, value: T) -> T:
         """Sends the first rank's value to all of them."""
-        if self.size == 1:
-            return found
-        told = [found]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        return told[0]
-
-    def share_text(self, text: str) -> str:
-        """Sends the first rank's text to all of them."""
-        if self.size == 1:
-            return text
-        told = [text]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        return told[0]
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
 
     def share_tensors(self, found: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
         """Sends the first rank's host tensors, by name, to all of them; the others' argument does not count."""
         if self.size == 1:
             return found
-        forms = [None if found is None else {n: (tuple(t.shape), t.dtype) for n, t in found.items()}]
-        dist.broadcast_object_list(forms, src=0, device=torch.device("cpu"))
-        if forms[0] is None:
+        mine = found or {}
+        described = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in mine.items()}
+        forms = self.share(None if found is None else described)
+        if forms is None:
             return None
-        mine = found if self.first and found is not None else {}
         return {
             name: self.broadcast(mine[name].contiguous() if self.first else torch.empty(shape, dtype=kind))
-            for name, (shape, kind) in forms[0].items()
+            for name, (shape, kind) in forms.items()
         }
 
     @property

@@ -19,8 +19,7 @@ from serin.errors import Preempted
 from serin.machine import environment
 from serin.machine.durable import make_private
 from serin.machine.parent_death import die_with_parent
-from serin.training.launch.job import read_job
-from serin.training.launch.status import Status, read_status, write_status
+from serin.training.launch.job import Status, read_job, read_status, write_status
 
 
 def main() -> None:

@@ -7,12 +7,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from serin.errors import Preempted, SerinError
 from serin.machine.parent_death import die_with_parent
-from serin.training.launch.job import TrainingJob, only_one, read_job
-from serin.training.launch.status import Status, write_status
+from serin.training.launch.job import Status, TrainingJob, only_one, read_job, write_status
 
 FORMER_WORKER_ENDS_S = 60.0
 
@@ -22,13 +20,7 @@ def run_attempt(train: Callable[[TrainingJob, Path, threading.Event], Status]) -
     process are the folder and the id of its parent."""
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
-    stop = threading.Event()
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask)
-    job = read_job(folder)
+    stop, job = set_by_sigterm(), read_job(folder)
     try:
         with only_one(folder / "worker.lock", wait_s=FORMER_WORKER_ENDS_S):
             status = train(job, folder, stop)
@@ -38,3 +30,10 @@ def run_attempt(train: Callable[[TrainingJob, Path, threading.Event], Status]) -
         status = Status(state="refused", reason=str(error))
     write_status(folder, status)
     sys.exit({"done": 0, "preempted": Preempted.exit_code}.get(status.state, 1))
+
+
+def set_by_sigterm() -> threading.Event:
+    """Returns an event that SIGTERM sets from now on."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
+    return stop

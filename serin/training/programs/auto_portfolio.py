@@ -7,7 +7,7 @@ data sets that the benchmark does not use; docs/log/train.md has the figures.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import JsonValue
@@ -59,13 +59,8 @@ class Candidate:
     def for_all_rows(self, amount: int) -> Candidate:
         """Returns the same without early stopping: `amount` boosting rounds, or epochs of a network."""
         if self.is_trees:
-            return Candidate(
-                name=self.name,
-                model=self.model.model_copy(update={"rounds": amount}),
-                training=self.training,
-            )
-        changes = {"epochs": amount, "patience": None}
-        return Candidate(name=self.name, model=self.model, training=self.training.model_copy(update=changes))
+            return replace(self, model=self.model.model_copy(update={"rounds": amount}))
+        return replace(self, training=self.training.model_copy(update={"epochs": amount, "patience": None}))
 
 
 def candidates(job: TrainingJob, data: DatasetDescription, folds: int = 1) -> list[Candidate]:

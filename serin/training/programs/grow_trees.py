@@ -122,11 +122,14 @@ class _Run:
         following = (grown.rounds // self._stretch + 1) * self._stretch
         end = min(self._job.model.rounds, interval(grown.rounds)[1] if self.samples else following)
         rounds, best_round, best = grown.rounds, grown.best_round, grown.best
+        sign = 1.0 if self.settings["eval_metric"] == "auc" else -1.0
         while rounds < end and not stop_asked():
             booster.update(self._train, rounds)
             rounds += 1
-            value = self._measure(booster, rounds)
-            if value is None or best is None or self._better(value, best):
+            value = None
+            if self._valid is not None:
+                value = float(booster.eval_set([(self._valid, "valid")], rounds - 1).rpartition(":")[2])
+            if value is None or best is None or sign * value > sign * best:
                 best_round, best = rounds, value
             self._tell_round(rounds, value)
             if self.has_enough(Grown(rounds=rounds, best_round=best_round)):
@@ -156,14 +159,6 @@ class _Run:
             share=self._team.share,
             unit=self._unit,
         )
-
-    def _measure(self, booster: Any, rounds: int) -> float | None:
-        if self._valid is None:
-            return None
-        return float(booster.eval_set([(self._valid, "valid")], rounds - 1).rpartition(":")[2])
-
-    def _better(self, value: float, best: float) -> bool:
-        return value > best if self.settings["eval_metric"] == "auc" else value < best
 
     def _tell_round(self, rounds: int, value: float | None) -> None:
         now = time.monotonic()

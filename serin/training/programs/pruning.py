@@ -8,7 +8,6 @@ further.
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,9 @@ import torch
 from torch import Tensor
 
 from serin.formats.weights import read_weights, write_weights
-from serin.machine.durable import sync
 from serin.machine.parent_death import die_with_parent
 from serin.spec.model import ModelSpec
-from serin.training.launch.job import read_job
-from serin.training.launch.pruned import start_folder
+from serin.training.launch.job import read_job, start_folder, whole_folder
 
 
 def main() -> None:
@@ -32,13 +29,8 @@ def main() -> None:
     trained = read_weights(folder / "result")
     model, state = prune(trained.model.model, trained.state, job.training.prune.share)
     record = trained.model.model_copy(update={"model": model}).model_dump(exclude={"weights_sha256"})
-    place = start_folder(folder)
-    scratch = place.with_name(".start")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    write_weights(scratch, state, record)
-    scratch.rename(place)
-    sync(place.parent)
+    with whole_folder(start_folder(folder)) as scratch:
+        write_weights(scratch, state, record)
 
 
 def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[ModelSpec, dict[str, Tensor]]:
@@ -48,15 +40,15 @@ def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[
     parts beside the hidden layers are unchanged.
     """
     cut = {name: tensor.clone() for name, tensor in state.items()}
-    layers = [name.removesuffix(".weight") for name in state if _is_hidden(name)]
+    weights = [name for name in state if name.startswith("layers.") and name.endswith(".weight")]
+    layers = [name.removesuffix(".weight") for name in weights]
     layers.sort(key=lambda name: int(name.rpartition(".")[2]))
     hidden = []
     for position, layer in enumerate(layers):
         after = layers[position + 1] if position + 1 < len(layers) else "head"
         units = len(cut[f"{layer}.bias"])
-        beside = (
-            cut[f"{after}.weight"].shape[1] - units
-        )  # inputs of a dcn's head that come from its cross layers
+        # Inputs of a dcn's head that come from its cross layers.
+        beside = cut[f"{after}.weight"].shape[1] - units
         out = cut[f"{after}.weight"][:, beside:]
         weight = cut[f"{layer}.weight"].norm(dim=1) * out.norm(dim=0)
         keep = max(1, math.ceil(units * (1 - share)))
@@ -67,10 +59,6 @@ def prune(model: ModelSpec, state: Mapping[str, Tensor], share: float) -> tuple[
         cut[f"{after}.weight"] = cut[f"{after}.weight"][:, columns]
         hidden.append(keep)
     return model.model_copy(update={"hidden": tuple(hidden)}), cut
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith("layers.") and name.endswith(".weight")
 
 
 if __name__ == "__main__":

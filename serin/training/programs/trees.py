@@ -16,10 +16,10 @@ import numpy as np
 from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.formats.shards import read_split
 from serin.formats.trained import TREES, write_trained
+from serin.models.shape import record_of
 from serin.models.trees import in_units, load_xgboost, read_booster, scores
 from serin.training.data.tree_matrix import margins_on, sizes_of, target_unit
-from serin.training.launch.job import TrainingJob
-from serin.training.launch.status import Status
+from serin.training.launch.job import Status, TrainingJob
 from serin.training.programs.attempt import run_attempt
 from serin.training.programs.grow_trees import grow_trees, tree_settings
 from serin.training.results.judge import judge_scores
@@ -62,8 +62,7 @@ def finish(job: TrainingJob, data: DatasetDescription, folder: Path, grown: Grow
         if data.rows.get(split):
             found = _judge(booster, job, data, split, settings["device"])
             metrics |= {f"{split}_{name}": value for name, value in found.items()}
-    shape = {"numeric": len(data.numeric), "sizes": sizes_of(data), "outputs": data.outputs}
-    record = {"model": job.model.model_dump(), "shape": shape, "task": data.task, "file": TREES}
+    record = record_of(job.model, data, TREES)
     publish_result(
         folder,
         fill=lambda scratch: write_trained(scratch, trees, record),

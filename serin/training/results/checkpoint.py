@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.machine.durable import sync
+from serin.training.launch.job import checkpoint_folder, saved_steps
 
 TENSORS, STATE, COMPLETE = "state.safetensors", "state.json", "COMPLETE"
 _LAST = 2
@@ -47,9 +48,8 @@ class Position(BaseModel):
     version: Literal[2] = 2
     step: int = 0  # steps done
     ranks: int = 1
-    loss_sum: int = (
-        0  # of the current epoch, in 2^-40: integers, so that the sum does not depend on its order
-    )
+    # Of the current epoch, in 2^-40: integers, so that the sum does not depend on its order.
+    loss_sum: int = 0
     epochs: tuple[EpochRecord, ...] = ()
     best_step: int | None = None
     sha256: str = ""
@@ -63,13 +63,13 @@ class Saved:
 
 class Checkpoints:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "checkpoints"
+        self._run, self._folder = folder, folder / "checkpoints"
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
 
     def newest(self, note: Callable[[str], None]) -> Saved | None:
         """Returns the last complete checkpoint; broken ones are skipped with a note."""
-        for step in reversed(self._steps()):
+        for step in reversed(saved_steps(self._run)):
             try:
                 return self.read(step)
             except CheckpointBroken as error:
@@ -77,7 +77,7 @@ class Checkpoints:
         return None
 
     def read(self, step: int) -> Saved:
-        place = self._place(step)
+        place = checkpoint_folder(self._run, step)
         try:
             state = (place / STATE).read_bytes()
             tensors = (place / TENSORS).read_bytes()
@@ -115,7 +115,7 @@ class Checkpoints:
         done()
 
     def _publish(self, position: Position, tensors: dict[str, Tensor]) -> None:
-        place = self._place(position.step)
+        place = checkpoint_folder(self._run, position.step)
         scratch = self._folder / f".{place.name}"
         scratch.mkdir(parents=True)
         data = save(tensors)
@@ -128,31 +128,14 @@ class Checkpoints:
         sync(self._folder)
 
     def _forget_old(self) -> None:
-        steps = self._steps()
+        steps = saved_steps(self._run)
         kept = set(steps[-_LAST:])
         for step in steps[-_LAST:]:
-            best = json.loads((self._place(step) / STATE).read_text())["best_step"]
+            best = json.loads((checkpoint_folder(self._run, step) / STATE).read_text())["best_step"]
             kept |= set() if best is None else {best}
         for step in steps:
             if step not in kept:
-                _forget(self._place(step))
-
-    def _steps(self) -> list[int]:
-        return sorted(
-            int(place.parent.name.removeprefix("step-")) for place in self._folder.glob(f"step-*/{COMPLETE}")
-        )
-
-    def _place(self, step: int) -> Path:
-        return self._folder / f"step-{step:08d}"
-
-
-def flat(prefix: str, values: dict[Any, Any]) -> dict[str, Tensor]:
-    """Flattens nested dictionaries of tensors to dotted names."""
-    named: dict[str, Tensor] = {}
-    for key, value in values.items():
-        name = f"{prefix}.{key}"
-        named.update(flat(name, value) if isinstance(value, dict) else {name: value})
-    return named
+                _forget(checkpoint_folder(self._run, step))
 
 
 def _forget(place: Path) -> None:

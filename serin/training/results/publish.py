@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serin.machine.durable import sync
-from serin.training.launch.job import TrainingJob, result_folder
+from serin.training.launch.job import TrainingJob, result_folder, whole_folder
 
 
 def publish_result(
@@ -28,24 +26,18 @@ def publish_result(
 
     `step`: where the model was best, `steps`: how many were done.
     """
-    scratch, final = folder / ".result", result_folder(folder)
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    fill(scratch)
-    _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=list(epochs))
-    _write(
-        scratch / "state.json",
-        "serin.training.programs.worker",
-        step=step,
-        steps=steps,
-        dataset=job.dataset_digest,
-        training=job.training.model_dump(mode="json"),
-        choices=choices,
-    )
-    for file in filter(Path.is_file, scratch.rglob("*")):
-        sync(file)
-    scratch.rename(final)
-    sync(folder)
+    with whole_folder(result_folder(folder)) as scratch:
+        fill(scratch)
+        _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=list(epochs))
+        _write(
+            scratch / "state.json",
+            "serin.training.programs.worker",
+            step=step,
+            steps=steps,
+            dataset=job.dataset_digest,
+            training=job.training.model_dump(mode="json"),
+            choices=choices,
+        )
 
 
 def _write(path: Path, form: str, **content: object) -> None:

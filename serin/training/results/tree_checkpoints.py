@@ -15,6 +15,7 @@ from pathlib import Path
 
 from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.machine.durable import write_whole
+from serin.training.launch.job import checkpoint_folder, saved_steps
 
 _KEPT = 2
 
@@ -31,21 +32,21 @@ class Grown:
 
 class TreeCheckpoints:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "checkpoints"
+        self._folder = folder
 
     def newest(self, note: Callable[[str], None]) -> Grown | None:
-        for place in reversed(self._places()):
+        for step in reversed(saved_steps(self._folder)):
             try:
-                return _read(place)
+                return _read(checkpoint_folder(self._folder, step))
             except CheckpointBroken as error:
                 note(f"{error}; using the one before")
         return None
 
     def newest_round(self) -> int:
-        return max((int(place.name.removeprefix("step-")) for place in self._places()), default=0)
+        return max(saved_steps(self._folder), default=0)
 
     def save(self, grown: Grown) -> None:
-        place = self._folder / f"step-{grown.rounds:08d}"
+        place = checkpoint_folder(self._folder, grown.rounds)
         state = {
             "format": "serin.trees",
             "version": 1,
@@ -61,11 +62,8 @@ class TreeCheckpoints:
             write_whole(place / "COMPLETE", "")
         except OSError as error:
             raise StoreNotWritable(path=str(place), reason=str(error)) from error
-        for old in self._places()[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-
-    def _places(self) -> list[Path]:
-        return sorted(complete.parent for complete in self._folder.glob("step-*/COMPLETE"))
+        for old in saved_steps(self._folder)[:-_KEPT]:
+            shutil.rmtree(checkpoint_folder(self._folder, old), ignore_errors=True)
 
 
 def _read(place: Path) -> Grown:

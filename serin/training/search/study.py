@@ -74,11 +74,6 @@ class Trial:
             self._study.optuna.tell(self._trial, value if state == "complete" else None, state=known[state])
 
 
-def _with_driver(url: str) -> str:
-    """Returns a Postgres URL with the driver that Serin installs."""
-    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
-
-
 class Study:
     def __init__(self, *, url: str, name: str, spec: SearchSpec, epochs: int) -> None:
         optuna = _optuna()
@@ -86,8 +81,9 @@ class Study:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         connect = {"connect_args": {"timeout": _SQLITE_WAITS_S}} if url.startswith("sqlite") else {}
         try:
+            with_driver = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)  # which Serin installs
             self._storage = optuna.storages.RDBStorage(
-                _with_driver(url), engine_kwargs={**connect, "pool_pre_ping": True}
+                with_driver, engine_kwargs={**connect, "pool_pre_ping": True}
             )
         except ImportError as error:
             raise ExtraMissing(package="the driver of SERIN_SEARCH_STORAGE", extra="postgres") from error

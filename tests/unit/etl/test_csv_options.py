@@ -20,7 +20,7 @@ from serin.etl.identity import current_key
 from serin.etl.sources.convert import convert
 from serin.etl.sources.file_cache import conversion_of
 from serin.etl.sources.find import find_table
-from serin.export.convert.features2onnx import features2onnx
+from serin.export.convert.fuse import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, read_dataset
 from serin.formats.schema import Schema, outputs_of, read_schema, write_schema

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from serin.columns.column import kind_of_type
 from serin.etl.sources.files import find_files
 from serin.etl.sources.tables import Read, cut, open_table, read_piece
-from serin.export.convert.features2onnx import features2onnx
+from serin.export.convert.fuse import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, read_dataset
 from serin.formats.rows import read_rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.export.convert.features2onnx import features2onnx
+from serin.export.convert.fuse import features2onnx
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, GOLDEN, DatasetDescription, read_dataset
 from serin.formats.shards import read_split

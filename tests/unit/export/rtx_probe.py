@@ -3,15 +3,19 @@ graph in FOLDER (*.onnx), and writes what came of it to FOLDER/found.json."""
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from serin.errors import ExportFailed
-from serin.export.convert.onnx2rtx import build_rtx_engine, rtx_reason, runtime_refusal
-from serin.export.convert.onnx2trt import build_plan
+from serin.export.convert.onnx2trt import (
+    _collecting_logger,
+    _load_api,
+    build_plan,
+    build_rtx_engine,
+    rtx_reason,
+)
 from serin.scoring.session import provider_refusal
 
 MAX_ROWS = 256
@@ -34,13 +38,18 @@ def look_at(graph: onnx.ModelProto, **asked: Any) -> dict[str, Any]:
         engine = build_rtx_engine(graph, max_rows=MAX_ROWS, **asked)
     except ExportFailed as error:
         return {"refused": error.fields["reason"]}
-    told = {key: value for key, value in asdict(engine).items() if key != "plan"}
     return {
-        **told,
         "bytes": len(engine.plan),
-        "precisions": engine.precisions(),
+        "precisions": engine.precisions,
         "runtime": runtime_refusal(engine.plan),
     }
+
+
+def runtime_refusal(plan: bytes) -> str:
+    """Why the runtime does not load an engine here, in its own words; empty when it does."""
+    api, lines = _load_api(), list[str]()
+    runtime = api.Runtime(_collecting_logger(api, lines))
+    return "" if runtime.deserialize_cuda_engine(plan) is not None else "; ".join(lines) or "no reason given"
 
 
 def plan_like_tensorrt(graph: onnx.ModelProto, timings: Path) -> bytes:

@@ -5,9 +5,9 @@ import onnx
 from onnx import helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
-from serin.export.convert.features2onnx import FeatureGraph
+from serin.export.convert.fuse import FeatureGraph
 from serin.export.convert.network import Network, graph_network
-from serin.export.gate.golden import GoldenRows
+from serin.export.gate.gate import GoldenRows
 from serin.export.variants.context import TestRows, VariantContext
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
 from serin.spec.export import ExportSpec

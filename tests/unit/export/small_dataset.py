@@ -1,6 +1,7 @@
 """A small dataset with every kind of column, a lookup and nulls; and weights for it. Made by the real parts."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from serin.columns.column import Column, column_from_arrow
 from serin.columns.keys import lookup
+from serin.export.build import export_model
 from serin.features.fitted import Sample
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import (
@@ -27,7 +29,8 @@ from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store.artifacts import Checkpoint, Dataset
+from serin.store.artifacts import Bundle, Checkpoint, Dataset
+from serin.store.store import Store
 from tests.fakes.datasets import ShardWriter
 
 ROWS = 400
@@ -119,6 +122,11 @@ class Trained:
         with torch.inference_mode():
             module = load_model(Path(self.checkpoint.path))
             return module(torch.from_numpy(num), torch.from_numpy(cat.astype(np.int64))).numpy()
+
+    def export(self, store: Store | Path, lineage: Mapping[str, str] | None = None) -> Bundle:
+        """A version in the store, or in a new one in a folder."""
+        place = store if isinstance(store, Store) else Store(str(store / "store"))
+        return export_model(self.spec, self.checkpoint, self.dataset, store=place, lineage=lineage or {})
 
 
 def columns_of(table: pa.Table) -> dict[str, Column]:

@@ -11,9 +11,9 @@ import pytest
 
 from serin.errors import ChampionRefused
 from serin.etl.raw_rows import read_test_rows
-from serin.export import importance as measured
+from serin.export import explain
 from serin.export.champion import _contest, meet_champion
-from serin.export.importance import measure_importance
+from serin.export.explain import measure_importance
 from serin.formats.bundle import verify_bundle
 from serin.formats.champion import ChampionReport
 from serin.formats.explain import FeatureColumns
@@ -217,7 +217,7 @@ def test_a_column_is_as_important_as_what_the_model_loses_without_it(dataset: Pa
 
 def test_a_slow_model_gets_fewer_repeats_of_the_same(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measure_importance(logits, dataset, COLUMNS, "binary")
-    monkeypatch.setattr(measured, "_SECONDS", -1.0)
+    monkeypatch.setattr(explain, "_SECONDS", -1.0)
     short = measure_importance(logits, dataset, COLUMNS, "binary")
     assert whole is not None
     assert short is not None

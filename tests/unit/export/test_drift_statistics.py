@@ -11,10 +11,9 @@ import pytest
 
 from serin.columns.bins import count_rows, table_times
 from serin.errors import SpecError
-from serin.export.drift.build import make_statistics
+from serin.export.drift.build import cover_test_scores, make_statistics, version_statistics
 from serin.export.drift.choose_bins import Source
-from serin.export.drift.version import cover_test_scores, version_statistics
-from serin.export.quality import DAY_S, HOUR_S, MINUTE_S, WEEK_S, measure_quality
+from serin.export.gate.quality import DAY_S, HOUR_S, MINUTE_S, WEEK_S, measure_quality
 from serin.formats.bundle import read_manifest, verify_bundle
 from serin.formats.drift import FILE, DriftSeries, DriftStatistics, read_drift
 from serin.formats.quality import read_quality_reference

@@ -14,7 +14,6 @@ import xgboost
 
 from serin.api.explanation import Explanation
 from serin.errors import ExplanationRefused, RowsUnfit
-from serin.export.build import export_model
 from serin.export.convert.trees2onnx import parse_trees
 from serin.export.explain import trace_features
 from serin.features.plan import FeaturePlan
@@ -26,7 +25,7 @@ from serin.formats.shards import read_split
 from serin.formats.trained import write_trained
 from serin.formats.weights import write_weights
 from serin.models.build import build_model
-from serin.models.shape import TableShape, shape_of
+from serin.models.shape import TableShape, record_of, shape_of
 from serin.models.trees import feature_table, joined, read_booster
 from serin.scoring.explain.explainer import Explainer, open_trained, tree_shap
 from serin.scoring.explain.explanation import Unexplained
@@ -34,7 +33,6 @@ from serin.scoring.explain.integrated_gradients import integrated_gradients
 from serin.scoring.predict import Scorer
 from serin.spec.model import ModelSpec
 from serin.store.artifacts import Checkpoint
-from serin.store.store import Store
 from tests.unit.export.exact_shapley import shapley_values
 from tests.unit.export.small_dataset import Trained, columns_of, flights, make_dataset, make_trained, spec_for
 
@@ -55,28 +53,22 @@ def make_trees(folder: Path, task: Task) -> Trained:
     settings |= {"num_class": 3} if task == "multiclass" else {}
     booster = xgboost.train(settings, table, num_boost_round=4)
     spec = spec_for(task, model={"kind": "xgboost"})
-    record = {"model": spec.model, "task": task, "file": "trees.ubj",
-              "shape": {"numeric": shape.numeric, "sizes": shape.sizes, "outputs": shape.outputs}}  # fmt: skip
+    record = record_of(spec.model, read_dataset(dataset.path), "trees.ubj")
     write_trained(folder / "result", bytes(booster.save_raw("ubj")), record)
     checkpoint = Checkpoint(path=str(folder / "result"), step=4, metrics={"valid_auc": 0.5})
     return Trained(spec=spec, dataset=dataset, checkpoint=checkpoint)
 
 
-def export(trained: Trained, folder: Path) -> Path:
-    store = Store(str(folder / "store"))
-    return Path(export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={}).path)
-
-
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trees")
-    return export(make_trees(folder, "multiclass"), folder)
+    return Path(make_trees(folder, "multiclass").export(folder).path)
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("network")
-    return export(make_trained(folder, "binary", model={"kind": "dcn", "hidden": [8]}), folder)
+    return Path(make_trained(folder, "binary", model={"kind": "dcn", "hidden": [8]}).export(folder).path)
 
 
 def features_of(bundle: Path) -> np.ndarray:
@@ -249,10 +241,7 @@ def test_a_user_s_network_is_explained_if_categories_enter_through_embeddings(
     found = trained.explain(num, cat)
     assert found.base + found.features.sum(axis=2) == pytest.approx(found.margin, abs=1e-5)
     assert found.margin == pytest.approx(trained.margins(num, cat), abs=1e-5)
-    assert (found.features[0, 0, 3], found.features[1, 0, 2]) == (
-        0,
-        0,
-    )  # the baseline's own code adds nothing
+    assert found.features[0, 0, 3] == found.features[1, 0, 2] == 0, "the baseline's own code adds nothing"
     assert abs(found.features[0, 0, 2]) > 1e-3
 
 

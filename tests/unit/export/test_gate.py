@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +15,14 @@ from onnx import helper, numpy_helper
 
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import GateFailed
-from serin.export.convert.features2onnx import FeatureGraph
-from serin.export.convert.fuse import fuse
-from serin.export.convert.network import Network, blend_graphs, graph_network, torch_reference
+from serin.export.convert.fuse import FeatureGraph, fuse
+from serin.export.convert.network import Network, blend_graphs, graph_network
 from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
-from serin.export.gate.gate import batch_sizes, check_features, check_metric, check_scores
-from serin.export.gate.golden import GoldenRows
+from serin.export.gate.gate import GoldenRows, batch_sizes, check_features, check_metric, check_scores
 from serin.formats.gate import ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task, input_columns, outputs_of
-from serin.models.build import build_model
+from serin.models.build import build_model, network_margins
 from serin.models.shape import TableShape
 from serin.models.trees import column_types, feature_table, in_units, joined, margins
 from serin.scoring.session import open_session
@@ -62,27 +61,36 @@ def network_of(module: Weighing) -> Network:
         {"num": (onnx.TensorProto.FLOAT, ("batch", 1)), "cat": (onnx.TensorProto.INT64, ("batch", 1))},
         {"logits": (onnx.TensorProto.FLOAT, ("batch", len(module.weigh.bias)))},
     )
-    return Network(graph=model, reference=torch_reference(module), made_by="torch")
+    return Network(graph=model, reference=network_margins(module), made_by="torch")
 
 
 def with_reference(network: Network, module: Weighing) -> Network:
-    return replace(network, reference=torch_reference(module))
+    return replace(network, reference=network_margins(module))
+
+
+INPUTS = input_columns(
+    [{"name": "x", "kind": "float", "dtype": "FP32"}, {"name": "c", "kind": "int", "dtype": "INT64"}]
+)
+
+
+def identity_features(numbers: int) -> FeatureGraph:
+    """num is x, of so many numbers, and cat is c."""
+    graph = GraphBuilder("inner/")
+    tensors = [graph.op("Identity", name) for name in ("x", "c")]
+    fed = {
+        "x": (ELEMENT_OF_DTYPE["FP32"], ("batch", numbers)),
+        "c": (ELEMENT_OF_DTYPE["INT64"], ("batch", 1)),
+    }
+    model = graph.to_model(fed, dict(zip(tensors, fed.values(), strict=True)))
+    return FeatureGraph(model=model, num=tensors[0], cat=tensors[1])
 
 
 def make_case(task: Task = "binary", outputs: int = 1) -> Case:
     torch.manual_seed(2)
     module = Weighing(outputs)
     network = network_of(module)
-    graph = GraphBuilder("inner/")
-    num, cat = graph.op("Identity", "x"), graph.op("Identity", "c")
-    fed = {"x": (ELEMENT_OF_DTYPE["FP32"], ("batch", 1)), "c": (ELEMENT_OF_DTYPE["INT64"], ("batch", 1))}
-    given = {num: (onnx.TensorProto.FLOAT, ("batch", 1)), cat: (onnx.TensorProto.INT64, ("batch", 1))}
-    features = FeatureGraph(model=graph.to_model(fed, given), num=num, cat=cat)
-    entries = [
-        {"name": "x", "kind": "float", "dtype": "FP32"},
-        {"name": "c", "kind": "int", "dtype": "INT64"},
-    ]
-    schema = Schema(task=task, inputs=input_columns(entries), outputs=outputs_of(task, outputs))
+    features = identity_features(1)
+    schema = Schema(task=task, inputs=INPUTS, outputs=outputs_of(task, outputs))
     random = np.random.default_rng(4)
     x = random.standard_normal((ROWS, 1), dtype=np.float32)
     x[3] = np.nan if task == "regression" else 0.0
@@ -164,8 +172,7 @@ def test_a_module_with_other_weights_is_distinguished(case: Case) -> None:
 
 def wrong_from(rows: int, model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with a kernel that goes wrong as soon as a batch has so many rows."""
-    broken = onnx.ModelProto()
-    broken.CopyFrom(model)
+    broken = deepcopy(model)
     graph = broken.graph
     graph.node[-1].output[0] = "right"
     graph.initializer.append(helper.make_tensor("limit", onnx.TensorProto.INT64, [1], [rows]))
@@ -228,13 +235,7 @@ def test_a_split_with_one_class_is_measured_without_auc_and_an_empty_one_not_at_
 
 SIZES = (6,)
 SHAPE = TableShape(numeric=3, sizes=SIZES, outputs=1, units=True)
-SCHEMA = Schema(
-    task="regression",
-    inputs=input_columns(
-        [{"name": "x", "kind": "float", "dtype": "FP32"}, {"name": "c", "kind": "int", "dtype": "INT64"}]
-    ),
-    outputs=outputs_of("regression"),
-)
+SCHEMA = Schema(task="regression", inputs=INPUTS, outputs=outputs_of("regression"))
 UNITS = [2.0**power for power in (-30, -20, -10, 0, 10, 20, 30, 40)]  # from 1e-9 to 1e12
 FAR = 1000  # standard deviations between the target's mean and 0
 TOLERANCE = 1e-4
@@ -291,13 +292,12 @@ def network(kind: str, unit: float, mean: float) -> Network:
     """A network whose target has this unit: its last two numbers, in the module and in its graph."""
     module, graph = exported(kind)
     units = {"scale": unit, "shift": mean}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(graph)
+    copy = deepcopy(graph)
     for name, known in KNOWN.items():
         (tensor,) = (one for one in copy.graph.initializer if np.all(numpy_helper.to_array(one) == known))
         like = np.full_like(numpy_helper.to_array(tensor), units[name])
         tensor.CopyFrom(numpy_helper.from_array(like, tensor.name))
-    plain = torch_reference(module)
+    plain = network_margins(module)
 
     def reference(num: np.ndarray, cat: np.ndarray) -> np.ndarray:
         set_units(module, units)
@@ -329,19 +329,11 @@ MODELS = {
 def check(given: Network, graph: onnx.ModelProto | None = None) -> tuple[ScoreScale, float]:
     """The gate for a network, or for another graph in its place."""
     num, cat, _ = rows(GOLDEN, 2)
-    inner = GraphBuilder("inner/")
-    tensors = [inner.op("Identity", name) for name in ("x", "c")]
-    fed = {"x": (ELEMENT_OF_DTYPE["FP32"], ("batch", 3)), "c": (ELEMENT_OF_DTYPE["INT64"], ("batch", 1))}
-    made = dict(zip(tensors, fed.values(), strict=True))
     golden = GoldenRows(
         table=None, inputs={"x": num, "c": cat}, numeric=("a", "b", "c"), categorical=("d",), num=num,
         cat=cat.astype(np.int32), row=np.arange(GOLDEN),
     )  # fmt: skip
-    model = fuse(
-        FeatureGraph(model=inner.to_model(fed, made), num=tensors[0], cat=tensors[1]),
-        graph or given.graph,
-        SCHEMA,
-    )
+    model = fuse(identity_features(3), graph or given.graph, SCHEMA)
     scales, largest = check_scores(model, given, SCHEMA, golden, TOLERANCE)
     return scales["score"], largest
 
@@ -349,8 +341,7 @@ def check(given: Network, graph: onnx.ModelProto | None = None) -> tuple[ScoreSc
 def changed_leaves(graph: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """The graph with one leaf of another sign, for the largest leaf and for the median one."""
     for place in (-1, 0):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(graph)
+        copy = deepcopy(graph)
         node = next((one for one in copy.graph.node if one.op_type == "TreeEnsemble"), None)
         if node is None:
             return
@@ -364,8 +355,7 @@ def changed_leaves(graph: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
 
 def swapped_column(graph: onnx.ModelProto) -> onnx.ModelProto:
     """The graph with the first two columns of `num` in the other order."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(graph)
+    copy = deepcopy(graph)
     for node in copy.graph.node:
         for at, name in enumerate(node.input):
             if name == "num":

@@ -9,10 +9,9 @@ import pytest
 
 from serin.errors import GateFailed, SpecError
 from serin.export.convert.network import Network
-from serin.export.gate.groups import check_groups
-from serin.export.variants.build import Unavailable, Variant
+from serin.export.gate.gate import check_groups
+from serin.export.variants.build import Unavailable, Variant, to_int8
 from serin.export.variants.choose import _choose, judge_variants
-from serin.export.variants.int8 import to_int8
 from serin.formats.gate import GroupReport, VariantResult
 from serin.formats.schema import Schema, Task, outputs_of
 from serin.metrics import estimate, estimate_share
@@ -135,11 +134,8 @@ def test_what_cannot_be_built_or_loaded_here_is_reported_and_harms_nobody(networ
     found = judge(
         network, Unavailable(name="tensorrt", reason="no TensorRT"), Variant(name="fp16", graph=broken)
     )
-    assert {name: one.status for name, one in found.items()} == {
-        "fp32": "chosen",
-        "tensorrt": "unavailable",
-        "fp16": "unavailable",
-    }
+    status = {name: one.status for name, one in found.items()}
+    assert status == {"fp32": "chosen", "tensorrt": "unavailable", "fp16": "unavailable"}
     assert found["tensorrt"].reason == "no TensorRT"
 
 
@@ -172,9 +168,10 @@ def test_the_fastest_that_passed_is_chosen(others: dict[str, tuple], chosen: str
 
 
 ROWS = 6000
+People = tuple[pa.Table, np.ndarray, np.ndarray]  # with their targets and scores
 
 
-def people(worse_for: str = "nobody", seed: int = 5) -> tuple[pa.Table, np.ndarray, np.ndarray]:
+def people(worse_for: str = "nobody", seed: int = 5) -> People:
     """Rows of three groups, one of them small; the scores say nothing about those in `worse_for`."""
     random = np.random.default_rng(seed)
     sex = random.choice(["f", "m", "x", ""], ROWS, p=[0.4, 0.577, 0.02, 0.003])
@@ -183,8 +180,8 @@ def people(worse_for: str = "nobody", seed: int = 5) -> tuple[pa.Table, np.ndarr
     return pa.table({"sex": sex.tolist()}), target, (1 / (1 + np.exp(-signal))).astype(np.float32)
 
 
-def judged(groups: dict[str, object], worse_for: str = "nobody", task: Task = "binary") -> GroupReport:
-    table, target, scores = people(worse_for)
+def judged(groups: dict[str, object], rows: People | None = None, task: Task = "binary") -> GroupReport:
+    table, target, scores = rows or people()
     export = ExportSpec.model_validate({"segments": ["sex"], "groups": groups})
     schema = Schema(task=task, inputs=(), outputs=outputs_of(task))
     return check_groups(export, schema, table, target, {"score": scores[:, None]})
@@ -210,9 +207,9 @@ def test_a_version_that_is_surely_worse_for_one_group_is_refused() -> None:
     with pytest.raises(
         GateFailed, match=r"groups: 1 of 2 groups beyond a limit, .* sex=f: auc 0\.[45]\d+, other rows 0\.9"
     ) as refused:
-        judged({"max_gap": 0.1}, worse_for="f")
+        judged({"max_gap": 0.1}, people("f"))
     assert "(allowed 0.1)" in str(refused.value)
-    assert judged({"max_gap": 0.5}, worse_for="f").groups
+    assert judged({"max_gap": 0.5}, people("f")).groups
 
 
 def test_a_gap_that_may_be_chance_refuses_nothing() -> None:
@@ -221,9 +218,7 @@ def test_a_gap_that_may_be_chance_refuses_nothing() -> None:
     sex = np.asarray(table["sex"].to_pylist())
     few = np.flatnonzero(sex == "x")[:30]
     keep = np.concatenate([np.flatnonzero(sex != "x"), few])
-    export = ExportSpec.model_validate({"segments": ["sex"], "groups": {"max_gap": 0.0, "min_rows": 20}})
-    schema = Schema(task="binary", inputs=(), outputs=outputs_of("binary"))
-    report = check_groups(export, schema, table.take(keep), target[keep], {"score": scores[keep, None]})
+    report = judged({"max_gap": 0.0, "min_rows": 20}, (table.take(keep), target[keep], scores[keep]))
     gaps = {one.group: one.gap for one in report.groups}
     assert max(gap.value for gap in gaps.values() if gap) > 0
 
@@ -232,11 +227,8 @@ def test_a_selection_rate_that_is_surely_apart_is_refused() -> None:
     table, target, scores = people()
     sex = np.asarray(table["sex"].to_pylist())
     scores = np.where(sex == "f", scores * 0.5, scores).astype(np.float32)
-    schema = Schema(task="binary", inputs=(), outputs=outputs_of("binary"))
-    limits = {"max_rate_gap": 0.1, "threshold": 0.4}
-    export = ExportSpec.model_validate({"segments": ["sex"], "groups": limits})
     with pytest.raises(GateFailed, match=r"sex=f: selection rate 0\.\d+, other rows 0\.\d+: 0\.\d+ apart"):
-        check_groups(export, schema, table, target, {"score": scores[:, None]})
+        judged({"max_rate_gap": 0.1, "threshold": 0.4}, (table, target, scores))
 
 
 def test_a_regression_s_gap_is_a_share_and_has_no_selection_rate() -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from serin.errors import BundleBroken
-from serin.export.build import export_model
 from serin.export.take_over import import_bundle
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
 from serin.formats.bundle_diff import diff_bundles
@@ -24,9 +23,8 @@ from tests.unit.export.small_dataset import make_trained
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    trained = make_trained(tmp_path_factory.mktemp("trained"), "binary")
-    store = Store(str(tmp_path_factory.mktemp("store")))
-    return export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={"run": "r1"})
+    folder = tmp_path_factory.mktemp("trained")
+    return make_trained(folder, "binary").export(folder, {"run": "r1"})
 
 
 def test_an_imported_version_answers_as_the_one_it_came_from_and_knows_it(

@@ -20,9 +20,8 @@ from pydantic import ValidationError
 from serin.columns.column import Column
 from serin.etl.build import build_dataset
 from serin.etl.engines.dask_engine import local_cluster
-from serin.export.convert.features2onnx import features2onnx
-from serin.export.gate.gate import check_features
-from serin.export.gate.golden import read_golden_rows
+from serin.export.convert.fuse import features2onnx
+from serin.export.gate.gate import check_features, read_golden_rows
 from serin.features import operator, ops
 from serin.features.aggregates.aggregate import Aggregate
 from serin.features.fitted import Sample

@@ -15,20 +15,19 @@ from serin.export.convert.torch2onnx import torch2onnx
 from serin.formats.schema import Task
 from serin.formats.shards import SplitArrays
 from serin.formats.weights import read_weights, write_weights
-from serin.models.build import build_model, load_model
+from serin.models.build import build_model, load_model, mean_probability
 from serin.models.foreign.own_graph import as_network, load_graph
 from serin.models.numbers import Numbers, fit_numbers
 from serin.models.shape import TableShape
 from serin.models.table import auto_embedding
-from serin.models.tabm import mean_probability
+from serin.scoring.session import open_session
 from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
-from serin.training.foreign.take_over import RunningGraph
-from serin.training.parallel.losses import loss_of
+from serin.training.parallel.gradients import loss_of
 from tests.fakes.small_pipeline import small_spec
 
 
-@pytest.mark.parametrize("kind", ["dcn", "ft_transformer", "tabm"])
+@pytest.mark.parametrize("kind", ["mlp", "dcn", "ft_transformer", "tabm"])
 @pytest.mark.parametrize(
     ("numeric", "sizes"), [(3, (5, 7)), (0, (5, 7)), (3, ())], ids=["both", "cat", "num"]
 )
@@ -40,6 +39,7 @@ def test_a_network_answers_with_one_row_of_outputs_per_row(
     network.eval()
     scores = network(torch.randn(4, numeric), torch.zeros(4, len(sizes), dtype=torch.int64))
     assert scores.shape == (4, 2)
+    assert scores.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -169,18 +169,6 @@ def write(folder: Path, network: torch.nn.Module, spec: ModelSpec = SMALL) -> No
     write_weights(folder, network.state_dict(), model)
 
 
-@pytest.mark.parametrize(
-    ("numeric", "sizes", "outputs"), [(3, (5, 7), 1), (0, (5, 7), 3), (3, (), 1)], ids=["both", "cat", "num"]
-)
-def test_an_mlp_answers_with_one_row_of_outputs_per_row(
-    numeric: int, sizes: tuple[int, ...], outputs: int
-) -> None:
-    network = build_model(ModelSpec(hidden=(8,)), TableShape(numeric=numeric, sizes=sizes, outputs=outputs))
-    scores = network(torch.randn(4, numeric), torch.zeros(4, len(sizes), dtype=torch.int64))
-    assert scores.shape == (4, outputs)
-    assert scores.dtype == torch.float32
-
-
 def test_a_table_without_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="without feature columns"):
         TableShape(numeric=0, sizes=(), outputs=1)
@@ -290,10 +278,9 @@ def taken(
     graph = as_network(
         load_graph(path, "model.onnx x"), shape, task, what="model.onnx x", **{"answer": "logits", **how}
     )
-    (logits,) = RunningGraph(graph, "x").ask(
-        {"num": NUM[:, : shape.numeric], "cat": CAT[:, : len(shape.sizes)]}, ["logits"]
-    )
-    return logits
+    feed = {"num": NUM[:, : shape.numeric], "cat": CAT[:, : len(shape.sizes)]}
+    (logits,) = open_session(graph).run(["logits"], feed)
+    return np.asarray(logits)
 
 
 WANTED = NUM @ WEIGHTS.astype(np.float32)
@@ -306,12 +293,8 @@ WANTED = NUM @ WEIGHTS.astype(np.float32)
 )
 def test_what_fits_answers_as_it_did(tmp_path: Path, model: onnx.ModelProto) -> None:
     assert taken(tmp_path, model) == pytest.approx(WANTED)
-
-
-def test_the_only_input_may_have_any_name(tmp_path: Path) -> None:
     alone = TableShape(numeric=2, sizes=(), outputs=1)
-
-    assert taken(tmp_path, linear(name="dense_input"), shape=alone) == pytest.approx(WANTED)
+    assert taken(tmp_path, linear(name="dense_input"), shape=alone) == pytest.approx(WANTED), "the only input"
 
 
 def test_probabilities_are_taken_back_to_logits(tmp_path: Path) -> None:

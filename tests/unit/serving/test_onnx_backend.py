@@ -14,7 +14,6 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serin.errors import TritonInstallFailed
-from serin.export.build import export_model
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
 from serin.formats.shards import read_split
@@ -29,7 +28,6 @@ from serin.serving.triton.backends import Server
 from serin.serving.triton.installation import TritonInstall, cuda_folders, why_no_cuda
 from serin.serving.triton.recording import Recording
 from serin.serving.triton.repository import build_repository
-from serin.store.store import Store
 from tests.unit.export.small_dataset import Trained, make_trained
 
 NAME = "a b\n雪"  # a column may be called anything
@@ -210,8 +208,7 @@ def test_an_exported_forest_is_served_by_fil_from_rows_that_xgboost_scores_as_th
     tmp_path: Path,
 ) -> None:
     trained = with_trees(tmp_path)
-    store = Store(str(tmp_path / "store"))
-    bundle = export_model(trained.spec, trained.checkpoint, trained.dataset, store=store, lineage={})
+    bundle = trained.export(tmp_path)
     assert "trees.ubj" in verify_bundle(Path(bundle.path)).files
 
     serving = trained.spec.serving.model_copy(update={"backend": "fil"})

@@ -1,6 +1,5 @@
 """Trainings by one rank and by two, however the network is shared out: on the CPU, or on one GPU."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.launch.job import TrainingJob
 from tests.unit.training.ranks import run_ranks, train_rank, train_several
+from tests.unit.training.runs import job_of, result
 
 TOLERANCE = 1e-4  # of an epoch's mean loss: the same sums in another order
 STAGED = """
@@ -87,17 +87,11 @@ def job(
         ours, model = {}, {"module": f"{folder / 'net.py'}:{model['module']}"}
     elif model.get("kind") == "ft_transformer":
         ours |= {"blocks": 2, "heads": 2}
-    return TrainingJob(
-        model=ModelSpec(**ours, **model),
-        training=TrainingSpec(
-            **{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32", **settings},
-            processes_per_gpu=ranks if gpu else 1,
-        ),
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=ranks,
-        gpu=gpu,
+    training = TrainingSpec(
+        **{"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32", **settings},
+        processes_per_gpu=ranks if gpu else 1,
     )
+    return job_of(ModelSpec(**ours, **model), training, dataset, processes=ranks, gpu=gpu)
 
 
 def train(made: TrainingJob, folder: Path, *, stop_at: int | None = None) -> list[int]:
@@ -106,17 +100,11 @@ def train(made: TrainingJob, folder: Path, *, stop_at: int | None = None) -> lis
 
 
 def losses(folder: Path) -> list[float]:
-    epochs = json.loads((folder / "result" / "metrics.json").read_text())["epochs"]
-    return [epoch["loss"] for epoch in epochs]
+    return [epoch["loss"] for epoch in result(folder)["epochs"]]
 
 
 def difference(one: Path, other: Path) -> float:
     return max(abs(a - b) for a, b in zip(losses(one), losses(other), strict=True))
-
-
-def choices(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
-    return found
 
 
 def train_all(

@@ -17,9 +17,8 @@ from serin.formats.weights import read_weights
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.training.launch.job import TrainingJob
+from serin.training.launch.job import Status, TrainingJob
 from serin.training.launch.progress import Follower
-from serin.training.launch.status import Status
 from serin.training.parallel.ranks import Ranks
 from serin.training.programs import worker
 
@@ -32,16 +31,11 @@ def seldom_saved(training: TrainingSpec) -> TrainingSpec:
     return TrainingSpec(**{**training.model_dump(), "checkpoint_every_steps": "auto"})
 
 
-def job_of(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -> TrainingJob:
+def job_of(model: ModelSpec, training: TrainingSpec, dataset: Dataset, **changes: Any) -> TrainingJob:
     """As the launcher makes it, on the CPU."""
-    return TrainingJob(
-        model=model,
-        training=training,
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=1 if training.processes == "auto" else training.processes,
-        gpu=False,
-    )
+    processes = 1 if training.processes == "auto" else training.processes
+    given = {"dataset": dataset.path, "dataset_digest": dataset.digest, "processes": processes, "gpu": False}
+    return TrainingJob(model=model, training=training, **{**given, **changes})
 
 
 def train_here(
@@ -94,6 +88,17 @@ def ask_this_process_to_stop(_pid: int) -> None:
 def records(folder: Path, event: str) -> list[dict[str, Any]]:
     lines = (folder / "progress.jsonl").read_text().splitlines()
     return [record for record in map(json.loads, lines) if record["event"] == event]
+
+
+def choices(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """metrics.json of a training: `metrics` and `epochs`."""
+    found: dict[str, Any] = json.loads((folder / "result" / "metrics.json").read_text())
+    return found
 
 
 def assert_same_bits(one: Path, other: Path) -> None:

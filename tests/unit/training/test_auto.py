@@ -15,7 +15,7 @@ from serin.formats.schema import Task
 from serin.formats.shards import read_split
 from serin.formats.trained import read_blend, write_blend
 from serin.metrics import auc
-from serin.models.margins import open_margins
+from serin.models.build import open_margins
 from serin.scoring.session import open_session
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
@@ -29,7 +29,7 @@ from serin.training.programs.auto import (
     write_fold,
 )
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.runs import job_of
+from tests.unit.training.runs import job_of, result
 
 RNG = np.random.default_rng(0)
 TRUTH = RNG.normal(size=400)
@@ -81,19 +81,16 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     auto.train(job_of(model, TrainingSpec(epochs=2), dataset), run, threading.Event())
 
     results = [run / "candidates" / name / "valid" / "result" for name in ("trees", "mlp")]
-    for result in results:
-        metrics = _metrics(result)
+    for each in results:
+        metrics = result(each.parent)["metrics"]
         assert "valid_auc" in metrics
         assert not [name for name in metrics if name.startswith("test_")]
-    found = _metrics(run / "result")
+    found = result(run)["metrics"]
     choices = json.loads((run / "result" / "state.json").read_text())["choices"]
     assert found["valid_auc"] >= max(choices["valid"].values())
     assert found["test_auc"] > 0.55
-    for name in choices[
-        "weights"
-    ]:  # this split may follow time: the chosen ones are trained on its valid rows too
-        record = json.loads((run / "candidates" / name / "all" / "result" / "metrics.json").read_text())
-        assert record["metrics"] == {}
+    # This split may follow time: the chosen ones are trained on its valid rows too.
+    assert all(result(run / "candidates" / name / "all")["metrics"] == {} for name in choices["weights"])
     assert not (run / "folds").exists()
 
     rows, data = read_split(dataset.path, "test").whole(), read_dataset(dataset.path)
@@ -114,11 +111,6 @@ def test_candidates_are_trained_without_the_test_rows_and_become_one_graph(tmp_p
     (blend / "members" / "1" / "model.json").write_text("{}")
     with pytest.raises(CheckpointBroken, match=r"not the model of blend\.json"):
         read_blend(blend)
-
-
-def _metrics(result: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((result / "metrics.json").read_text())["metrics"]
-    return found
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])

@@ -23,7 +23,7 @@ from serin.training.launch.job import TrainingJob
 from serin.training.parallel.buffers import merged
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.unit.training.ranks import run_ranks, train_rank, train_several
-from tests.unit.training.runs import ALONE, assert_same_bits, made
+from tests.unit.training.runs import ALONE, assert_same_bits, choices, job_of, made, result
 
 # A BatchNorm, and buffers with every property that matters: persistent or not, float or integer, changed in place or
 # replaced, used in training too, drawn at random when the module is made.
@@ -77,14 +77,8 @@ def job(folder: Path, dataset: Dataset, name: str, **more: Any) -> TrainingJob:
     (folder / "net.py").write_text(NET)
     ranks, training = CASES[name]
     wanted = {"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32", **training, **more}
-    return TrainingJob(
-        model=ModelSpec(module=f"{folder / 'net.py'}:Net"),
-        training=TrainingSpec(**wanted),
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=ranks,
-        gpu=False,
-    )
+    model = ModelSpec(module=f"{folder / 'net.py'}:Net")
+    return job_of(model, TrainingSpec(**wanted), dataset, processes=ranks)
 
 
 @pytest.fixture(scope="module")
@@ -100,32 +94,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     return folder
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((folder / "result" / "metrics.json").read_text())["metrics"]
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_reported_metrics_are_those_of_the_saved_weights(
     trained: Path, dataset: Dataset, name: str
 ) -> None:
     network = load_model(trained / name / "result")
-    assert metrics(trained / name)
+    metrics = result(trained / name)["metrics"]
     for split in ("valid", "test"):
         table = open_table(read_split(dataset.path, split), ALONE.device, sizes=SIZES)
         again = evaluate(network, table, "binary", ALONE)
-        reported = {found: metrics(trained / name)[f"{split}_{found}"] for found in again}
+        reported = {found: metrics[f"{split}_{found}"] for found in again}
         assert again == pytest.approx(reported, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_batch_counts_once_in_the_saved_buffers(trained: Path, name: str) -> None:
     state = read_weights(trained / name / "result").state
-    choices = json.loads((trained / name / "choices.json").read_text())
     steps = json.loads((trained / name / "result" / "state.json").read_text())["step"]
     counters = {key: int(value) for key, value in state.items() if key.endswith(("batches", "tracked"))}
     assert len(counters) == 3
-    assert set(counters.values()) == {steps * choices["parts"]}
+    assert set(counters.values()) == {steps * choices(trained / name)["parts"]}
 
 
 @pytest.mark.parametrize("name", ["ddp", "pipeline"])

@@ -9,20 +9,23 @@ import torch
 from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
+from serin.store.artifacts import NO_DATASET
 from serin.training.engine.evaluate import goodness
 from serin.training.engine.loop import learning_rate_at
 from serin.training.engine.precision import Precision, candidates, choose_precision, refuse_precision
-from serin.training.engine.tuning.autotune import TrainingMemory, choose_strategy
-from serin.training.engine.tuning.batch_size import (
+from serin.training.engine.tuning.autotune import (
+    TrainingMemory,
     candidate_batch_rows,
     choose_batch_rows,
+    choose_strategy,
     choose_threads,
     measure_batch_rows,
     scaled_rate,
     smaller_parts,
 )
-from serin.training.launch.job import TrainingJob
+from serin.training.launch.job import saved_steps
 from serin.training.results.checkpoint import Checkpoints, Position
+from tests.unit.training.runs import job_of
 
 
 def save(folder: Path, *steps: int, best: dict[int, int] | None = None) -> Checkpoints:
@@ -34,24 +37,17 @@ def save(folder: Path, *steps: int, best: dict[int, int] | None = None) -> Check
     return checkpoints
 
 
-def kept(folder: Path) -> list[int]:
-    return sorted(int(place.name.removeprefix("step-")) for place in (folder / "checkpoints").glob("step-*"))
-
-
 def test_the_newest_is_read_back_as_it_was(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path).newest(print) is None
     saved = save(tmp_path, 10, 20).newest(print)
     assert saved is not None
     assert saved.position.step == 20
     assert torch.equal(saved.tensors["model.w"], torch.full((3,), 20.0))
 
 
-def test_there_is_none_in_a_fresh_folder(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path).newest(print) is None
-
-
 def test_the_last_two_and_the_best_they_know_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30, 40, 50, best={20: 20, 30: 20, 40: 20, 50: 50})
-    assert kept(tmp_path) == [20, 40, 50]  # going back to 40 still needs 20
+    assert saved_steps(tmp_path) == [20, 40, 50]  # going back to 40 still needs 20
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "COMPLETE"])
@@ -68,19 +64,15 @@ def test_a_damaged_one_is_passed_over_and_said(tmp_path: Path, file: str) -> Non
     assert "using the one before" in said[0]
 
 
-def test_one_without_its_last_file_does_not_count(tmp_path: Path) -> None:
-    checkpoints = save(tmp_path, 10, 20)
-    (tmp_path / "checkpoints" / "step-00000020" / "COMPLETE").unlink()
-    saved = checkpoints.newest(pytest.fail)
-    assert saved is not None
-    assert saved.position.step == 10
-
-
-def test_a_run_that_went_back_replaces_the_damaged_one(tmp_path: Path) -> None:
+def test_one_without_its_last_file_does_not_count_and_is_replaced(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 10, 20)
     (tmp_path / "checkpoints" / "step-00000020" / "state.json").write_text("{}")
     with pytest.raises(CheckpointBroken, match="does not match its digest"):
         checkpoints.read(20)
+    (tmp_path / "checkpoints" / "step-00000020" / "COMPLETE").unlink()
+    saved = checkpoints.newest(pytest.fail)
+    assert saved is not None
+    assert saved.position.step == 10
     assert save(tmp_path, 20).read(20).position.step == 20
 
 
@@ -96,10 +88,7 @@ def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nearly_nothing() ->
     assert max(rates) == rates[50] == pytest.approx(0.1)
     assert rates[50:] == sorted(rates[50:], reverse=True)
     assert 0 < rates[-1] < 1e-5
-
-
-def test_a_single_step_is_done_at_the_peak() -> None:
-    assert learning_rate_at(0, steps=1, peak=0.1) == pytest.approx(0.1)
+    assert learning_rate_at(0, steps=1, peak=0.1) == pytest.approx(0.1), "a single step"
 
 
 @pytest.mark.parametrize(
@@ -250,17 +239,16 @@ def test_the_best_epoch_is_the_one_with_the_better_leading_metric(worse: dict, b
     assert goodness(better) > goodness(worse)
 
 
-def job(**changes: object) -> TrainingJob:
-    training = TrainingSpec(**changes)  # type: ignore[arg-type]
-    return TrainingJob(
-        model=ModelSpec(), training=training, dataset="/d", dataset_digest="d", processes=1, gpu=False
-    )
-
-
-def test_what_changes_the_weights_makes_another_training() -> None:
-    assert job().differences(job(seed=1, epochs=9)) == ["training.epochs: 5 -> 9", "training.seed: 0 -> 1"]
-
-
-def test_what_only_changes_how_a_run_goes_does_not() -> None:
-    free = {"checkpoint_every_steps": 3, "processes": 2, "strategy": "fsdp", "gradient_checkpointing": True}
-    assert job().differences(job(**free)) == []
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        ({"seed": 1, "epochs": 9}, ["training.epochs: 5 -> 9", "training.seed: 0 -> 1"]),
+        (  # what only changes how a run goes
+            {"checkpoint_every_steps": 3, "processes": 2, "strategy": "fsdp", "gradient_checkpointing": True},
+            [],
+        ),
+    ],
+)
+def test_what_changes_the_weights_makes_another_training(changes: dict, differences: list[str]) -> None:
+    one, other = (job_of(ModelSpec(), TrainingSpec(**each), NO_DATASET) for each in ({}, changes))
+    assert one.differences(other) == differences

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from serin.errors import BundleBroken, Preempted
 from serin.formats.shards import SplitArrays
 from serin.spec.training import TrainingSpec
-from serin.training.data.loader import Loader, one_core_thread
-from serin.training.data.stream import BLOCK_ROWS, StreamLoader
+from serin.training.data.loader import BLOCK_ROWS, Loader, StreamLoader, one_core_thread
 from serin.training.data.tables import MappedTable, ResidentTable, open_table
 from serin.training.engine import loop
 from serin.training.engine.learner import Learner
@@ -178,26 +177,15 @@ def train(
     return network, optimizer
 
 
-def is_equal(unused_at: int | None) -> bool:
+@pytest.mark.parametrize("unused_at", [None, 0, 3])
+def test_weights_and_state_are_those_of_torch_also_without_a_gradient(unused_at: int | None) -> None:
     (ours, direct), (theirs, plain) = (
-        train(DirectAdamW, unused_at=unused_at),
-        train(torch.optim.AdamW, unused_at=unused_at),
+        train(kind, unused_at=unused_at) for kind in (DirectAdamW, torch.optim.AdamW)
     )
-    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
-    return all(torch.equal(one, other) for one, other in pairs) and all(
-        torch.equal(direct.state[one][name], plain.state[other][name])
-        for one, other in pairs
-        for name in ("step", "exp_avg", "exp_avg_sq")
-    )
-
-
-def test_weights_and_state_are_those_of_torch() -> None:
-    assert is_equal(unused_at=None)
-
-
-def test_a_weight_without_a_gradient_is_left_alone_as_torch_leaves_it() -> None:
-    assert is_equal(unused_at=0)
-    assert is_equal(unused_at=3)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+        for name in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(direct.state[one][name], plain.state[other][name])
 
 
 class OneByOne:

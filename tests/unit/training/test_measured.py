@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,25 +12,21 @@ from serin.models.build import build_model
 from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
+from serin.store.artifacts import NO_DATASET
 from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.tuning import autotune
 from serin.training.engine.tuning.roofline import measure_peaks, weigh
-from serin.training.launch.job import TrainingJob
 from serin.training.launch.launcher import train
 from serin.training.launch.progress import Follower
 from serin.training.launch.tracking import tracked
-from serin.training.parallel.ranks import Ranks
 from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
 from tests.logs import heard
-from tests.unit.training.runs import ALONE, assert_same_bits, train_here
+from tests.unit.training.runs import ALONE, assert_same_bits, choices, job_of, train_here
 
 SMALL = ModelSpec(hidden=(32,), embedding=8)
-
-
-def choices(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
-    return found
+MODEL = ModelSpec(hidden=(8,))
+TRAINING = TrainingSpec(epochs=2, batch_rows=500, execution="eager")
 
 
 def test_the_batch_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +101,9 @@ def test_scaled_gradients_update_as_plain_ones_do_and_an_overflow_is_left_out(
 
 def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows={"train": 2000, "valid": 100})
-    job = TrainingJob(
-        model=ModelSpec(hidden=(8,)), training=TrainingSpec(epochs=2, batch_rows=500, execution="eager"),
-        dataset=dataset.path, dataset_digest=dataset.digest, processes=1, gpu=False, profile=True,
-    )  # fmt: skip
+    job = job_of(MODEL, TRAINING, dataset, profile=True)
     follower = Follower(tmp_path)
-    worker.train(job, tmp_path, Ranks(rank=0, size=1, device=torch.device("cpu")), lambda: False)
+    worker.train(job, tmp_path, ALONE, lambda: False)
     (record,) = [record for record in follower.read() if record["event"] == "trace"]
     events = json.loads(Path(record["path"]).read_text())["traceEvents"]
     assert any("addmm" in str(event.get("name")) for event in events)
@@ -155,8 +147,6 @@ def test_the_machine_s_best_is_more_than_nothing() -> None:
     assert best.bytes_per_s > 1e8
 
 
-MODEL = ModelSpec(hidden=(8,))
-TRAINING = TrainingSpec(epochs=2, batch_rows=500)
 TRACKED = {"train": 2000, "valid": 500, "test": 500}
 
 
@@ -189,7 +179,7 @@ def test_an_mlflow_that_accepts_nothing_is_reported_once_and_delays_nothing(
 ) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
-    job = TrainingJob(model=MODEL, training=TRAINING, dataset="", dataset_digest="", processes=1, gpu=False)
+    job = job_of(MODEL, TRAINING, NO_DATASET)
     said: list[str] = []
     with heard(said.append), tracked(job, tmp_path) as tracker:
         for step in range(3):

@@ -55,18 +55,15 @@ class Net(nn.Module):
 """
 
 
+def often_saved(**settings: object) -> TrainingSpec:
+    return TrainingSpec(**{"batch_rows": 50, "learning_rate": 3e-3, "precision": "fp32", **settings})
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_three_random_steps_it_ends_with_the_same_weights(tmp_path: Path, ranks: int) -> None:
     """One rank, the last, is killed with -9 in the middle of a step; the others end by themselves."""
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
-    training = TrainingSpec(
-        epochs=3,
-        batch_rows=50,
-        learning_rate=3e-3,
-        precision="fp32",
-        checkpoint_every_steps=4,
-        processes=ranks,
-    )
+    training = often_saved(epochs=3, checkpoint_every_steps=4, processes=ranks)
     job = job_of(MODEL, training, dataset).model_dump_json()
     steps = sorted(random.SystemRandom().sample(range(5, 60), 3))
     print("killed at steps", steps)
@@ -90,9 +87,7 @@ def test_one_process_that_was_asked_to_stop_and_then_killed_ends_with_the_same_w
 ) -> None:
     """SIGTERM to the launcher, then kill -9 of its worker, then left alone."""
     dataset, folder, reference = make_dataset(tmp_path / "dataset"), tmp_path / "run", tmp_path / "reference"
-    training = TrainingSpec(
-        epochs=8, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=20
-    )
+    training = often_saved(epochs=8, checkpoint_every_steps=20)
     with pytest.raises(Preempted) as stopped, at_the_next_checkpoint(folder, ask_this_process_to_stop):
         launcher.train(MODEL, training, dataset, folder=folder)
     request.getfixturevalue("warm")  # the first was started as every worker is
@@ -113,9 +108,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint_and_the_ru
     tmp_path: Path,
 ) -> None:
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 1000, "valid": 200, "test": 200})
-    training = TrainingSpec(
-        epochs=2, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=4
-    )
+    training = often_saved(epochs=2, checkpoint_every_steps=4)
     job, folder = job_of(MODEL, training, dataset).model_dump_json(), made(tmp_path / "run")
     assert run_ranks(1, train_rank, job, folder, 9) == [Preempted.exit_code]
     last = Checkpoints(folder).newest(pytest.fail)
@@ -172,14 +165,9 @@ def test_two_processes_without_enough_memory_are_started_again_with_smaller_part
 @pytest.mark.usefixtures("warm")
 def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_worker(tmp_path: Path) -> None:
     """Two launchers on this host. The first rank is killed with -9, both fail; started again, both go on."""
-    dataset, folder, reference = (
-        make_dataset(tmp_path / "dataset"),
-        tmp_path / "run",
-        made(tmp_path / "reference"),
-    )
-    training = TrainingSpec(
-        epochs=4, batch_rows=50, learning_rate=3e-3, precision="fp32", checkpoint_every_steps=20
-    )
+    dataset, folder = make_dataset(tmp_path / "dataset"), tmp_path / "run"
+    reference = made(tmp_path / "reference")
+    training = often_saved(epochs=4, checkpoint_every_steps=20)
 
     def on_two_machines() -> list[object]:
         with socket.socket() as free:
@@ -217,7 +205,7 @@ def test_two_machines_meet_and_end_with_the_same_weights_when_one_loses_its_work
 def test_three_ranks_that_were_stopped_end_with_the_same_weights(tmp_path: Path) -> None:
     """With more than two, the order in which gradients are added has an effect."""
     dataset = make_dataset(tmp_path / "dataset")
-    training = TrainingSpec(epochs=3, batch_rows=60, learning_rate=3e-3, precision="fp32", processes=3)
+    training = often_saved(epochs=3, batch_rows=60, processes=3)
     job = job_of(MODEL, training, dataset).model_dump_json()
     stopped, whole = made(tmp_path / "stopped"), made(tmp_path / "whole")
     assert run_ranks(3, train_rank, job, stopped, 3) == [Preempted.exit_code] * 3
@@ -245,10 +233,7 @@ def test_machines_that_cannot_meet_are_refused(count: int, rendezvous: str | Non
 def test_one_rank_stopped_again_and_again_ends_with_the_same_weights(
     tmp_path: Path, model: ModelSpec
 ) -> None:
-    dataset, training = (
-        make_dataset(tmp_path / "dataset"),
-        TrainingSpec(epochs=3, batch_rows=50, learning_rate=3e-3, precision="fp32"),
-    )
+    dataset, training = make_dataset(tmp_path / "dataset"), often_saved(epochs=3)
     stops = 0
     while True:
         calls = iter(range(70))

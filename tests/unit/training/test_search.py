@@ -16,9 +16,8 @@ from serin.spec.search import RangeSpec, SearchSpec, fold_splits
 from serin.spec.split import SplitSpec
 from serin.spec.training import TrainingSpec
 from serin.spec.yaml_file import read_yaml
-from serin.training.search.search import search, write_chosen
+from serin.training.search.search import SearchResult, search, share_devices, write_chosen
 from serin.training.search.study import Study
-from serin.training.search.trials import share_devices
 from tests.fakes.datasets import make_dataset
 from tests.fakes.postgres import running_postgres
 from tests.kit.waiting import running, until
@@ -31,19 +30,22 @@ SPACE = {"training.learning_rate": RangeSpec(choice=(1e-6, 0.02))}
 SMALL = {"train": 2000, "valid": 500, "test": 500}
 
 
+def search_in(
+    folder: Path,
+    spec: SearchSpec,
+    training: TrainingSpec = TRAINING,
+    model: ModelSpec = MODEL,
+    folds: int = 1,
+) -> SearchResult:
+    dataset = make_dataset(folder / "data", rows=SMALL)
+    return search(model, training, spec, [dataset] * folds, folder=folder / "search", home=folder)
+
+
 @pytest.mark.usefixtures("warm")
 def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looked_at(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", rows=SMALL)
     said: list[str] = []
     with heard(said.append):
-        found = search(
-            MODEL,
-            TRAINING,
-            SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"),
-            [dataset],
-            folder=tmp_path / "search",
-            home=tmp_path,
-        )
+        found = search_in(tmp_path, SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"))
     assert found.settings == {"training.learning_rate": 0.02}
     assert (found.complete, found.pruned, found.failed) == (2, 0, 0)
     assert all(name.startswith("valid_") for name in found.metrics)
@@ -112,19 +114,9 @@ def test_a_trial_of_a_killed_search_is_resumed_with_its_settings_and_checkpoints
 
 @pytest.mark.usefixtures("warm")
 def test_trials_that_fall_behind_are_given_up_and_failing_ones_do_not_end_the_search(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", rows=SMALL)
     spec = SearchSpec(space={"training.learning_rate": RangeSpec(choice=(0.03, 1e-9, 1e30))}, sampler="grid")
-    found = search(
-        MODEL,
-        TrainingSpec(epochs=3, batch_rows=500),
-        spec,
-        [
-            dataset,
-            dataset,
-        ],  # a small training may end before it can be given up: then its second fold is not begun
-        folder=tmp_path / "search",
-        home=tmp_path,
-    )
+    # A small training may end before it can be given up: then its second fold is not begun.
+    found = search_in(tmp_path, spec, TrainingSpec(epochs=3, batch_rows=500), folds=2)
     assert found.settings == {"training.learning_rate": 0.03}
     assert (found.complete, found.pruned, found.failed) == (1, 1, 1)
     trials = json.loads((tmp_path / "search" / "result.json").read_text())["trials"]
@@ -144,11 +136,10 @@ def test_a_forked_process_that_has_ended_can_be_asked_to_stop_like_any_other(tmp
 
 
 def test_a_search_in_which_everything_fails_says_why(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", rows=SMALL)
     training = TrainingSpec(batch_rows=500, processes=1)
     spec = SearchSpec(space={"training.gradient_accumulation": RangeSpec(choice=(3, 7))}, trials=30)
     with pytest.raises(SearchFailed, match="batch_rows=500 does not divide") as failed:
-        search(MODEL, training, spec, [dataset], folder=tmp_path / "search", home=tmp_path)
+        search_in(tmp_path, spec, training)
     assert str(tmp_path / "search") in str(failed.value)
 
 
@@ -160,18 +151,9 @@ def test_a_search_ends_when_its_code_changes(tmp_path: Path, monkeypatch: pytest
         script.write_text("import sys, os\n")
         raise LossNotFinite(step=1, value=0.0, folder=folder)
 
-    monkeypatch.setattr("serin.training.search.trials.train", edit_and_diverge)
-    dataset = make_dataset(tmp_path / "data", rows=SMALL)
-    spec = SearchSpec(space=SPACE, trials=4)
+    monkeypatch.setattr("serin.training.search.search.train", edit_and_diverge)
     with pytest.raises(CodeChanged, match="run it again"):
-        search(
-            ModelSpec(script=str(script)),
-            TRAINING,
-            spec,
-            [dataset],
-            folder=tmp_path / "search",
-            home=tmp_path,
-        )
+        search_in(tmp_path, SearchSpec(space=SPACE, trials=4), model=ModelSpec(script=str(script)))
 
 
 def test_a_study_in_postgres_is_shared_and_outlives_its_process() -> None:

@@ -1,7 +1,6 @@
 """What the spec can ask of a training beyond its defaults, networks that are not ours, and units that can go."""
 
 import errno
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,14 @@ from serin.training.engine.loop import epochs_since_best, learning_rate_at
 from serin.training.engine.optimizer import by_row_pays
 from serin.training.engine.tuning import autotune, step_autotune
 from serin.training.launch import launcher
-from serin.training.launch.job import TrainingJob
-from serin.training.parallel.losses import loss_of
-from serin.training.parallel.ranks import Ranks
-from serin.training.programs import worker
+from serin.training.parallel.gradients import loss_of
 from serin.training.programs.pruning import prune
 from serin.training.results import checkpoint
 from serin.training.results.checkpoint import Checkpoints
 from tests.fakes.datasets import make_dataset
 from tests.fakes.small_pipeline import small_spec
+from tests.unit.training.runs import ALONE, choices, result, train_here
 
-ALONE = Ranks(rank=0, size=1, device=torch.device("cpu"))
 SMALL = ModelSpec(hidden=(32,), embedding=8)
 OWN = """
 import torch
@@ -80,20 +76,9 @@ def dataset(tmp_path: Path) -> Dataset:
 
 def run(folder: Path, dataset: Dataset, model: ModelSpec = SMALL, **settings: Any) -> dict[str, Any]:
     """metrics.json of a training in this process."""
-    folder.mkdir(exist_ok=True)
     usual = {"epochs": 2, "batch_rows": 100, "learning_rate": 3e-3, "precision": "fp32"}
-    training = TrainingSpec(**{**usual, **settings})
-    job = TrainingJob(
-        model=model, training=training, dataset=dataset.path, dataset_digest="", processes=1, gpu=False
-    )
-    worker.train(job, folder, ALONE, lambda: False)
-    found: dict[str, Any] = json.loads((folder / "result" / "metrics.json").read_text())
-    return found
-
-
-def choices(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "choices.json").read_text())
-    return found
+    train_here(model, TrainingSpec(**{**usual, **settings}), dataset, folder)
+    return result(folder)
 
 
 def own(folder: Path, name: str, **options: Any) -> ModelSpec:
@@ -249,9 +234,8 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_why(
     tried = run(tmp_path / "tried", dataset, execution="compiled")
     assert choices(tmp_path / "tried")["execution"] == "eager"
     assert choices(tmp_path / "tried")["execution_reason"] == "cannot be compiled: no C++ compiler found"
-    assert (
-        tried["epochs"] == run(tmp_path / "eager", dataset, execution="eager")["epochs"]
-    )  # trying changed nothing
+    eager = run(tmp_path / "eager", dataset, execution="eager")
+    assert tried["epochs"] == eager["epochs"], "trying changed nothing"
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(

@@ -9,26 +9,35 @@ import torch
 
 from serin.errors import Preempted, SpecError
 from serin.formats.weights import read_weights
-from serin.models.stages import assign_stages
+from serin.models.table import assign_stages
 from serin.store.artifacts import Dataset
 from serin.store.objects import FolderObjects
+from serin.training.launch.job import Status
 from serin.training.launch.machines import Machines, machines_told
-from serin.training.launch.status import Status
-from serin.training.launch.together.meeting import GATHER_S, Hosts, Meeting, View, next_step
-from serin.training.launch.together.round import Member, Place, Round, distribute
+from serin.training.launch.together.meeting import (
+    GATHER_S,
+    Hosts,
+    Meeting,
+    Member,
+    Place,
+    Round,
+    View,
+    distribute,
+    next_step,
+)
 from tests.fakes.datasets import make_dataset
 from tests.kit.waiting import until
 from tests.unit.training.parallel_cases import (
     CASES,
     TOLERANCE,
     TRANSFORMER,
-    choices,
     difference,
     job,
     train,
     train_all,
 )
 from tests.unit.training.ranks import run_ranks, train_several
+from tests.unit.training.runs import choices
 
 THREE = Hosts(least=1, begin=3, most=3)
 

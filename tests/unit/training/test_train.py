@@ -14,8 +14,7 @@ from serin.formats.shards import read_split
 from serin.models.build import load_model
 from serin.spec.training import TrainingSpec
 from serin.training.launch import launcher
-from serin.training.launch.job import only_one
-from serin.training.launch.status import Status
+from serin.training.launch.job import Status, only_one
 from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
 from tests.kit.waiting import until

@@ -2,6 +2,8 @@
 
 import itertools
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,11 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.tree_matrix import Share, features_on, shared_parts
 from serin.training.launch import launcher
-from serin.training.launch.job import TrainingJob, training_file
+from serin.training.launch.job import TrainingJob, saved_steps, training_file
 from serin.training.programs import trees
 from tests.fakes.datasets import SIZES, make_dataset
 from tests.signals import hit
-from tests.unit.training.runs import at_the_next_checkpoint, records
+from tests.unit.training.runs import at_the_next_checkpoint, job_of, records
 
 SAMPLED = ModelSpec(
     kind="xgboost", rounds=120, options={"subsample": 0.7, "colsample_bynode": 0.8, "max_depth": 3}
@@ -29,25 +31,11 @@ PLAIN = ModelSpec(kind="xgboost", rounds=40, options={"max_depth": 3})
 
 
 def job_for(model: ModelSpec, dataset: Dataset, **training: object) -> TrainingJob:
-    return TrainingJob(
-        model=model,
-        training=TrainingSpec.model_validate(training),
-        dataset=dataset.path,
-        dataset_digest=dataset.digest,
-        processes=1,
-        gpu=False,
-    )
+    return job_of(model, TrainingSpec.model_validate(training), dataset)
 
 
-class AfterRounds:
-    """Asks to stop when it has been asked so many times itself."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left < 0
+def _is_over(looks: Iterator[int]) -> bool:
+    return next(looks, None) is None
 
 
 def never() -> bool:
@@ -71,7 +59,7 @@ def test_trees_that_were_asked_to_stop_end_as_those_that_were_left_alone(
     saved = []
     for stop in stops:
         with pytest.raises(Preempted) as stopped:
-            trees.train(job, folder, AfterRounds(stop))
+            trees.train(job, folder, partial(_is_over, iter(range(stop))))
         saved.append(stopped.value.fields["step"])
     status = trees.train(job, folder, never)
 
@@ -181,39 +169,22 @@ def test_without_xgboost_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 MODEL = ModelSpec(kind="xgboost", rounds=120, options={"max_depth": 3})
 
 
-def shared_job_for(folder: Path, dataset: Path, processes: int, **training: object) -> TrainingJob:
-    made = make_dataset(dataset) if not dataset.exists() else None
-    job = TrainingJob(
-        model=MODEL,
-        training=TrainingSpec.model_validate(training),
-        dataset=str(dataset),
-        dataset_digest=made.digest if made else "",
-        processes=processes,
-        gpu=False,
-    )
+def shared_job_for(folder: Path, dataset: Dataset, processes: int, **training: object) -> TrainingJob:
+    job = job_of(MODEL, TrainingSpec.model_validate(training), dataset, processes=processes)
     folder.mkdir()
     training_file(folder).write_text(job.model_dump_json())
     return job
 
 
-class Once:
-    """Asks to stop as soon as a round was saved."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self) -> bool:
-        return any((self.folder / "checkpoints").glob("step-*/COMPLETE"))
-
-
 def test_two_workers_stop_together_and_one_continues_their_trees(tmp_path: Path) -> None:
-    alone = shared_job_for(tmp_path / "alone", tmp_path / "dataset", 1, patience=120)
+    dataset = make_dataset(tmp_path / "dataset")
+    alone = shared_job_for(tmp_path / "alone", dataset, 1, patience=120)
     trees.train(alone, tmp_path / "alone", lambda: False)
 
     folder = tmp_path / "two"
-    job = shared_job_for(folder, tmp_path / "dataset", 2, checkpoint_every_steps=2, patience=120)
+    job = shared_job_for(folder, dataset, 2, checkpoint_every_steps=2, patience=120)
     with pytest.raises(Preempted) as stopped:
-        trees.train(job, folder, Once(folder))
+        trees.train(job, folder, lambda: bool(saved_steps(folder)))  # as soon as a round was saved
     rounds = stopped.value.fields["step"]
     status = trees.train(alone, folder, lambda: False)
 
@@ -231,7 +202,7 @@ def test_two_workers_stop_together_and_one_continues_their_trees(tmp_path: Path)
 
 
 def test_the_settings_of_two_workers_are_not_those_of_one(tmp_path: Path) -> None:
-    one = shared_job_for(tmp_path / "one", tmp_path / "dataset", 1)
+    one = job_for(MODEL, make_dataset(tmp_path / "dataset"))
     two = one.model_copy(update={"processes": 2})
     assert two.differences(one) == ["processes: 2 -> None"]
     assert one.differences(two) == ["processes: None -> 2"]

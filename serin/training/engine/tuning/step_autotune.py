@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from serin.spec.training import Execution
-from serin.training.data.loader import Loader
-from serin.training.data.stream import StreamLoader
+from serin.training.data.loader import Loader, StreamLoader
 from serin.training.data.tables import Batch
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import Precision, candidates, choose_precision, matrix_products

@@ -1,59 +1,77 @@
 """One host of a training on several: takes part in one round after the other until the training has ended.
 
 Its ranks are started by torchrun, as on one machine. When a host is lost, those that remain end their ranks, agree on
-the next round and resume from the last checkpoint in the store. Does not import torch.
+the next round and resume from the last checkpoint in the store: the first host copies its checkpoints there, and the
+first host of the next round fetches the one that the round names. Does not import torch.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import secrets
+import shutil
 import socket
-import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from serin.errors import HostsMissing, SpecError, StoreError, StoreUnreachable
 from serin.machine import environment
 from serin.machine.ports import free_ports
+from serin.store.checkpoints import (
+    checkpoint_names,
+    fetch_checkpoint,
+    publish_checkpoint,
+    remove_checkpoint,
+)
+from serin.store.objects import Objects
 from serin.store.open import open_objects
 from serin.store.store import Store
-from serin.training.launch.job import TrainingJob, gpus_for
-from serin.training.launch.processes import has_ended, pass_on, sigterm_sets, start_process, torchrun_program
+from serin.training.launch.job import (
+    Status,
+    checkpoint_folder,
+    choices_file,
+    gpus_for,
+    read_status,
+    result_folder,
+    saved_steps,
+    status_file,
+)
+from serin.training.launch.processes import (
+    HostWork,
+    has_ended,
+    pass_on,
+    sigterm_sets,
+    start_process,
+    torchrun_program,
+)
 from serin.training.launch.progress import Follower
-from serin.training.launch.status import Status, read_status, status_file
-from serin.training.launch.together.meeting import SILENT_S, Hosts, Meeting, View, next_step
-from serin.training.launch.together.round import Member, Round, distribute
-from serin.training.launch.together.shared_run import SharedRun
+from serin.training.launch.together.meeting import (
+    SILENT_S,
+    Hosts,
+    Meeting,
+    Member,
+    Round,
+    View,
+    distribute,
+    next_step,
+)
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _PATIENCE_S = 900.0  # for hosts that have not come, and for a store that cannot be reached
 _SETTLE_S = SILENT_S + 5.0  # after ranks have failed: so long until it is known whether a host was lost
-_SIOCGIFADDR = 0x8915
 _SOMEWHERE = ("192.0.2.1", 9)  # nothing is sent there: connecting a UDP socket only chooses a route
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWork:
-    """What a host needs to train. `folder`: of the run on this host. `hear`, `began`: as in `run_process`."""
-
-    job: TrainingJob
-    name: str
-    folder: Path
-    devices: tuple[str, ...]
-    stop: threading.Event
-    hear: Callable[[dict[str, Any]], None]
-    began: Callable[[int], None]
+_LOOK_S = 0.5
+_RESULT = "result"
 
 
 def train_together(work: HostWork, hosts: Hosts, log: Path) -> Status:
@@ -167,7 +185,8 @@ class _Host:
             with self._run.mirrored() if first else nullcontext():
                 code = self._follow(process, round_)
         finally:
-            _kill(process)
+            process.kill()  # torchrun would wait for its ranks, which wait for a host that is lost; they die with it
+            process.wait()
         if code is None:
             return None
         return self._settle(round_, code, first=first)
@@ -255,49 +274,127 @@ class _Host:
             logger.info(line)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """torchrun would wait for its ranks, which wait for a host that is lost. They die with it."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-
-
 def own_address() -> str:
     """SERIN_ADDRESS, else the IPv4 address of this host's name, else that of the route to other networks."""
     named = environment.text("SERIN_ADDRESS")
     if named is not None:
         return named
-    for found in (_of_the_name(), _of_the_route()):
-        if found is not None and not found.startswith("127."):
-            return found
+    addresses = []
+    with suppress(OSError):
+        addresses.append(socket.gethostbyname(socket.gethostname()))
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_SOMEWHERE)
+        addresses.append(str(probe.getsockname()[0]))
+    for address in addresses:
+        if not address.startswith("127."):
+            return address
     problem = "the address of this host cannot be found out: its name has none, and it has no route"
     raise SpecError(where="SERIN_ADDRESS", problems=[("", f"{problem}; set it to an address of this host")])
 
 
 def interface_of(address: str) -> str | None:
     """The network interface that has this IPv4 address, such as eth0; None when there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, each in interfaces if any(one.address == address for one in each)), None)
 
 
-def _of_the_name() -> str | None:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None
+class SharedRun:
+    """A run's state in the store while several hosts train. `folder`: the run's folder on this host. `name`: the run's
+    name, the same on all hosts."""
 
+    def __init__(self, store: Store, objects: Objects, name: str, folder: Path) -> None:
+        self._store, self._objects, self._name, self._folder = store, objects, name, folder
 
-def _of_the_route() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    def newest_step(self) -> int:
+        return max(self._stored_steps(), default=0)
+
+    def choices(self) -> str | None:
+        found = self._objects.read(self._choices_key)
+        return None if found is None else found.content.decode()
+
+    def prepare(self, round_: Round, *, first: bool) -> None:
+        """Makes the folder what the round says: its choices and, on the host of rank 0, its checkpoint and no later
+        one. The other ranks get the checkpoint from rank 0."""
+        # Of a round that could not report its end.
+        shutil.rmtree(result_folder(self._folder), ignore_errors=True)
+        if round_.choices is None:
+            choices_file(self._folder).unlink(missing_ok=True)
+        else:
+            choices_file(self._folder).write_text(round_.choices)
+        for step in saved_steps(self._folder):
+            if step > round_.step or not first:
+                shutil.rmtree(checkpoint_folder(self._folder, step))
+        if first and round_.step:
+            self._fetch(round_.step)
+            state = json.loads((checkpoint_folder(self._folder, round_.step) / "state.json").read_text())
+            if state["best_step"] is not None:
+                self._fetch(state["best_step"])
+
+    @contextmanager
+    def mirrored(self) -> Iterator[None]:
+        """Copies choices and checkpoints to the store as they are written, during the block."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._mirror, args=(ended,), name="mirror", daemon=True)
+        thread.start()
         try:
-            probe.connect(_SOMEWHERE)
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def publish_result(self) -> None:
+        publish_checkpoint(self._store, f"{self._name}/{_RESULT}", result_folder(self._folder))
+        for step in self._stored_steps():  # no round begins any more
+            remove_checkpoint(self._store, self._named(step))
+
+    def fetch_result(self, folder: Path) -> bool:
+        """The result in `folder`; False when the store has none."""
+        target = result_folder(folder)
+        return target.exists() or fetch_checkpoint(self._store, f"{self._name}/{_RESULT}", target)
+
+    def _mirror(self, ended: threading.Event) -> None:
+        copied, chosen = set[int](), ""
+        with suppress(StoreError):
+            copied = set(self._stored_steps())
+        while True:
+            last = ended.is_set()
+            try:
+                chosen = self._copy_choices(chosen)
+                steps = set(saved_steps(self._folder))
+                for step in sorted(steps - copied):
+                    publish_checkpoint(self._store, self._named(step), checkpoint_folder(self._folder, step))
+                    copied.add(step)
+                for step in sorted(copied - steps):
+                    if steps and step < max(steps):
+                        remove_checkpoint(self._store, self._named(step))
+                    copied.discard(step)
+            except StoreError as error:
+                logger.info("%s", error)
+            except FileNotFoundError:
+                continue  # an old checkpoint was removed in the meantime
+            if last:
+                return
+            ended.wait(_LOOK_S)
+
+    def _copy_choices(self, before: str) -> str:
+        file = choices_file(self._folder)
+        now = file.read_text() if file.exists() else ""
+        if now and now != before:
+            self._objects.put(self._choices_key, now.encode())
+        return now
+
+    def _stored_steps(self) -> list[int]:
+        names = checkpoint_names(self._store, f"{self._name}/step-")
+        return [int(name.rpartition("step-")[2]) for name in names]
+
+    def _fetch(self, step: int) -> None:
+        checkpoint_folder(self._folder, step).parent.mkdir(exist_ok=True)
+        if not fetch_checkpoint(self._store, self._named(step), checkpoint_folder(self._folder, step)):
+            raise FileNotFoundError(f"the store has no checkpoint of step {step} of {self._name}")
+
+    def _named(self, step: int) -> str:
+        return f"{self._name}/step-{step:08d}"
+
+    @property
+    def _choices_key(self) -> str:
+        return f"trainings/{self._name}/choices.json"

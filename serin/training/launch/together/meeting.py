@@ -1,7 +1,13 @@
 """Where launchers on several hosts meet: each writes that it is there, and reads who else is and what was agreed.
 
 A thread does that about each second; `view` never waits. Who was seen to write within SILENT_S is there, by the clock
-of who looks: clocks of hosts are never compared.
+of who looks: clocks of hosts are never compared. The objects are below `trainings/<run>/` in the store:
+
+    members/<host>.json   one writer, about each second: a launcher that is there
+    rounds/<seq>.json     numbered, of several writers one wins: who trains with how many ranks, from which step
+    ends/<seq>.json       how a round ended, when it ended by itself
+
+A round ends without such an object when one of its hosts is lost: the next one is then made of those that remain.
 """
 
 from __future__ import annotations
@@ -10,16 +16,16 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self
 
 from serin.errors import ObjectExists, StoreError
 from serin.machine.ports import free_ports
+from serin.machine.typed_json import Document
 from serin.store.objects import Objects
-from serin.training.launch.status import Status
-from serin.training.launch.together.round import Member, Round
+from serin.training.launch.job import Status
 
 logger = logging.getLogger(__name__)
 
@@ -84,14 +90,14 @@ class Meeting:
     def propose(self, proposed: Round) -> None:
         """Makes it the next round, unless another host was faster."""
         try:
-            self._objects.create(self._round_key(proposed.seq), proposed.dump())
+            self._objects.create(self._key("rounds", proposed.seq), proposed.dump())
         except ObjectExists:
             logger.debug("round %d was proposed by another host", proposed.seq)
 
     def finish(self, round_: Round, status: Status) -> None:
         """Reports how a round ended, unless another host did before."""
         try:
-            self._objects.create(self._end_key(round_.seq), status.model_dump_json().encode())
+            self._objects.create(self._key("ends", round_.seq), status.model_dump_json().encode())
         except ObjectExists:
             logger.debug("the end of round %d was reported by another host", round_.seq)
 
@@ -124,7 +130,7 @@ class Meeting:
             self._seen[member.host] = member, changed
         newest, end = self._newest(), None
         if newest is not None:
-            ended = self._objects.read(self._end_key(newest.seq))
+            ended = self._objects.read(self._key("ends", newest.seq))
             end = None if ended is None else Status.model_validate_json(ended.content)
         now = time.monotonic()
         there = {
@@ -139,7 +145,7 @@ class Meeting:
     def _newest(self) -> Round | None:
         known = self._view.newest
         keys = self._objects.keys(
-            f"{self._prefix}/rounds/", after=self._round_key(known.seq) if known else ""
+            f"{self._prefix}/rounds/", after=self._key("rounds", known.seq) if known else ""
         )
         if not keys:
             return known
@@ -149,11 +155,8 @@ class Meeting:
     def _member_key(self, host: str) -> str:
         return f"{self._prefix}/members/{host}.json"
 
-    def _round_key(self, seq: int) -> str:
-        return f"{self._prefix}/rounds/{seq:08d}.json"
-
-    def _end_key(self, seq: int) -> str:
-        return f"{self._prefix}/ends/{seq:08d}.json"
+    def _key(self, kind: Literal["rounds", "ends"], seq: int) -> str:
+        return f"{self._prefix}/{kind}/{seq:08d}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,3 +212,70 @@ def _members(view: View, newest: Round | None, hosts: Hosts) -> tuple[Member, ..
     before = {place.host for place in newest.places} if newest else set()
     chosen = sorted(view.there.values(), key=lambda member: (member.host not in before, member.host))
     return tuple(sorted(chosen[: hosts.most], key=lambda member: member.host))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member(Document):
+    """A launcher that wants to train. `instance`: differs for each start of a launcher. `gpus`: how many it may use;
+    None: it trains on the CPU, with any number of ranks. `port`: free on its host."""
+
+    host: str
+    instance: str
+    address: str
+    port: int
+    processes: int
+    gpus: int | None
+    beat: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The part of one host in a round."""
+
+    host: str
+    instance: str
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(Document):
+    """`places`: the first has rank 0, which writes. `step`: of the checkpoint to resume from; 0: from the start.
+    `choices`: choices.json of the run, when there is one."""
+
+    seq: int
+    by: str
+    places: tuple[Place, ...]
+    address: str  # of the first host ...
+    port: int  # ... where ranks meet
+    step: int = 0
+    choices: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        return sum(place.ranks for place in self.places)
+
+    def place_of(self, host: str, instance: str) -> int | None:
+        """The number of a launcher in this round; None when it is not part of it."""
+        named = [(place.host, place.instance) for place in self.places]
+        return named.index((host, instance)) if (host, instance) in named else None
+
+
+def distribute(members: Sequence[Member], ranks: int, *, batch_rows: int | None = None) -> tuple[Place, ...]:
+    """Places for `ranks` ranks, as even as the members allow; members that get none are left out.
+
+    A member without GPUs takes any number, so that the number of ranks, and with it the result, does not depend on how
+    many hosts remain. Where GPUs are too few, there are fewer ranks: as many as divide `batch_rows`.
+    """
+    rooms = [ranks if member.gpus is None else member.gpus for member in members]
+    wanted = min(ranks, sum(rooms))
+    while batch_rows is not None and wanted > 1 and batch_rows % wanted:
+        wanted -= 1
+    given = [0] * len(members)
+    for _ in range(wanted):
+        free = [number for number, room in enumerate(rooms) if given[number] < room]
+        given[min(free, key=lambda number: (given[number], number))] += 1
+    return tuple(
+        Place(host=member.host, instance=member.instance, ranks=count)
+        for member, count in zip(members, given, strict=True)
+        if count
+    )
