@@ -244,7 +244,6 @@ def _run(keeper: int, command: Sequence[str]) -> None:
 
 
 def _await_ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
     line = process.stdout.readline()  # ends when the process does
     if line != "ready\n":
         raise AssertionError(f"{process.args} did not start (exit code {process.wait(_START_S)})")

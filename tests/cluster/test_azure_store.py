@@ -92,7 +92,6 @@ def test_objects_are_created_once_and_replaced_only_as_they_were_read(url: str) 
     with pytest.raises(ObjectChanged):
         objects.replace("d/none.json", b"three", first)
     stored = objects.read("d/leader.json")
-    assert stored is not None
     assert (stored.content, stored.tag) == (b"two", second)
     objects.put("d/sub/more.json", b"x")
     assert objects.keys("d/") == ["d/leader.json", "d/sub/more.json"]
@@ -137,7 +136,6 @@ def test_datasets_and_versions_are_found_by_another_host_and_removed_when_old(
     store.set_alias("m", "live", 2)
     other = Store(url, cache=tmp_path / "there")
     found = other.find_dataset(KEY)
-    assert found is not None
     assert (Path(found.path) / "train" / "large").stat().st_size == LARGE_BYTES  # in parts, with their digest
     assert Path(other.bundle("m", 2).path, "model.onnx").read_text() == "graph"
     policy = Policy(keep_versions=1, keep_days=-2)

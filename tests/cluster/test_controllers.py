@@ -51,7 +51,6 @@ class Controllers(Scene):
 
     def leading(self) -> subprocess.Popen[str]:
         leader = self.leader()
-        assert leader is not None
         pid = int(leader.holder.partition("/")[2].partition("-")[0])
         (found,) = [each for each in self.controllers if each.pid == pid]
         return found
@@ -147,7 +146,6 @@ def test_a_frozen_controller_that_continues_steps_down(scene: Controllers, first
         scene.until(candidate, lambda now: now.phase is Phase.PROMOTED, 600.0, what="promoted")
     print(f"\nfrozen: another led after {taken_s:.1f} s; through a: {at_a}")
     now = scene.leader()
-    assert now is not None
     assert now.holder != before.holder
     assert frozen.poll() is None, "it waits for its turn"
     late = [state for state in scene.states() if state.by == before.holder and state.term > before.term]

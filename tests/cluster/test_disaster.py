@@ -131,7 +131,6 @@ def _lose(home: Path, backup: Path, scores: dict[int, Any]) -> float:
 
 def _rollout(home: Path) -> RolloutStatus:
     status = model_status(home, MODEL)
-    assert status is not None
     return status.rollout
 
 

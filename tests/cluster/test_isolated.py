@@ -39,7 +39,6 @@ def begin(mark: str, temporary: Path, script: str = SCENE) -> subprocess.Popen[s
 def running(mark: str, temporary: Path) -> Iterator[subprocess.Popen[str]]:
     process = begin(mark, temporary)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
         yield process
     finally:

@@ -31,7 +31,6 @@ def _namespaces() -> None:
 
 def echo_server(host: Host) -> tuple[subprocess.Popen[str], int]:
     server = host.popen([sys.executable, "-S", "-c", _ECHO, host.address], stdout=subprocess.PIPE)
-    assert server.stdout is not None
     return server, int(server.stdout.readline())
 
 

@@ -67,7 +67,6 @@ def test_placed_runs_survive_a_killed_replica_and_one_that_is_cut_off(
     assert wait(first.ended, "the first pipeline", _END_S) == "COMPLETED"
     assert wait(second.ended, "the second pipeline", _END_S) == "COMPLETED"
     cut.restore()
-    assert server.services is not None
     hit(server.services.pid, signal.SIGKILL)
     server.services.wait()
     server.start_services()

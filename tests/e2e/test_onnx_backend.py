@@ -188,7 +188,6 @@ def test_who_shares_a_batch_with_a_request_at_fault_does_not_pay_for_it(both: Bo
 
 def _statistics(both: Both) -> dict[str, int]:
     place = both.releases._place(both.by_backend["onnx_native"])
-    assert place is not None
     counted = ask(place.metrics_port, "/metrics").text
     names = {"requests": "nv_inference_count", "batches": "nv_inference_exec_count"}
     found = {

@@ -31,7 +31,6 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def metrics(releases: Releases, release: Release) -> str:
     place = releases._place(release)
-    assert place is not None
     return ask(place.metrics_port, "/metrics").text
 
 

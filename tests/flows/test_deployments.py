@@ -244,7 +244,6 @@ def test_the_flow_finds_what_the_shell_has_made(spec: dict[str, Any]) -> None:
     for stage in (trained, exported):
         assert stage.ran
         assert stage.why.startswith("changed since the last time: ")
-        assert stage.receipt is not None
         assert stage.receipt.device[0].id == "cpu"
     stages = environment.home() / "stages"
     made = exported.value

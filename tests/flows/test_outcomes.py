@@ -56,7 +56,6 @@ def test_a_rollback_ends_the_flow_failed_with_one_line_and_no_traceback(home: Pa
         asyncio.run(roll_out(NAME, 1))
         state, log = ended(lambda: roll_out(NAME, 2, return_state=True))
     assert state.is_failed()
-    assert state.message is not None
     assert state.message.startswith(f"release {NAME}-v2 was rolled back: ")
     assert state.message.endswith(f"`serin rollout report {NAME}` writes the full report")
     assert "\n" not in state.message

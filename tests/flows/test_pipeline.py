@@ -51,7 +51,6 @@ def test_a_version_is_published_and_whole(folder: Path) -> None:
 )
 def test_every_stage_leaves_a_page(folder: Path, page: str, words: str) -> None:
     artifact = Artifact.get(f"{NAME}-{page}")
-    assert artifact is not None
     assert words in artifact.data
     assert "| seconds |" in artifact.data
 
@@ -121,7 +120,6 @@ def test_a_search_chooses_leaves_a_page_and_is_found_by_the_command(
     found = asyncio.run(search(str(spec)))
     assert found.settings == {"training.learning_rate": 0.02}
     page = Artifact.get(f"{NAME}-search")
-    assert page is not None
     assert "| training.learning_rate | 0.02 |" in page.data
     assert "data:image/svg+xml;base64," in page.data
     assert load_spec(Path(found.folder) / "chosen.yaml").training.learning_rate == 0.02

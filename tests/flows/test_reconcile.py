@@ -78,7 +78,6 @@ def process(home: Path, run: str, *, engine: bool = False) -> Iterator[subproces
     child = subprocess.Popen(command, env=marks, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with child:
         try:
-            assert child.stdout is not None
             assert child.stdout.readline() == "here\n"
             if engine:
                 record_run(home, run, child.pid)

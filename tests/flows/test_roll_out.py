@@ -39,7 +39,6 @@ def test_a_version_is_rolled_out_by_the_steps_of_its_own_spec(home: Path) -> Non
         assert asyncio.run(roll_out(NAME, 1)) == Release(model=NAME, version=1)
         assert asyncio.run(roll_out(NAME, 2)) == Release(model=NAME, version=2)
     status = model_status(home, NAME)
-    assert status is not None
     assert status.rollout.steps == (25.0, 100.0)
 
 
@@ -62,7 +61,6 @@ async def _asking(client: PrefectClient) -> list[UUID]:
     wanted = FlowRunFilter(state=FlowRunFilterState(name={"any_": ["Paused"]}))
     found = []
     for run in await client.read_flow_runs(flow_run_filter=wanted):
-        assert run.state is not None
         keys = run.state.state_details.run_input_keyset
         if keys and await client.filter_flow_run_input(run.id, keys["schema"], limit=1, exclude_keys=set()):
             found.append(run.id)
@@ -93,7 +91,6 @@ def test_an_approval_that_is_denied_ends_the_rollout(home: Path) -> None:
         with pytest.raises(RolloutFailed, match="not today"):
             asyncio.run(_roll_out_and_answer(approve=False, why="not today"))
     status = model_status(home, NAME)
-    assert status is not None
     assert status.live == 1
 
 

@@ -51,7 +51,6 @@ def test_a_recorded_process_and_what_it_forked_belong_to_its_run(tmp_path: Path)
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stdout is not None
         child = int(process.stdout.readline())
         assert run_processes(tmp_path) == {}
         record_run(tmp_path, RUN, process.pid)
@@ -194,7 +193,6 @@ def test_a_run_gets_a_new_process_when_its_source_has_ended(quick_source: Path) 
         keeper = Standby()
         await keeper.prepare()
         ended = keeper._source
-        assert ended is not None
         hit(ended._process.pid)
         await ended._process.wait()
         process = await keeper.take(RUN, _variables(RUN, "5"))
@@ -251,7 +249,6 @@ def test_a_group_that_ignores_sigterm_is_killed() -> None:
 
     async def end() -> int:
         process = await anyio.open_process(["sh", "-c", deaf], start_new_session=True)
-        assert process.stdout is not None
         await process.stdout.receive()
         await end_group(process.pid, grace_s=0.1)
         code = await process.wait()
@@ -289,7 +286,6 @@ def test_forks_of_a_warm_process_are_runs_of_prefect() -> None:
                 variables = environment.child_environment(**own, **asked, **{RUN_MARK: run["id"]})
                 with anyio.fail_after(400):
                     fork = await source.fork(run["id"], variables)
-                    assert fork is not None
                     codes.append(await fork.wait())
             return codes
         finally:

@@ -66,7 +66,6 @@ def test_the_driver_tells_a_process_s_memory_or_nothing() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         found = nvml.process_bytes(inventory()[0].id)
         print(f"process {process.pid}: {found}")

@@ -48,7 +48,6 @@ def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Pat
     release = Release(model=bundle.model, version=bundle.version)
     with serving_gateway(store, bundle) as (releases, url):
         served = releases.served(release)
-        assert served is not None
         assert (served.backend, bool(served.devices)) == ("onnx_native", True)
         with Client(url, bundle.model, batch_rows=7) as client:
             answers = client.predict_wire(columns, schema)

@@ -50,10 +50,8 @@ def test_a_release_is_live_when_the_task_has_ended(home: Path) -> None:
         assert roll_out(FIRST) == FIRST
         assert roll_out(SECOND) == SECOND
     status = model_status(home, "flights")
-    assert status is not None
     assert (status.live, status.previous) == (2, 1)
     story = Artifact.get("flights-rollout")
-    assert story is not None
     assert "promoted" in story.data
     assert "| 50% |" in story.data
 
@@ -72,7 +70,6 @@ def test_a_rollback_fails_the_task_with_the_controllers_reason(home: Path) -> No
         with pytest.raises(RolloutFailed, match=r"flights-v2 was rolled back: .*said fail"):
             roll_out(SECOND)
     story = Artifact.get("flights-rollout")
-    assert story is not None
     assert "rolled_back" in story.data
 
 
@@ -107,7 +104,6 @@ def test_a_run_that_died_does_no_harm_and_the_next_one_follows_on(home: Path) ->
         roll_out(FIRST)
         asyncio.run(dies_on_the_way())
         under_way = model_status(home, "flights")
-        assert under_way is not None
         assert under_way.rollout.running
         judge.verdicts.clear()
         assert roll_out(SECOND) == SECOND

@@ -29,7 +29,6 @@ FOLDER = "-" + "-find-links"  # in two parts: no file of this repository names a
 @pytest.fixture
 def install() -> ModuleType:
     spec = importlib.util.spec_from_file_location("serin_install", ROOT / ".ci" / "install.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

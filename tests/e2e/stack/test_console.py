@@ -141,7 +141,6 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
             start(home, third, STUCK)
             until(lambda: phase(home) == "shifting", "the third one gets requests", within_s=120)
             found = model_status(home, MODEL)
-            assert found is not None
             fields = {"rollout": found.rollout.id}
             assert "Abort" not in page.wait_for("shifting", "20%")
             token = page.run("document.querySelector('[name=csrf]').value")

@@ -21,7 +21,6 @@ def routed(cluster: Cluster, host: str) -> tuple[str, float] | None:
 
 def hosts(cluster: Cluster) -> Mapping[str, tuple[str, ...]]:
     state = newest_state(cluster.store)
-    assert state is not None
     return state.hosts
 
 

@@ -48,7 +48,6 @@ def controller(shared: FolderObjects, tmp_path: Path) -> Iterator[subprocess.Pop
 
 def leader(shared: FolderObjects) -> Leader:
     found = shared.read(KEY)
-    assert found is not None
     return Leader.load(found.content)
 
 

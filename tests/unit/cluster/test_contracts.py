@@ -116,7 +116,6 @@ def test_a_reader_sees_the_newest_and_one_rollout_s_decisions(place: Place) -> N
         journal.append(decision(t=float(number), rollout=f"r{number // 15}"))
     journal.close()
     last = place.rollouts.last("flights")
-    assert last is not None
     assert (last.seq, last.rollout) == (40, "r2")
     assert [each.seq for each in place.rollouts.decisions("flights", "r1")] == list(range(16, 31))
     assert [each.seq for each in place.rollouts.decisions("flights")] == list(range(1, 41))
@@ -196,7 +195,6 @@ def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: st
     good = place.rollouts.mailbox.submit(command())
     assert [each.id for each in inbox.pending()] == [good]
     answer = place.rollouts.mailbox.read_answer("c1")
-    assert answer is not None
     assert not answer.accepted
     assert answer.reason.startswith("not a command: ")
 
@@ -392,5 +390,4 @@ def test_a_record_that_is_not_one_is_left_alone() -> None:
     with pytest.raises(LeadershipLost, match="cannot be read"):
         one.step()
     found = store.read(KEY)
-    assert found is not None
     assert found.content == b"hello"

@@ -85,7 +85,6 @@ def test_a_worker_reports_and_leaves(shared: FolderObjects) -> None:
     reports.report(["r1"])
     reports.report(["r2"])
     content = shared.read(worker_key("here", "cpu"))
-    assert content is not None
     report = WorkerReport.load(content.content)
     assert (report.host, report.beat, report.runs) == ("here", 2, ("r2",))
     reports.leave()
@@ -127,7 +126,6 @@ def test_a_result_of_another_host_is_found_by_its_key(shared: FolderObjects, tmp
     assert find_result(tmp_path / "home-of-a", "etl", "other", Dataset) is None
     share_outcome("run", dataset, [{"stage": "etl", "ran": True, "why": "first"}])
     outcome = read_outcome("run")
-    assert outcome is not None
     assert Dataset(**outcome.value) == dataset
     assert outcome.notes[0]["why"] == "first"
     assert read_outcome("unknown") is None

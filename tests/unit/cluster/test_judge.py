@@ -131,7 +131,6 @@ def test_no_second_is_judged_twice_or_lost_over_a_change_of_the_leader(after: in
     cluster.frozen.add(cluster.leader.name)
     cluster.step(30)
     last = cluster.leader.led
-    assert last is not None
     (now,) = last._controller.rollouts()
     evidence = Evidence.from_json(now.evidence["guards"])
     sent = judged = 0
@@ -153,7 +152,6 @@ def last_feed(cluster: Cluster, host: str, last: int) -> list[list[tuple[int, di
     found = []
     for seq in range(1, last + 1):
         stored = cluster.store.read(key_of(host, seq))
-        assert stored is not None
         entry = HostEvidence.load(stored.content).models.get("flights")
         if entry is not None and entry.rollout == cluster.now().id:
             found.append([(second, dict(block)) for second, block in entry.blocks])

@@ -219,7 +219,6 @@ def _batches(reports: Iterator[Any]) -> Iterator[Any]:
 
 def test_half_of_a_sample_is_of_the_newest_hour_and_the_rest_of_the_others(home: Path) -> None:
     sample = draw(home, LIVE, Place(), rows=100)
-    assert sample is not None
     hours = [request.split("-")[0] for request in sample.table.column("_id").to_pylist()]
     counts = {hour: hours.count(hour) for hour in sorted(set(hours))}
     assert counts["h0"] == pytest.approx(50, abs=3)
@@ -238,7 +237,6 @@ def test_only_complete_requests_that_clients_sent_to_the_live_version_are_drawn(
     record(tmp_path, other, columns, scores, name="other")
     record(tmp_path, LIVE, columns, scores, name="old", t=time.time() - 30 * 24 * HOUR)
     sample = draw(tmp_path, LIVE, Place(), rows=100)
-    assert sample is not None
     assert {str(found) for found in sample.table.column("_id").to_pylist()} == {"good0", "good1"}
     assert sorted(np.diff(sample.starts).tolist()) == [1, 3]
     rows = sample.table.column("_row").to_pylist()
@@ -251,12 +249,10 @@ def test_new_records_are_drawn_when_the_old_ones_are_used_up(tmp_path: Path, sto
     scores = bundles.score(store.bundle(LIVE.model, 1).path, columns)
     record(tmp_path, LIVE, columns, scores, name="a")
     sample = draw(tmp_path, LIVE, Place(), rows=100)
-    assert sample is not None
     done = sample.after(len(sample))
     assert draw(tmp_path, LIVE, done, rows=100) is None
     record(tmp_path, LIVE, columns, scores, name="b")
     sample = draw(tmp_path, LIVE, done, rows=100)
-    assert sample is not None
     assert {name[0] for name in sample.table.column("_id").to_pylist()} == {"b"}
 
 

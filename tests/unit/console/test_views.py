@@ -188,7 +188,6 @@ def quality_page(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ch
     shutil.copytree(full, home)
     monkeypatch.setenv("SERIN_HOME", str(home))
     found = read_quality(home, MODEL)
-    assert found is not None
     write_quality(home, replace(found, releases=change(found.releases[0])))
     text = visitor(home).login("viewer").get(f"/models/{MODEL}/quality").text
     return re.sub(r"\s+", " ", text)

@@ -103,7 +103,6 @@ def test_repeated_rows_are_counted_and_left_out_by_their_id(tmp_path: Path) -> N
     columns = {name: np.asarray(values)[twice] for name, values in PLAIN.items()}
     draft, spec = drafted(tmp_path, {"id": (twice * 7919) % 100_003, **columns})
     assert "30 of 2,000 rows repeat another one in every column: one of each is kept" in draft.text
-    assert spec.data.unique is not None
     assert spec.data.unique.by == ("id",)
     dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(tmp_path / "store")))
     assert sum(dataset.rows.values()) == ROWS - 30

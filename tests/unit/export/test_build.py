@@ -154,7 +154,6 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     assert gate["runtime"]["threads"] >= 1
     assert gate["allowed_difference"] == gate["tolerance"] == 1e-4
     quality = read_quality_reference(Path(bundle.path))
-    assert quality is not None
     assert quality.metrics["auc"].value == pytest.approx(gate["test_onnx"]["auc"])
     assert quality.loss == quality.metrics["brier"].value
     assert (quality.block_s, sum(rows for *_, rows in quality.reliability)) == (86_400.0, quality.rows)
@@ -290,7 +289,6 @@ def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
 
     client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
     experiment = client.get_experiment_by_name("flights")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.metrics["model.valid_auc"] == 0.5
     assert run.data.metrics["variant.fp32.bytes"] > 0

@@ -154,7 +154,6 @@ def test_rows_are_recorded_when_the_spec_says_so(
     scores = request["_answer_score"].to_numpy()
     np.testing.assert_allclose(scores, expected[start : start + 1000], atol=1e-6)
     view = read_captures(tmp_path / "home", bundle.model)
-    assert view is not None
     assert (view.requests, view.rows) == (len(ids), recorded.num_rows)
 
 

@@ -205,7 +205,6 @@ def logits(num: np.ndarray, cat: np.ndarray) -> np.ndarray:
 
 def test_a_column_is_as_important_as_what_the_model_loses_without_it(dataset: Path) -> None:
     found = measure_importance(logits, dataset, COLUMNS, "binary")
-    assert found is not None
     losses = {each.column: each.loss for each in found.columns}
     assert [each.column for each in found.columns][:2] == ["raw", "b"]
     assert losses["raw"] > 3 * losses["b"] > 0
@@ -220,7 +219,6 @@ def test_a_slow_model_gets_fewer_repeats_of_the_same(dataset: Path, monkeypatch:
     monkeypatch.setattr(explain, "_SECONDS", -1.0)
     short = measure_importance(logits, dataset, COLUMNS, "binary")
     assert whole is not None
-    assert short is not None
     assert short.repeats == 1
     bands = {each.column: (each.low, each.high) for each in whole.columns}
     assert all(bands[each.column][0] <= each.loss <= bands[each.column][1] for each in short.columns)
@@ -229,6 +227,5 @@ def test_a_slow_model_gets_fewer_repeats_of_the_same(dataset: Path, monkeypatch:
 def test_a_bundle_gives_it_back_and_an_older_one_has_none(dataset: Path, tmp_path: Path) -> None:
     assert read_importance(tmp_path) is None
     found = measure_importance(logits, dataset, COLUMNS, "binary", "logloss")
-    assert found is not None
     write_facts(tmp_path / FILE, found.to_json())
     assert read_importance(tmp_path) == found

@@ -289,7 +289,6 @@ def test_numbers_of_about_one_are_fit_for_a_network(name: str) -> None:
 @pytest.mark.parametrize("name", UNSCALED)
 def test_large_and_tiny_numbers_are_named_with_the_remedies(name: str) -> None:
     text = unscaled_warning({**FINE, name: UNSCALED[name]})
-    assert text is not None
     assert text.startswith(f"not scaled for a network: {name} (")
     assert "end the steps of these columns with normalize, or set model.numeric_scaling: robust" in text
 

@@ -113,7 +113,6 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace() -> None:
     child = subprocess.Popen(
         ["sh", "-c", 'trap "" TERM; echo ready; while :; do sleep 1; done'], stdout=subprocess.PIPE
     )
-    assert child.stdout is not None
     child.stdout.readline()
     end_processes([child.pid], grace_s=0.1)
     assert child.wait(timeout=30) == -signal.SIGKILL

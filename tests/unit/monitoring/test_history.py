@@ -208,7 +208,6 @@ def test_old_rows_become_wider_and_nothing_is_lost(month: Path) -> None:
     assert 2 * DAY_S <= max(age_of[600]) <= 7 * DAY_S + 7 * 3_600
     assert max(age_of[3_600]) == 30 * DAY_S
     view = read_history(month, "flights", T - 30 * DAY_S, T, step_s=3_600)
-    assert view is not None
     (series,) = view.series
     assert len(series.points) == 720
     assert {point.requests for point in series.points} == {72_000}

@@ -48,7 +48,6 @@ def test_of_several_jobs_of_a_run_the_one_that_has_not_ended_counts() -> None:
     )
     assert [job.id for job in jobs] == [3, 4, 5]
     found = newest(jobs)
-    assert found is not None
     assert (found.id, found.restarts, found.waits) == (4, 2, True)
     assert str(found) == "Slurm job 4 waits (Resources, started 2 times before)"
     assert newest([]) is None

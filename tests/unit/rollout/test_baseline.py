@@ -120,7 +120,6 @@ def test_status_names_it_with_its_share(scene: Scene) -> None:
     scene.judge.step_s = 20.0
     scene.roll_out(Phase.SHIFTING, plan=WITH)
     status = model_status(scene.home, "flights")
-    assert status is not None
     assert [(found.version, found.arm, found.weight_percent) for found in status.releases] == [
         (1, "stable", 90.0), (1, "baseline", 5.0), (2, "candidate", 5.0),
     ]  # fmt: skip

@@ -21,7 +21,6 @@ def test_a_retired_model_has_no_route_no_process_and_no_live_version(scene: Scen
     assert (scene.router.route("flights"), scene.fleet.running()) == (None, [release(1, "taxis")])
     assert scene.versions.aliases("flights") == {"previous": 1}
     status = model_status(scene.home, "flights")
-    assert status is not None
     assert (status.live, status.releases, status.rollout.phase) == (None, (), "retired")
     assert status.rollout.reason.endswith(": replaced by taxis")
     route = scene.router.route("taxis")

@@ -242,7 +242,6 @@ def test_a_rollback_and_a_promotion_before_it_skip_recorded_requests(scene: Scen
 def test_the_status_names_the_phase_without_traffic(scene: Scene) -> None:
     begun(scene)
     status = model_status(scene.home, "flights")
-    assert status is not None
     assert (status.rollout.phase, status.rollout.weight_percent, status.live) == ("shadowing", 0.0, 1)
 
 
@@ -306,7 +305,6 @@ def course(scene: Scene) -> list[Decision]:
 
 def test_the_report_shows_recorded_requests_by_segment(scene: Scene) -> None:
     story = tell(course(scene))
-    assert story.shadow is not None
     assert [(found.name, found.rows) for found in story.shadow.segments][:2] == [
         ("all rows", 300),
         ("carrier=1", 1),
@@ -347,6 +345,4 @@ def test_the_live_view_and_the_status_show_it_while_it_runs(scene: Scene) -> Non
     assert "of 1000 recorded rows were answered" in shown
     assert "all rows" in shown
     status = model_status(scene.home, "flights")
-    assert status is not None
-    assert status.rollout.shadow is not None
     assert status.rollout.shadow.rows >= 300

@@ -151,7 +151,6 @@ def test_a_rollout_without_measurements_has_a_story(good: Course) -> None:
 def test_a_replay_with_the_same_settings_comes_to_the_same_end(bad: Course, good: Course) -> None:
     found = replay(bad.decisions, [bad.log], lambda plan: plan)
     turned = next(decision for decision in bad.decisions if decision.phase == Phase.ABORTING)
-    assert found.failed is not None
     assert abs(found.failed.point.t - turned.t) <= 4
     assert replay(good.decisions, [good.log], lambda plan: plan).failed is None
 

@@ -85,7 +85,6 @@ def load_model(folder: Path, version: int) -> Any:
     sys.modules["triton_python_backend_utils"] = fake
     try:
         spec = importlib.util.spec_from_file_location("served_model", MODEL_CODE)
-        assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

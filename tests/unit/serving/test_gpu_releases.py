@@ -82,7 +82,6 @@ def test_a_release_for_a_gpu_gets_the_one_with_most_room_and_sees_no_other(machi
     assert config.parameters["graphs"].string_value == "front.onnx core.onnx"
     assert config.parameters["provider"].string_value == "cuda"
     served = releases.served(V1)
-    assert served is not None
     assert int(config.parameters["gpu_mem_limit"].string_value) == served.arena_bytes
     assert reserved_bytes(machine.folder / "releases") == {LARGE.id: {V1.name: served.bytes}}
     assert f"{V1.name} is served as onnx_python on {LARGE.id}" in releases.log(V1).read_text()
@@ -144,7 +143,6 @@ def test_a_release_over_two_gpus_reserves_on_both(machine: Machine) -> None:
     releases = machine.releases(LARGE, replace(LARGE, id="GPU-other"))
     releases.start(V1)
     served = releases.served(V1)
-    assert served is not None
     assert served.bytes == 3 * CONTEXT_BYTES + 2 * 256 * MB, "instances of the Python backend are processes"
     assert set(reserved_bytes(machine.folder / "releases")) == {LARGE.id, "GPU-other"}
     assert [(list(group.gpus), group.count) for group in machine.config(V1).instance_group] == [([0, 1], 2)]

@@ -179,7 +179,6 @@ def test_a_file_of_keys_is_read_and_followed(tmp_path: Path) -> None:
     file.write_text(json.dumps({"keys": [RSA, {**RSA, "kid": "b"}]}))
     assert folder.signature([corp]) != before
     known = folder.known(corp)
-    assert known is not None
     assert known.count == 2
     folder.forget(corp)
     assert file.exists(), "it is the user's"

@@ -171,7 +171,6 @@ def test_journal_and_aliases_are_read_again_when_the_controller_decided_in_betwe
     new_home, new_store = target(tmp_path)
     restore_backup(new_home, new_store, tmp_path / "b.tar")
     decision = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
-    assert decision is not None
     assert decision.phase == Phase.PROMOTED
     assert new_store.aliases(bundles.MODEL) == {"live": 2}
 

@@ -40,7 +40,6 @@ def save(folder: Path, *steps: int, best: dict[int, int] | None = None) -> Check
 def test_the_newest_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).newest(print) is None
     saved = save(tmp_path, 10, 20).newest(print)
-    assert saved is not None
     assert saved.position.step == 20
     assert torch.equal(saved.tensors["model.w"], torch.full((3,), 20.0))
 
@@ -59,7 +58,6 @@ def test_a_damaged_one_is_passed_over_and_said(tmp_path: Path, file: str) -> Non
     path.write_bytes(data)
     said: list[str] = []
     saved = checkpoints.newest(said.append)
-    assert saved is not None
     assert saved.position.step == 10
     assert "using the one before" in said[0]
 
@@ -71,7 +69,6 @@ def test_one_without_its_last_file_does_not_count_and_is_replaced(tmp_path: Path
         checkpoints.read(20)
     (tmp_path / "checkpoints" / "step-00000020" / "COMPLETE").unlink()
     saved = checkpoints.newest(pytest.fail)
-    assert saved is not None
     assert saved.position.step == 10
     assert save(tmp_path, 20).read(20).position.step == 20
 

@@ -115,7 +115,6 @@ SHAPE = TableShape(numeric=3, sizes=(7, 40), outputs=1)
 def test_products_of_a_row_are_those_of_its_layers_three_times() -> None:
     network = build_model(ModelSpec(hidden=(8, 4), embedding=2), SHAPE)
     found = weigh(network, SHAPE, optimizer="adamw")
-    assert found is not None
     assert found.flops_per_row == 3 * 2 * (7 * 8 + 8 * 4 + 4 * 1)
     assert found.table_bytes_per_step == 4 * 10 * 47 * 2
     assert (
@@ -163,7 +162,6 @@ def test_epochs_settings_and_the_receipt_reach_mlflow(
 
     client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
     experiment = client.get_experiment_by_name("parcels")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_id == json.loads((tmp_path / "run" / "mlflow.json").read_text())["run"]
     assert run.info.status == "FINISHED"

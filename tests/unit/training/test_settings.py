@@ -255,7 +255,6 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
         run(tmp_path / "run", dataset, epochs=5)
     monkeypatch.undo()
     saved = Checkpoints(tmp_path / "run").newest(pytest.fail)
-    assert saved is not None
     assert saved.position.step == 20
     whole, resumed = run(tmp_path / "whole", dataset, epochs=5), run(tmp_path / "run", dataset, epochs=5)
     assert resumed == whole

@@ -42,7 +42,6 @@ def test_a_process_on_the_leash_dies_with_its_parent() -> None:
         cwd=ROOT,
     )
     with parent:
-        assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
         until(lambda: not is_alive(child), f"the end of process {child} after its parent's")

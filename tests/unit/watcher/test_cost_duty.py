@@ -145,7 +145,6 @@ def test_a_running_release_is_measured_and_its_file_is_added_to(
             duty.tick(began + seconds)
         found = read_serving_cost(home, RELEASE.name)
         child.communicate(b"\n", timeout=60)
-    assert found is not None
     assert found.seconds == pytest.approx(20.0, abs=0.1)
     assert (found.predictions, found.requests) == (1020 - 40 - (30 - 4 - 20), 20), (
         "rows of checks are no client's"

@@ -107,7 +107,6 @@ def tick(home: Path, minute: int, duty: DriftDuty | None = None) -> DriftDuty:
 
 def release_state(home: Path, version: int = 1) -> dict[str, Any]:
     state = read_state(home, NAME)
-    assert state is not None
     return state.releases[version].to_json()
 
 
@@ -163,7 +162,6 @@ def test_the_command_shows_the_alarm_and_writes_the_page(
     with pytest.raises(typer.BadParameter, match=r"x\.html cannot be written: No such file or directory"):
         drift(NAME, report=tmp_path / "none" / "x.html")
     view = read_drift(home, NAME)
-    assert view is not None
     assert [column.state for column in view.columns] == ["drifted", "no alarm"]
     assert view.columns[0].evidence == 1.0
     assert view.columns[0].unseen == pytest.approx((0.0, 0.2), abs=0.02)
@@ -187,7 +185,6 @@ def test_a_share_beyond_its_tolerance_is_not_yet_an_alarm_and_its_next_judgement
     assert view is not None
     (carrier,) = (each for each in view.columns if each.name == "carrier")
     assert carrier.state == "no alarm yet"
-    assert carrier.largest is not None
     assert (carrier.largest.label, carrier.largest.block) == ("unseen values", "minute")
     assert carrier.largest.judged == START + 120
 

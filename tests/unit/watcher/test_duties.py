@@ -9,7 +9,6 @@ import pytest
 
 from serin.errors import StoreUnreachable
 from serin.formats.cluster.decisions import MODELS, Writer, dump_decision, prefix_of
-from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.plan import Plan
@@ -20,6 +19,7 @@ from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
 from serin.watcher.report_duties import RolloutsDuty
 from serin.watcher.watcher import Rounds
+from tests.kit.stacks import stack_in
 from tests.kit.waiting import Clock
 
 
@@ -88,12 +88,7 @@ class Scene:
         self.home, self._shared, self._seq = home, shared, 0
         self._store = open_objects(os.environ["SERIN_STORE"])
         if shared:
-            home.mkdir(exist_ok=True)
-            stack = Stack(
-                home=home, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url="",
-                prefect_port=None, since=0.0, agent=True,
-            )  # fmt: skip
-            write_stack(stack)
+            stack_in(home, agent=True)
         self._duty = RolloutsDuty(home, AlertBook(home))
 
     def decide(self, hold: Hold | None, phase: Phase = Phase.SHIFTING) -> None:

@@ -167,7 +167,6 @@ def test_a_gateway_that_is_down_is_an_error_to_its_scraper_alone(server: Metrics
 
 def test_the_address_stays_the_same_over_restarts(home: Path) -> None:
     first = MetricsServer.start(home)
-    assert first is not None
     port = first.server_address[1]
     first.close()
     assert read_address(home) == ("127.0.0.1", port)

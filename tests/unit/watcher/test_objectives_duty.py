@@ -151,7 +151,6 @@ def test_a_wave_of_half_the_budget_fires_nothing(world: World) -> None:
         world.minute(1, requests=100, bad=1 if minute % 20 == 0 else 0)  # 0.05%
     assert world.open_keys() == []
     view = read_objectives(world.home, "flights", now=world.now)
-    assert view is not None
     available, fast = view.objectives
     assert (available.requests, available.bad, available.fires) == (8_000, 4, False)
     assert available.budget_left == pytest.approx(1 - 0.5 * 80 * 60 / PERIOD_S, abs=1e-4)
@@ -163,7 +162,6 @@ def test_clients_that_leave_page_nobody_and_hide_nothing(world: World) -> None:
     world.minutes(20, 1, requests=50)
     assert world.minutes_until_alert(1, 5, requests=600, gone=600) is None
     view = read_objectives(world.home, "flights", now=world.now)
-    assert view is not None
     assert [(each.requests, each.bad) for each in view.objectives] == [(1_000, 0)] * 2
     assert view.gone[300] == 1.0
     assert view.gone[PERIOD_S] == 3_000 / 4_000
@@ -369,7 +367,6 @@ def test_a_version_s_promises_come_from_its_own_spec(home: Path, tmp_path: Path)
         store.publish_bundle(NAME, store.reserve_version(NAME), folder)
     promises = Promises(home)
     found = promises.of(NAME, 1)
-    assert found.objectives is not None
     assert (found.objectives.latency_ms, found.objectives.availability, found.rollback) == (20.0, 0.99, True)
     assert promises.limit_ms(NAME, f"{NAME}-v1-baseline") == 20.0
     assert promises.limit_ms(NAME, f"{NAME}-v2") is None

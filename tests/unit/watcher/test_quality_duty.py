@@ -45,7 +45,6 @@ def follow(home: Path, now: float) -> QualityView:
     """What a new process makes of all that is there."""
     QualityDuty(home, AlertBook(home), clock=lambda: 0.0).tick(now)  # a tick that never gets late
     view = read_quality(home, bundles.MODEL)
-    assert view is not None
     assert not view.behind
     return view
 
@@ -189,7 +188,6 @@ def test_the_next_look_after_rows_were_forgotten_counts_what_is_left(
         duty = QualityDuty(home, AlertBook(home), clock=lambda: 0.0)
     duty.tick(BEGAN + DAY_S + 65)
     after = read_quality(home, bundles.MODEL)
-    assert after is not None
     assert [(each.recorded, each.labelled) for each in after.releases] == [(ROWS - 200, 400), (ROWS, 0)]
     assert (after.received, after.behind) == (before.received, False)
     assert sum(day.recorded for day in after.releases[0].days) == ROWS - 200
@@ -203,7 +201,6 @@ def test_a_tick_does_a_bounded_amount_of_work(home: Path, two: Two) -> None:
     duty = QualityDuty(home, AlertBook(home), clock=lambda: float(next(clock)))
     duty.tick(BEGAN + DAY_S + 60)
     view = read_quality(home, bundles.MODEL)
-    assert view is not None
     assert view.behind
     for _ in range(300):
         duty.tick(BEGAN + DAY_S + 120)
@@ -236,7 +233,6 @@ def test_a_live_version_within_its_objective_raises_no_alert(home: Path) -> None
     live(home, STRICT, worse=0.0)
     view = follow(home, BEGAN + 3 * DAY_S)
     objective = view.releases[0].objective
-    assert objective is not None
     assert (objective.alarm, objective.used) == (False, ROWS)
     assert objective.mean == pytest.approx(objective.offline, abs=0.02)
     assert objective.block == "minute"
@@ -330,7 +326,6 @@ def test_the_controller_gets_the_blocks_of_versions_that_have_an_objective(home:
     live(home, LENIENT, worse=0.0)
     follow(home, BEGAN + 3 * DAY_S)
     found = read_quality_blocks(home, bundles.MODEL, "delays-v2")
-    assert found is not None
     assert ROWS - FEWEST_ROWS < sum(rows for *_, rows in found.blocks) <= ROWS  # the last ones wait for more
     assert found.limit == pytest.approx(found.offline + 0.02)
     assert read_quality_blocks(home, bundles.MODEL, "delays-v1") is not None  # without labels so far
@@ -340,7 +335,6 @@ def test_the_controller_gets_the_blocks_of_versions_that_have_an_objective(home:
     add(home, bundle, labels, BEGAN + 3 * DAY_S)
     view = follow(home, BEGAN + 4 * DAY_S)
     again = read_quality_blocks(home, bundles.MODEL, "delays-v2")
-    assert again is not None
     assert again.blocks == corrected  # each label is evidence once
     assert view.releases[0].metrics["brier"].value > found.offline + 0.02  # what is shown is corrected
 

@@ -6,8 +6,6 @@ from typing import Any, Literal
 import pytest
 
 from serin.formats.reason import Reason
-from serin.host.state import Stack, write_stack
-from serin.machine.process import start_ticks
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import RetrainBook, read_retraining
@@ -18,6 +16,7 @@ from serin.watcher.retrain_duty import RetrainDuty
 from tests.fakes.prefect import Server, prefect_at_work
 from tests.fakes.rollout import go_live
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+from tests.kit.stacks import stack_in
 
 HOUR = 3600.0
 NOW = 1_800_000_000.0
@@ -51,15 +50,6 @@ def fire(
     )
 
 
-def stack_at(home: Path, url: str) -> None:
-    ticks = start_ticks(1)
-    assert ticks is not None
-    write_stack(Stack(
-        home=home, supervisor_pid=1, supervisor_ticks=ticks, gateway_port=1, prefect_api_url=url, prefect_port=None,
-        since=0.0,
-    ))  # fmt: skip
-
-
 def events(server: Server) -> list[dict[str, Any]]:
     return [each for call, body in server.asked if call == "POST /events" for each in body]
 
@@ -76,7 +66,7 @@ def test_the_most_important_alarm_asks_once_when_the_cool_down_is_over(home: Pat
     fire(home, "drift", share=0.9, severity="info")
     with prefect_at_work() as server:
         server.answers["POST /events"] = (204, None)
-        stack_at(home, server.url)
+        stack_in(home, prefect_api_url=server.url)
         duty = RetrainDuty(home)
         tick(duty, NOW + 22 * HOUR)
         assert events(server) == []
@@ -100,7 +90,7 @@ def test_the_most_important_alarm_asks_once_when_the_cool_down_is_over(home: Pat
 def test_other_alarms_do_not_ask(home: Path, alarm: Any) -> None:
     fire(home, **alarm)
     with prefect_at_work() as server:
-        stack_at(home, server.url)
+        stack_in(home, prefect_api_url=server.url)
         tick(RetrainDuty(home), NOW + 24 * HOUR)
         assert events(server) == []
 
@@ -109,14 +99,14 @@ def test_a_quality_alarm_asks_with_its_own_event(home: Path) -> None:
     fire(home, "quality")
     with prefect_at_work() as server:
         server.answers["POST /events"] = (204, None)
-        stack_at(home, server.url)
+        stack_in(home, prefect_api_url=server.url)
         tick(RetrainDuty(home), NOW + 24 * HOUR)
         assert [each["event"] for each in events(server)] == ["serin.quality"]
 
 
 def test_a_server_that_is_down_is_asked_again(home: Path) -> None:
     fire(home, "drift")
-    stack_at(home, "http://127.0.0.1:9/api")
+    stack_in(home, prefect_api_url="http://127.0.0.1:9/api")
     duty = RetrainDuty(home)
     tick(duty, NOW + 24 * HOUR)
     first = duty._requests[NAME]

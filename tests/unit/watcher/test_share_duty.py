@@ -10,12 +10,12 @@ from serin.errors import StoreUnreachable
 from serin.formats.captures import SCRATCH
 from serin.formats.forget_requests import read_applied, write_request
 from serin.formats.shared_captures import GONE
-from serin.host.state import Stack, write_stack
 from serin.store.store import Store
 from serin.watcher import share_duty
 from serin.watcher.captures import forget_states
 from serin.watcher.share_duty import ShareDuty, shared_store
 from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, combined_ids
+from tests.kit.stacks import stack_in
 from tests.unit.watcher.test_capture_duty import OpenAlerts
 
 LATER = NOON + 86_400
@@ -201,9 +201,5 @@ def test_records_are_uploaded_to_s3_and_to_a_folder_that_agents_share(
     monkeypatch.setenv("SERIN_STORE", "s3://store")
     assert shared_store(tmp_path) is not None
     monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
-    stack = Stack(
-        home=tmp_path, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url="", prefect_port=None,
-        since=0.0, agent=True,
-    )  # fmt: skip
-    write_stack(stack)
+    stack_in(tmp_path, agent=True)
     assert shared_store(tmp_path) is not None

@@ -12,7 +12,6 @@ from serin import metrics
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.forget_requests import write_request
 from serin.formats.shared_captures import combined_home, records_home
-from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.capture import all_hosts
 from serin.monitoring.capture.read import parts
@@ -23,6 +22,7 @@ from serin.watcher.served import served_models
 from serin.watcher.share_duty import ShareDuty
 from tests.fakes.live_quality import BEGAN, DAY_S, publish, serve
 from tests.fakes.sharing_hosts import MODEL, NOON, SharingHost, combined_ids
+from tests.kit.stacks import stack_in
 from tests.unit.serving import bundles
 from tests.unit.watcher import test_drift_duty as drifting
 from tests.unit.watcher import test_quality_duty as labelling
@@ -39,12 +39,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 def agent_at(home: Path, model: str, version: int) -> None:
     """What an agent leaves in its home."""
-    stack = Stack(
-        home=home, supervisor_pid=1, supervisor_ticks=1, gateway_port=1, prefect_api_url="", prefect_port=None,
-        since=0.0, agent=True,
-    )  # fmt: skip
-    home.mkdir(parents=True, exist_ok=True)
-    write_stack(stack)
+    stack_in(home, agent=True)
     route = ModelRoute(model=model, epoch=1, stable=Release(model=model, version=version))
     (home / "agent").mkdir(exist_ok=True)
     state = DesiredState(seq=1, term=1, by="c", t=0.0, routes=(route,))

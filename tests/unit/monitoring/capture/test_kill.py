@@ -57,7 +57,6 @@ def is_exact(home: Path) -> None:
     tidy(home, "taxis")
     assert ages(home) == [1000 * number for number in NUMBERS]
     view = read_captures(home, "taxis")
-    assert view is not None
     assert (view.requests, view.rows, view.dropped, view.damaged) == (len(NUMBERS), len(NUMBERS), 2, 0)
     assert not list((home / "spool").rglob("*.rows"))
     assert not [path for path in captures_folder(home).rglob("*") if path.name.startswith(SCRATCH)]

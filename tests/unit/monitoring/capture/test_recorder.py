@@ -82,7 +82,6 @@ def test_what_a_backend_dropped_and_what_a_torn_file_lost_is_counted(tmp_path: P
     (backend.folder / "00000004.rows").write_text("not a spool file")
     assert recorder(tmp_path).record(NOON).requests == 2
     view = read_captures(tmp_path, "taxis")
-    assert view is not None
     assert (view.requests, view.rows, view.dropped, view.damaged) == (2, 2, 6, 2)
     assert view.releases["taxis-v1"].share == 0.5
     assert backend.sent == view.requests + view.dropped
@@ -96,7 +95,6 @@ def test_a_version_that_no_longer_exists_is_counted_as_dropped(tmp_path: Path) -
     Backend(tmp_path, "taxis-v2").leave([request(2, NOON)])
     Recorder(tmp_path, tmp_path / "none", settings, settle_s=0).record(NOON)
     view = read_captures(tmp_path, "taxis")
-    assert view is not None
     assert (view.requests, view.dropped) == (1, 1)
     assert ages(tmp_path) == [2000]
 

@@ -124,7 +124,6 @@ def test_an_answer_in_a_file_of_scores_is_not_taken_for_the_truth(home: Path) ->
     with pytest.raises(LabelsUnfit, match="has no stars: give a column _label"):
         add(home, pa.table(scored), classes)
     added = add(home, pa.table({**scored, "stars": ["bad"]}), classes)
-    assert added.file is not None
     assert added.file.read().column("label").to_pylist() == ["bad"]
     assert add(home, pa.table(scored), classes, value="label", now=NOW + 1).stored == 1
 
@@ -276,7 +275,6 @@ def test_an_index_of_any_size_finds_every_row_also_those_that_came_after_it_was_
     for seed in (1, 2):
         made = record(home, 100, seed=seed, every_s=300.0)  # into hours that the index knows
         added = add_labels(home, truth_of(), made.labels(), Columns(), NOW + seed)
-        assert added.file is not None
         *_, found = search(home, MODEL, added.file, added.file.read(), {1: watched(1)}.get, index)
         assert found.labels == set(range(100))
         assert sum(table.num_rows for tables in found.rows.values() for table in tables) == 100
