@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from serin.rollout.decide.plan import StoredPlan
 from serin.store.artifacts import ModelRoute, NamedRelease, Release
@@ -105,10 +105,18 @@ class Rollout:
     @property
     def weight_percent(self) -> float:
         """The candidate's share of traffic."""
-        if self.phase is Phase.SHIFTING:
-            assert self.step is not None
-            return self.plan.steps[self.step]
-        return 100.0 if self.phase in (Phase.BAKING, Phase.DRAINING, Phase.PROMOTED) else 0.0
+        match self.phase:
+            case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.ABORTING | Phase.ROLLED_BACK:
+                return 0.0
+            case Phase.SHADOWING | Phase.WITHDRAWING | Phase.RESTARTING | Phase.RETIRING | Phase.RETIRED:
+                return 0.0
+            case Phase.SHIFTING:
+                assert self.step is not None
+                return self.plan.steps[self.step]
+            case Phase.BAKING | Phase.DRAINING | Phase.PROMOTED:
+                return 100.0
+            case _ as never:
+                assert_never(never)
 
     @property
     def baseline(self) -> Release | None:

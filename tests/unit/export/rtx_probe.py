@@ -42,7 +42,22 @@ def look_at(graph: onnx.ModelProto, **asked: Any) -> dict[str, Any]:
         "bytes": len(engine.plan),
         "precisions": engine.precisions,
         "runtime": runtime_refusal(engine.plan),
+        **parsed(graph),
     }
+
+
+def parsed(graph: onnx.ModelProto) -> dict[str, Any]:
+    """What the parser understood: the tensors around the network, and the types of its layers' outputs by kind."""
+    api = _load_api()
+    logger = _collecting_logger(api, [])
+    builder = api.Builder(logger)
+    network = builder.create_network(0)
+    assert api.OnnxParser(network, logger).parse(graph.SerializeToString())
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [network.get_output(index) for index in range(network.num_outputs)]
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    types = [(each.type.name, each.get_output(0).dtype.name) for each in layers if each.num_outputs]
+    return {"tensors": [(each.name, each.dtype.name, list(each.shape)) for each in tensors], "types": types}
 
 
 def runtime_refusal(plan: bytes) -> str:

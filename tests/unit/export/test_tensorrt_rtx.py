@@ -115,8 +115,17 @@ def test_an_engine_is_built_for_two_kinds_of_gpu_and_keeps_the_precision_of_the_
     engine = found[name]
     print(name, engine["bytes"], "bytes,", engine["precisions"])
     assert engine["bytes"] > 100_000
-    assert "HALF" in engine["precisions"]
-    assert "FLOAT" in found["plain"]["precisions"], "a graph in fp32 gives an engine without a layer in fp16"
+    assert engine["tensors"] == [
+        ["num", "FLOAT", [-1, 3]],
+        ["cat", "INT64", [-1, 1]],
+        ["logits", "FLOAT", [-1, 1]],
+    ]
+    assert {dtype for kind, dtype in engine["types"] if kind == "MATRIX_MULTIPLY"} == {"HALF"}
+    assert "HALF" in engine["precisions"], "layers that the builder made"
+
+
+def test_a_graph_in_fp32_gives_an_engine_without_a_layer_in_fp16(found: dict[str, Any]) -> None:
+    assert {dtype for _, dtype in found["plain"]["types"]} == {"FLOAT", "INT32", "INT64"}
     assert "HALF" not in found["plain"]["precisions"]
 
 
