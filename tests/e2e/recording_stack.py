@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,13 +28,13 @@ from serin.serving.client.tensors import (
     http_body,
     read_http_answer,
 )
-from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
+from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import start_gateway
+from tests.e2e.serving_stack import end_all, start_gateway
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -218,12 +217,7 @@ def recording_stack(**specs: str) -> Iterator[RecordingStack]:
         stack.route()
         yield stack
     finally:
-        host.kill(PROCESS_NAME)
-        for release in releases.running():
-            host.kill(release.name)
-            releases.stop(release)
-        host.stop_all()
-        shutil.rmtree(folder, ignore_errors=True)
+        end_all(host, releases, folder)
 
 
 def publish(store: Store, spec: str) -> Release:

@@ -161,12 +161,17 @@ def running_stack(tls: TlsFiles | None = None, backend: str = "auto") -> Iterato
         stack.route(0)
         yield stack
     finally:
-        host.kill(PROCESS_NAME)
-        for release in releases.running():
-            host.kill(release.name)
-            releases.stop(release)
-        host.stop_all()
-        shutil.rmtree(folder, ignore_errors=True)
+        end_all(host, releases, folder)
+
+
+def end_all(host: ChildHost, releases: Releases, folder: Path) -> None:
+    """Kills every process and removes the folder."""
+    host.kill(PROCESS_NAME)
+    for release in releases.running():
+        host.kill(release.name)
+        releases.stop(release)
+    host.stop_all()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def good_inputs() -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from serin.errors import TritonMissing
 
 
-def why_no_release() -> str:
-    """Why no release can be served by a GPU here; empty where one can."""
+def why_no_release(backend: str = "") -> str:
+    """Why no release can be served by a GPU here, with a backend of Triton's; empty where one can."""
     try:
         import torch
     except ImportError:
@@ -20,4 +20,6 @@ def why_no_release() -> str:
         server = find_triton().describe(gpus=True)
     except TritonMissing as error:
         return str(error)
+    if backend:
+        return server.no_cuda if backend in server.backends else f"this Triton has no backend {backend}"
     return "" if "cuda" in server.accelerators else "the ONNX Runtime of Triton's Python has no CUDA provider"

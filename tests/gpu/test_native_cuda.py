@@ -18,12 +18,11 @@ import pytest
 import torch
 
 from benchmarks.serving.gpu_servers import Running, Wanted, flights_bundle, serving
-from serin.errors import PredictionFailed, TritonMissing
+from serin.errors import PredictionFailed
 from serin.formats.schema import read_schema
 from serin.formats.wire import Array, to_wire
 from serin.machine.hardware import Nvml, inventory
 from serin.machine.ports import free_ports
-from serin.scoring.session import has_device
 from serin.serving.client.client import Protocol, predict
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import find_triton
@@ -32,6 +31,7 @@ from serin.serving.triton.repository import build_repository, choose_for, servin
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Bundle, Release
 from tests.e2e.serving_host import ChildHost, is_ready, wait_for
+from tests.gpu.parts import why_no_release
 from tests.kit.web import ask
 from tests.unit.export.small_dataset import flights
 
@@ -40,19 +40,7 @@ LOADS = 20
 MB = 1 << 20
 
 
-def _unable() -> str:
-    if not torch.cuda.is_available():
-        return "no GPU that torch can use"
-    if not has_device("cuda"):
-        return "this ONNX Runtime has no CUDA provider"
-    try:
-        server = find_triton().describe(gpus=True)
-    except TritonMissing as error:
-        return str(error)
-    return server.no_cuda if NATIVE in server.backends else f"this Triton has no backend {NATIVE}"
-
-
-_WHY = _unable()
+_WHY = why_no_release(NATIVE)
 pytestmark = [pytest.mark.skipif(bool(_WHY), reason=_WHY), pytest.mark.timeout(300)]
 
 

@@ -23,7 +23,7 @@ from tests.unit.monitoring.test_alert_book import ALERT
 
 
 def test_keys_are_made_listed_and_revoked_from_the_command_line(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert serin("keys", "create", "ada", "--model", "delays", "--lasts", "90d") == 0
     said = capsys.readouterr()
@@ -57,18 +57,14 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
     ],
 )
 def test_a_wrong_argument_is_one_message_and_exit_code_2(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: str,
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     assert serin("keys", *arguments) == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_gateway_that_other_machines_reach_keeps_requiring_keys(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     up = stack_in(home, gateway_port=8080, tls=True, address="0.0.0.0", pages_port=8443)
     assert (up.gateway_url, up.is_public) == ("https://127.0.0.1:8080", True)
@@ -85,9 +81,7 @@ def test_a_gateway_that_other_machines_reach_keeps_requiring_keys(
 SECRET = "https://hooks.example.org/s3cret"
 
 
-def test_alerts_are_listed_acknowledged_and_silenced(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_alerts_are_listed_acknowledged_and_silenced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serin("alerts", "list") == 0
     assert capsys.readouterr().out == "no open alerts\n"
     AlertBook(home).fire(ALERT, time.time())
@@ -144,11 +138,7 @@ def test_a_second_acknowledgement_keeps_the_first_note_unless_it_brings_one(
     ],
 )
 def test_a_silence_that_matches_no_model_and_no_open_alert_says_so(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    hinted: bool,
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], hinted: bool
 ) -> None:
     AlertBook(home).fire(ALERT, time.time())
     journal = JournalFolder(home).path("taxis")
@@ -183,7 +173,7 @@ def test_a_receiver_is_added_and_its_url_is_not_shown(
 
 
 def test_a_test_message_reaches_the_receiver_or_the_exit_code_is_1(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with webhook() as hook:
         assert serin("alerts", "receivers", "add", "team", hook.url) == 0
@@ -209,11 +199,7 @@ def test_a_test_message_reaches_the_receiver_or_the_exit_code_is_1(
     ],
 )
 def test_a_wrong_argument_of_alerts_is_one_message_and_exit_code_2(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    words: str,
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     del home
     assert serin("alerts", *arguments) == 2

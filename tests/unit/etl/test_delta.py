@@ -342,7 +342,7 @@ def test_a_query_that_cannot_be_read_is_explained(
     assert not list((tmp_path / "rows").glob("*"))
 
 
-def test_a_database_that_is_missing_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_missing_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "uri").write_text(f"sqlite:///{tmp_path}/none.db\n")
     table = SqlTable(**ORDERED | {"connection": f"file:{tmp_path}/uri"})
     with pytest.raises(SourceUnreadable, match="names a database file that does not exist"):

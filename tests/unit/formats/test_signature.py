@@ -246,7 +246,7 @@ def test_a_file_that_is_not_one_of_signatures_is_none(content: bytes) -> None:
 
 
 def test_versions_are_signed_and_keys_trusted_from_the_command_line(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open()
     bundles.publish(store, bias=0.0)
@@ -297,7 +297,6 @@ def test_a_signed_version_that_was_copied_elsewhere_is_refused_by_every_reader(
     trusting: bool,
     home: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store, key = Store.open(), Scene.key(tmp_path / "key")

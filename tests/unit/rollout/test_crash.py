@@ -247,9 +247,7 @@ def test_what_does_not_go_back_is_refused_with_the_reason(full: Scene, kind: str
         assert "No space left on device" in answer.reason
 
 
-def test_the_other_models_are_looked_at_in_the_same_round(
-    full: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_models_are_looked_at_in_the_same_round(full: Scene) -> None:
     full.judge.step_s = 0.0
     full.command("start", 1, model="taxis", plan=replace(PLAN, steps=(100.0,)))
     with full_disk(full.home / "rollouts" / "flights"):

@@ -185,7 +185,7 @@ def test_a_file_of_keys_is_read_and_followed(tmp_path: Path) -> None:
 
 
 def test_issuers_are_added_listed_and_removed_from_the_command_line(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: Server
+    home: Path, capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:
     server.say("/keys", {"keys": [RSA]})
     adding = ("keys", "issuer", "add", "corp", "--url", URL, "--audience", "serin")

@@ -65,9 +65,7 @@ def test_what_is_not_known_is_named(home: Path) -> None:
     assert cost_lines(replace(BUNDLE, version=4), {}) == []
 
 
-def test_costs_are_shown_per_stage_together_and_per_1000_predictions(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_shown_per_stage_together_and_per_1000_predictions(home: Path) -> None:
     keep_receipt(home, "train", "train-t1", receipt("train", 40, 3))
     keep_receipt(home, "export", "late-v3", receipt("export", 50, 2, gpu=False))
     cost = ServingCost(

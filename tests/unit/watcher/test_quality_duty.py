@@ -274,16 +274,17 @@ def test_few_bad_labels_are_no_alert_yet(home: Path) -> None:
     assert read_alerts(home).open == ()
 
 
+def _promote_both(home: Path) -> None:
+    for version in (1, 2):
+        order = Command(kind="start", model=bundles.MODEL, version=version, by="ada")
+        assert Mailbox(home).ask(order).accepted
+        _until(home, Phase.PROMOTED, version)
+
+
 def test_a_worse_version_is_rolled_back_by_the_watcher_where_the_spec_asks_for_it(home: Path) -> None:
     live(home, STRICT, worse=1.0)
     with running_controller(home, bundles.MODEL):
-        for version in (1, 2):
-            assert (
-                Mailbox(home)
-                .ask(Command(kind="start", model=bundles.MODEL, version=version, by="ada"))
-                .accepted
-            )
-            _until(home, Phase.PROMOTED, version)
+        _promote_both(home)
         follow(home, BEGAN + 3 * DAY_S)
         follow(home, BEGAN + 3 * DAY_S + 5)  # the alarm is still there, and nothing is asked for twice
         _until(home, Phase.PROMOTED, 1)
@@ -301,13 +302,7 @@ def test_a_version_that_a_rollback_has_brought_back_is_not_exchanged_for_the_wor
     live(home, STRICT, worse=1.0)
     store = Store.open()
     with running_controller(home, bundles.MODEL):
-        for version in (1, 2):
-            assert (
-                Mailbox(home)
-                .ask(Command(kind="start", model=bundles.MODEL, version=version, by="ada"))
-                .accepted
-            )
-            _until(home, Phase.PROMOTED, version)
+        _promote_both(home)
         follow(home, BEGAN + 3 * DAY_S)
         _until(home, Phase.PROMOTED, 1)
         store.set_alias(bundles.MODEL, "live", 1)

@@ -135,9 +135,7 @@ def test_live_quality_is_that_of_the_rows_of_all_hosts(host: Host) -> None:
     assert asdict(release)["recorded"] == 800
 
 
-def test_a_home_without_an_agent_follows_its_own_records(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_without_an_agent_follows_its_own_records(host: Host, tmp_path: Path) -> None:
     a, b = host("a"), host("b")
     b.send(1)
     a.share()
