@@ -96,9 +96,8 @@ NOT_DECIDING: Mapping[str, str] = {
 """Libraries that a stage imports and that decide none of its numbers."""
 NOT_IN: Mapping[str, frozenset[str]] = {
     "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
-    "train": frozenset(
-        {"cupy", "pandas", "pyarrow"}
-    ),  # cupy brings shards; formats of requests, search's tables
+    # cupy brings shards; formats of requests, search's tables; a model that is taken over is measured on the CPU
+    "train": frozenset({"cupy", "pandas", "pyarrow", "onnxruntime_ep_nv_tensorrt_rtx"}),
     "export": frozenset({"cudf", "cupy"}),  # test rows are read by the process engine
 }
 
