@@ -25,7 +25,7 @@ class Traffic:
 
     @property
     def answered(self) -> int:
-        return self.result.latencies.count if self.result else 0
+        return len(self.result.latencies) if self.result else 0
 
     @property
     def failures(self) -> dict[str, int]:

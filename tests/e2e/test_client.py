@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.serving.client.client import Client, Protocol
 from serin.serving.tuning.load import Closed, model_target, run_load
 from tests.e2e.serving_guarded import guarded_gateway
-from tests.e2e.serving_stack import NO_SUCH, Stack, running_stack
+from tests.e2e.serving_stack import NO_SUCH, Stack
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -33,12 +32,6 @@ WIRE = {
     "carrier": np.array([["AA"], [""]], dtype=object), "temp": np.array([[0.5], [np.nan]], np.float32),
     "distance": np.array([[1], [2]], np.int64), "night": np.array([[1], [-1]], np.int8),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running_stack() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -29,18 +29,12 @@ from tests.e2e.fuzz_gateway import Http2
 from tests.e2e.fuzz_requests import GrpcCall, framed, good_frame
 from tests.e2e.reset_clients import Resetter, give_up_calls, memory, padded_frame
 from tests.e2e.serving_host import ChildHost, wait_for
-from tests.e2e.serving_stack import NO_SUCH, Stack, built_filter, good_inputs, running_stack, start_gateway
+from tests.e2e.serving_stack import NO_SUCH, Stack, built_filter, good_inputs, start_gateway
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
 CARES = "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 ONLY_MODELS = "this gateway answers inference, readiness and metadata of models, and nothing else"
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running_stack() as running:
-        yield running
 
 
 CONTROL_PATHS = [

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +22,12 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_load import loading, outcome
-from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs, running_stack
+from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs
 from tests.signals import hit, send_group
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
 PROTOCOLS: list[Protocol] = ["http", "grpc"]
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running_stack() as running:
-        yield running
 
 
 # what clients get

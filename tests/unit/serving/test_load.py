@@ -1,5 +1,6 @@
 """The load generator and the probe of a release."""
 
+import importlib
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from serin.serving.triton.probe import answers
 from serin.serving.tuning.load import Closed, LoadResult, Open, json_target, model_target, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import Release
+from tests.kit.waiting import until
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 from tests.unit.serving.pausing_server import ANSWER, PausingServer, pauses_once, serving
@@ -91,6 +93,16 @@ def test_grpc_on_a_closed_port_is_unavailable() -> None:
     nobody = model_target(url, MODEL, bundles.rows(4), SCHEMA, protocol="grpc", timeout_s=30.0)
     result = run_load(nobody, Closed(clients=1), seconds=1)
     assert set(result.outcomes) == {"UNAVAILABLE"}
+
+
+def test_the_clients_of_the_demo_count_answers_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("examples/flights")
+    with serving(lambda number: ANSWER if number % 4 else None) as server:
+        traffic = importlib.import_module("traffic").Traffic(server.url, "m", [[{"n": 1}]])
+        with traffic:
+            until(lambda: server.answered > 60)
+    assert traffic.answered >= 20
+    assert traffic.failures["closed"] >= 5
 
 
 def test_it_stops_when_asked_to() -> None:
