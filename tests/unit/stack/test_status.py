@@ -12,12 +12,13 @@ from serin.commands.stack import status
 from serin.errors import StoreUnreachable
 from serin.host.supervisor import Child
 from serin.machine.process import ProcessState
-from serin.monitoring.alerts.alert import Alert, AlertRecord
+from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.latency import ReleaseLatency
 from serin.monitoring.objectives.read import ObjectivesView, ObjectiveView
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, RolloutStatus
 from serin.stack.status import Address, Status
 from tests.kit.stacks import stack_in
+from tests.unit.monitoring.test_alert_book import ALERT
 
 ROLLOUT = RolloutStatus(
     id="r1",
@@ -176,26 +177,9 @@ def test_budgets_and_open_alerts_are_shown_and_do_not_make_a_stack_ill() -> None
         objectives=(spent, replace(spent, name="latency", budget_left=0.4, fires=False)),
         rollbacks=(),
     )
-    alert = Alert(
-        key="flights/objective/availability",
-        kind="objective",
-        model="flights",
-        release="flights-v1",
-        severity="page",
-        title="flights: too many requests fail",
-        text="",
-        since=0.0,
-    )
+    alert = replace(ALERT, severity="page", title="flights: too many requests fail")
     record = AlertRecord(
-        id="a-1",
-        alert=alert,
-        fired=0.0,
-        seen=0.0,
-        resolved=None,
-        acknowledged=1.0,
-        acknowledged_by="ada",
-        note="",
-        silenced_until=None,
+        id="a-1", alert=alert, fired=0.0, seen=0.0, acknowledged=1.0, acknowledged_by="ada", note=""
     )
     found = replace(WELL, objectives={"flights": view}, alerts=(record,))
     assert found.well
