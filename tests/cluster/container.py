@@ -174,6 +174,7 @@ def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str
         f"printf '127.0.0.1 localhost\\n%s %s\\n' {place.address} {place.hostname} > {root}/up/etc/hosts",
         f"mount -t overlay overlay -o lowerdir=/,upperdir={root}/up,workdir={root}/work {tree}",
         f"mount -t proc proc {tree}/proc", f"mount --rbind /sys {tree}/sys", f"mount --rbind /dev {tree}/dev",
+        f"mount -t tmpfs -o mode=1777 tmpfs {tree}/dev/shm",  # pods share no memory
     ]  # fmt: skip
     # The interpreter may be in a home folder that only its owner enters.
     private = [path for path in Path(sys.base_prefix).parents if not path.stat().st_mode & 0o001]
