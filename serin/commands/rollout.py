@@ -122,9 +122,7 @@ def status(
     """Show the state of each model's newest rollout."""
     from serin.rollout.run.status import problems
 
-    found, failed = _statuses(model), problems(environment.home())
-    if model is not None:
-        failed = {name: problem for name, problem in failed.items() if name == model}
+    found, failed = _statuses(model), problems(environment.home(), model)
     if as_json:
         show_json([dataclasses.asdict(entry) for entry in found])
         show_problems(failed)

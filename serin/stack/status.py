@@ -171,7 +171,7 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
     Without asking the store, models whose versions were all deleted are shown, too."""
     stack = read_stack(home)
     if stack is None or not stack.is_alive:
-        return Status(home=home, up=False)
+        return Status(home=home, up=False, problems=problems(home))
     supervisor, problem = find_supervisor(stack)
     children = with_problems(home, supervisor.children(), time.time())
     external, found = External(home), problems(home)

@@ -114,8 +114,8 @@ class PrefectChannel:
 
 def event(message: Message) -> dict[str, Any]:
     alert, record = message.record.alert, message.record
-    name = f"serin.{alert.kind}" if message.says == "fired" else f"serin.{alert.kind}.{message.says}"
-    occurred = record.resolved if message.event == "resolved" and record.resolved else record.fired
+    name = f"serin.{alert.kind}" if message.event == "fired" else f"serin.{alert.kind}.{message.event}"
+    occurred = record.fired if message.event == "fired" or not record.resolved else record.resolved
     return {
         "id": str(uuid.uuid5(_EVENTS, message.id)),
         "occurred": datetime.fromtimestamp(occurred, UTC).isoformat(),

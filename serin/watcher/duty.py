@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -13,17 +14,17 @@ from serin.errors import SerinError, StoreUnreachable
 T = TypeVar("T")
 
 
-class Duty:
+class Duty(ABC):
     """The base of all duties: a name, the seconds between two ticks, and what a tick does."""
 
     name = ""
     every_s = 1.0
 
+    @abstractmethod
     def tick(self, now: float) -> None:
         """Does what is due at `now` (seconds since 1970). Its state survives a kill at any time."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
         """Ends what the duty has started. Most start nothing: the next watcher continues."""
 
 

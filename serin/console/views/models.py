@@ -99,7 +99,7 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
         )
     rolling = [row.state for row in rows if row.state and row.state.rollout.running]
     return {
-        "status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling, "problems": problems(home),
+        "status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling, "problems": found.problems,
     }  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def _retrainings(home: Path, model: str) -> dict[str, Any]:
 def model_tab(home: Path, model: str, tab: str) -> dict[str, Any]:
     """Returns what every page of a model shows. Raises NotFound for one that is not known."""
     state = known_model(home, model)
-    return {"model": model, "tab": tab, "state": state, "problem": problems(home).get(model, "")}
+    return {"model": model, "tab": tab, "state": state, "problem": problems(home, model).get(model, "")}
 
 
 def known_model(home: Path, model: str) -> ModelStatus | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
-Event = Literal["fired", "resolved"]
+Event = Literal["fired", "resolved", "closed"]  # closed: nobody knows whether what it reported is over
 CLOSED: Final = "closed"  # the fact that says why an alert was closed unresolved
 Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout", "process"]
 Severity = Literal["page", "ticket", "info"]

@@ -25,6 +25,7 @@ from serin.monitoring.alerts.alert import (
     CLOSED,
     Alert,
     AlertRecord,
+    Event,
     ReceiverRecord,
     Silence,
     book_id,
@@ -142,9 +143,10 @@ class AlertBook:
             book.execute(
                 "UPDATE alerts SET resolved = ?, facts = ? WHERE id = ?", (now, json.dumps(facts), row["id"])
             )
-            _write(book, now, "closed" if closed else "resolved", key, detail=closed)
+            event: Event = "closed" if closed else "resolved"
+            _write(book, now, event, key, detail=closed)
             unheard = _cancel_silenced(book, row, now)
-            self._notify(book, row["id"], "resolved", now, but=unheard)
+            self._notify(book, row["id"], event, now, but=unheard)
 
     def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> AlertRecord:
         """Records that somebody looks after an open alert. Returns the alert as it was before.

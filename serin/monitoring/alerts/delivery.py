@@ -168,10 +168,10 @@ def body(message: Message) -> dict[str, Any]:
         "format": "serin.alert",
         "version": 1,
         "id": message.id,
-        "event": message.says,
+        "event": message.event,
         **asdict(message.record.alert),
         "fired": record.fired,
-        "resolved": record.resolved if message.event == "resolved" else None,
+        "resolved": None if message.event == "fired" else record.resolved,
     }
 
 
@@ -226,11 +226,11 @@ class AppriseChannel:
         alert = message.record.alert
         has_name = alert.title.casefold().startswith(alert.model.casefold())  # also without a model
         named = alert.title if has_name else f"{alert.model}: {alert.title}"
-        title = named if message.says == "fired" else f"{message.says.capitalize()}: {named}"
+        title = named if message.event == "fired" else f"{message.event.capitalize()}: {named}"
         about = f"model {alert.model}, release {alert.release}, " if alert.model else ""
-        why = f"{message.record.ended}\n\n" if message.says == "closed" else ""
+        why = f"{message.record.ended}\n\n" if message.event == "closed" else ""
         text = f"{why}{alert.text}\n\n{about}alert {alert.key}"
-        kind = {"fired": _SEVERITY[alert.severity], "resolved": "success", "closed": "info"}[message.says]
+        kind = {"fired": _SEVERITY[alert.severity], "resolved": "success", "closed": "info"}[message.event]
         if not self._sender.notify(title=title, body=text, notify_type=kind):
             raise DeliveryFailed("the receiver did not accept the message")
 

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from serin.monitoring.alerts.alert import (
     AlertRecord,
@@ -36,11 +36,6 @@ class Message:
     def id(self) -> str:
         """Is the same when a message is sent again, so that receivers can recognise a repetition."""
         return f"{self.record.id}-{self.number}"
-
-    @property
-    def says(self) -> Literal["fired", "resolved", "closed"]:
-        """What receivers read: an alert that was closed is not resolved."""
-        return "closed" if self.event == "resolved" and self.record.closed else self.event
 
 
 class Outbox:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -87,10 +88,10 @@ def lost_advice(model: str) -> str:
     )
 
 
-def torn_journals(home: Path) -> dict[str, str]:
+def torn_journals(home: Path, models: Iterable[str]) -> dict[str, str]:
     """Returns by model what is said about a journal whose end nobody can read."""
     journals, found = JournalFolder(home), {}
-    for model in journals.models():
+    for model in models:
         path = journals.path(model)
         if torn_bytes(path):
             time.sleep(_APPENDED_S)  # a line that is being written is complete by then

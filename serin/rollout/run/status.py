@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -72,15 +72,19 @@ class ModelStatus:
 def status(home: Path) -> list[ModelStatus]:
     """Returns one entry for each model that ever had a rollout in `home`, by name. `problems` has those whose journal
     cannot be read."""
-    return list(_readable(HomeRollouts(home)).values())
+    return statuses(HomeRollouts(home))
 
 
-def problems(home: Path) -> dict[str, str]:
+def problems(home: Path, model: str | None = None) -> dict[str, str]:
     """Returns by model what keeps it from being decided about, or its state from being known; names the file and the
-    way out. It needs neither the disk's space nor a controller."""
-    found: dict[str, str] = {}
-    _readable(HomeRollouts(home), found)
-    return {**found, **torn_journals(home), **read_problems(home)}
+    way out. It needs neither the disk's space nor a controller. `model`: of this one alone."""
+    rollouts, failed = HomeRollouts(home), dict[str, str]()
+    models = rollouts.models() if model is None else [model]
+    _readable(rollouts, models, failed)
+    reported = read_problems(home)
+    if model is not None:
+        reported = {model: reported[model]} if model in reported else {}
+    return {**failed, **torn_journals(home, models), **reported}
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
@@ -90,17 +94,17 @@ def model_status(home: Path, model: str) -> ModelStatus | None:
 
 def statuses(rollouts: Rollouts) -> list[ModelStatus]:
     """Returns one entry for each model that ever had a rollout, by name."""
-    return list(_readable(rollouts).values())
+    return _readable(rollouts, rollouts.models(), {})
 
 
-def _readable(rollouts: Rollouts, problems: dict[str, str] | None = None) -> dict[str, ModelStatus]:
-    """One model whose journal cannot be read does not hide the others."""
-    found, failed = dict[str, ModelStatus](), {} if problems is None else problems
-    for model in rollouts.models():
+def _readable(rollouts: Rollouts, models: Iterable[str], failed: dict[str, str]) -> list[ModelStatus]:
+    """One model whose journal cannot be read does not hide the others; `failed` gets the reason."""
+    readable = []
+    for model in models:
         with contained(failed, model):
             if entry := status_of(rollouts, model):
-                found[model] = entry
-    return found
+                readable.append(entry)
+    return readable
 
 
 def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:

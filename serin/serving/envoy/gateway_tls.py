@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from serin.errors import GatewayRejected, TlsUnfit
@@ -18,7 +19,7 @@ from serin.serving.envoy.tls import TlsFiles, answers_tls
 _SWITCH_S = 5.0
 
 
-class _FollowedTls:
+class _FollowedTls(ABC):
     """TLS from files, whose names are in the record `noted`."""
 
     kinds: tuple[Kind, ...]
@@ -27,9 +28,9 @@ class _FollowedTls:
         self._noted, self._documents = noted, documents
         self._followed: object = None
 
+    @abstractmethod
     def _made_from(self, files: TlsFiles) -> dict[Kind, Document]:
         """Returns the documents in the order in which they are pushed."""
-        raise NotImplementedError
 
     def files(self) -> TlsFiles | None:
         """The files that were named last; None without TLS, or when that record is lost."""
