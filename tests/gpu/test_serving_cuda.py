@@ -25,9 +25,10 @@ from serin.serving.tuning.requests import parse_mix
 from serin.serving.tuning.tune import Tuner, devices_for
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
-from tests.e2e.serving_host import ChildHost, wait_for
+from tests.e2e.serving_host import ChildHost
 from tests.gpu.parts import why_no_release
 from tests.gpu.releases import exported, serving_gateway
+from tests.kit.waiting import until
 from tests.unit.export.small_dataset import flights
 
 SECONDS = 0.5
@@ -59,7 +60,7 @@ def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Pat
             blocks[:] = [block for file in files for block in file.blocks]
             return sum(block.rows for block in blocks) >= 40
 
-        wait_for("40 recorded rows", recorded, ChildHost(), within_s=30)
+        until(recorded, "40 recorded rows", within_s=30, alive=lambda: releases.state(release) == "ready")
     found = {
         id_: scores
         for block in blocks
