@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,15 @@ def host_environment(home: Path, store: Mapping[str, str]) -> dict[str, str]:
     """What a command in a host sees: its own home, the common store, one thread per library."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
     return {**kept, "SERIN_HOME": str(home), "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", **store}
+
+
+def run_alone(folder: Path, *command: str | Path) -> dict[str, Any]:
+    """What a stage returns on this machine alone, with a home of its own."""
+    own = host_environment(folder / "home-alone", {})
+    done = subprocess.run(
+        [*SERIN, *command, "--json"], env=own, stdout=subprocess.PIPE, text=True, check=True, timeout=400
+    )
+    return last_json(done.stdout)
 
 
 def last_json(text: str) -> dict[str, Any]:

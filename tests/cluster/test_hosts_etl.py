@@ -15,7 +15,7 @@ import pytest
 from serin.store.store import Store
 from tests.cluster.hosts_cluster import Cluster, three_hosts
 from tests.cluster.namespaces import wait_for
-from tests.cluster.small_pipeline import SERIN, host_environment, last_json, write_spec, write_table
+from tests.cluster.small_pipeline import SERIN, last_json, run_alone, write_spec, write_table
 from tests.unit.serving.bundles import MODEL, publish
 from tests.unit.serving.bundles import rows as requests
 
@@ -118,16 +118,7 @@ def test_hosts_compute_the_dataset_of_one_machine_although_one_is_cut_off(cluste
         editions = Store.open().datasets()
     made = last_json((folder / "etl.log").read_text())
     alone = write_spec(folder, etl={"engine": "process"})
-    reference = last_json(
-        subprocess.run(
-            [*SERIN, "etl", alone, "--json"],
-            env=host_environment(folder / "home-alone", {}),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=400,
-        ).stdout
-    )
+    reference = run_alone(folder, "etl", alone)
     assert made["digest"] == reference["digest"]
     assert row_bytes(Path(made["path"])) == row_bytes(Path(reference["path"]))
     assert editions == [Path(made["path"]).name] == [Path(reference["path"]).name]

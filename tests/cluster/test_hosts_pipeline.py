@@ -15,7 +15,7 @@ from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.cluster.hosts_cluster import Cluster, three_hosts
 from tests.cluster.namespaces import end, wait_for
-from tests.cluster.small_pipeline import PREFECT, SERIN, host_environment, last_json, write_spec, write_table
+from tests.cluster.small_pipeline import PREFECT, SERIN, last_json, run_alone, write_spec, write_table
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
 _LOGIN = "serin:only-for-this-test"
@@ -181,15 +181,7 @@ def test_a_training_that_loses_its_first_host_ends_with_the_weights_of_one_machi
         rounds = objects.keys("trainings/")
     results = {name: Path(last_json(logged(folder, name))["path"]) for name in training}
     alone = write_spec(folder, training={**_TRAINING, "processes": 3})
-    reference = subprocess.run(
-        [*SERIN, "train", alone, "--json"],
-        env=host_environment(folder / "home-alone", {}),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=400,
-    )
-    expected = weights(Path(last_json(reference.stdout)["path"]))
+    expected = weights(Path(run_alone(folder, "train", alone)["path"]))
     assert {name: weights(path) == expected for name, path in results.items()} == dict.fromkeys("abc", True)
     assert len([key for key in rounds if "/rounds/" in key]) == 2
     assert len([key for key in rounds if "/ends/" in key]) == 1

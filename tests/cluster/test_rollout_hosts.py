@@ -21,7 +21,7 @@ from serin.store.artifacts import Release
 from tests.chaos.rollout import executes_first
 from tests.cluster.namespaces import end
 from tests.cluster.part import need
-from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, Member, cluster
+from tests.cluster.serving_hosts import MODEL, SERIN, Cluster, Load, Member, cluster
 from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
@@ -169,11 +169,14 @@ def test_a_slow_candidate_is_rolled_back_by_the_evidence_of_all_hosts(scene: Sce
     with made.load("a") as at_a, made.load("b") as at_b, made.load("c") as at_c:
         scene.start(candidate, PLAN)
         ended = scene.until(candidate, lambda now: now.phase.final, 600.0, what="the end")
-    print(f"\n{ended.reason}\nthrough a: {at_a}\nthrough b: {at_b}\nthrough c: {at_c}")
+    assert_rolled_back_unnoticed(scene, ended, [at_a, at_b, at_c], before.live)
+
+
+def assert_rolled_back_unnoticed(scene: Scene, ended: Rollout, loads: list[Load], live: Release) -> None:
+    print(f"\n{ended.reason}", *loads, sep="\n")
     assert ended.phase is Phase.ROLLED_BACK, ended.reason
-    assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
-    live = before.live
-    made.until(lambda: scene.live_everywhere(live), what="only the live version runs")
+    assert [load.errors for load in loads] == [[], [], []]
+    scene.cluster.until(lambda: scene.live_everywhere(live), what="only the live version runs")
 
 
 def test_a_candidate_that_dies_on_one_host_is_rolled_back_at_once_and_no_client_notices(
@@ -188,11 +191,7 @@ def test_a_candidate_that_dies_on_one_host_is_rolled_back_at_once_and_no_client_
         scene.until(candidate, lambda now: now.phase is Phase.SHIFTING, what="the first step")
         hit(made.members["b"].pids()[candidate.name] or 0)
         ended = scene.until(candidate, lambda now: now.phase.final, 300.0, what="the end")
-    print(f"\n{ended.reason}\nthrough a: {at_a}\nthrough b: {at_b}\nthrough c: {at_c}")
-    assert ended.phase is Phase.ROLLED_BACK, ended.reason
-    assert (at_a.errors, at_b.errors, at_c.errors) == ([], [], [])
-    live = before.live
-    made.until(lambda: scene.live_everywhere(live), what="only the live version runs")
+    assert_rolled_back_unnoticed(scene, ended, [at_a, at_b, at_c], before.live)
 
 
 def test_another_host_takes_over_when_the_only_host_of_a_model_is_lost(scene: Scene, first: Release) -> None:

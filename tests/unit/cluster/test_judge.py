@@ -179,6 +179,13 @@ def at_once(requests: list[Request]) -> Evidence:
     return fold(Evidence(), requests, arm=ARM, plan=PLAN, now=END)
 
 
+def folded(evidence: Evidence, cut: Cut, mark: Mark, *, complete_to: int) -> Evidence:
+    blocks, newest = cut.blocks.items(), mark.newest
+    return fold_blocks(
+        evidence, blocks, arm=ARM, plan=PLAN, newest=newest, complete_to=complete_to, before=cut.before
+    )
+
+
 class Gateway:
     """Cuts its lines in reads of any size, as an agent does each second."""
 
@@ -206,29 +213,14 @@ def test_any_interleaving_of_gateways_gives_the_evidence_of_one(gateways: int, s
     # Latencies from before the rollout count before its first second is judged, as in one gateway's log.
     first = [gateway.read(sum(line.epoch == 2 for line in gateway.lines)) for gateway in places]
     for cut, mark in first:
-        evidence = fold_blocks(
-            evidence,
-            cut.blocks.items(),
-            arm=ARM,
-            plan=PLAN,
-            newest=mark.newest,
-            complete_to=0,
-            before=cut.before,
-        )
+        evidence = folded(evidence, cut, mark, complete_to=0)
     while any(gateway.lines for gateway in places) or any(
         gateway.mark.complete_to < complete_at(END, PLAN) for gateway in places
     ):
         gateway = places[random.integers(0, gateways)]
         cut, mark = gateway.read(int(random.integers(1, reads + 1)))
-        evidence = fold_blocks(
-            evidence,
-            cut.blocks.items(),
-            arm=ARM,
-            plan=PLAN,
-            newest=mark.newest,
-            complete_to=min(each.mark.complete_to for each in places),
-            before=cut.before,
-        )
+        complete_to = min(each.mark.complete_to for each in places)
+        evidence = folded(evidence, cut, mark, complete_to=complete_to)
         evidence = Evidence.from_json(json.loads(as_json(evidence)))  # through the journal
     assert as_json(evidence) == as_json(at_once(requests))
     assert evidence.blocks >= 8

@@ -29,6 +29,7 @@ from tests.fakes.gpus import pretend_gpus
 from tests.fakes.small_pipeline import small_spec
 from tests.kit.waiting import until
 
+NO_GPU = Needs(gpus=0, why="a test")
 MADE = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8, "valid": 1, "test": 1})
 
 
@@ -90,11 +91,7 @@ def test_a_process_leases_the_gpu_that_cuda_was_initialised_with(
 
 def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
     call = StageCall(stage="export", name="parcels")
-    with (
-        pytest.raises(ZeroDivisionError),
-        call.lock("key"),
-        call.work(Needs(gpus=0, why="a test"), "key"),
-    ):
+    with pytest.raises(ZeroDivisionError), call.lock("key"), call.work(NO_GPU, "key"):
         _ = 1 / 0
     receipt = read_receipt(receipt_file(home, "export", "key"))
     assert (receipt.stage, receipt.device[0].id) == ("export", "cpu")
@@ -102,11 +99,7 @@ def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
 
 def test_a_stopped_stage_ends_where_it_looks(home: Path) -> None:
     call = StageCall(stage="etl", name="parcels")
-    with (
-        pytest.raises(StageStopped),
-        call.lock("key"),
-        call.work(Needs(gpus=0, why="a test"), "key"),
-    ):
+    with pytest.raises(StageStopped), call.lock("key"), call.work(NO_GPU, "key"):
         check_stopped()
         call.stop.set()
         check_stopped()

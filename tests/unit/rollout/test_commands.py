@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -152,39 +153,42 @@ def settle(scene: Scene, phase: Phase) -> None:
     raise AssertionError(f"not reached: {scene.said[-3:]}")
 
 
-def test_what_a_verification_finds_after_its_rollout_was_aborted_is_forgotten(tmp_path: Path) -> None:
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[SlowToAnswer, Scene]]:
+    """The first version is live; later ones answer when the gate is open."""
     fleet = SlowToAnswer()
     scene = Scene(tmp_path, fleet=fleet, beside=None)
     try:
         fleet.gate.set()
         scene.promote_first()
         fleet.gate.clear()
-        fleet.wrong.add("flights-v2")
-        scene.command("start", 2)
-        scene.until(Phase.VERIFYING)
-        scene.tick()
-        scene.command("abort")
-        assert scene.until(Phase.ROLLED_BACK).reason == "abort by ann"
-        fleet.wrong.clear()
-        fleet.gate.set()
-        scene.command("start", 2)
-        settle(scene, Phase.SHIFTING)
+        yield fleet, scene
     finally:
         fleet.gate.set()
         scene.kill()
+
+
+def test_what_a_verification_finds_after_its_rollout_was_aborted_is_forgotten(
+    slow: tuple[SlowToAnswer, Scene],
+) -> None:
+    fleet, scene = slow
+    fleet.wrong.add("flights-v2")
+    scene.command("start", 2)
+    scene.until(Phase.VERIFYING)
+    scene.tick()
+    scene.command("abort")
+    assert scene.until(Phase.ROLLED_BACK).reason == "abort by ann"
+    fleet.wrong.clear()
+    fleet.gate.set()
+    scene.command("start", 2)
+    settle(scene, Phase.SHIFTING)
 
 
 @pytest.mark.parametrize("load_s", [5.0, 20.0])
-def test_golden_rows_that_are_never_answered_are_given_up(tmp_path: Path, load_s: float) -> None:
-    fleet = SlowToAnswer()
-    scene = Scene(tmp_path, fleet=fleet, beside=None)
-    try:
-        fleet.gate.set()
-        scene.promote_first()
-        fleet.gate.clear()
-        scene.command("start", 2, plan=replace(PLAN, load_s=load_s))
-        now = scene.until(Phase.ABORTING)
-        assert now.reason == f"flights-v2 did not answer its golden rows within {load_s:.0f} s"
-    finally:
-        fleet.gate.set()
-        scene.kill()
+def test_golden_rows_that_are_never_answered_are_given_up(
+    slow: tuple[SlowToAnswer, Scene], load_s: float
+) -> None:
+    _, scene = slow
+    scene.command("start", 2, plan=replace(PLAN, load_s=load_s))
+    now = scene.until(Phase.ABORTING)
+    assert now.reason == f"flights-v2 did not answer its golden rows within {load_s:.0f} s"
