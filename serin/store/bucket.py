@@ -40,6 +40,7 @@ _AT_ONCE: Final = 8  # files, or parts of them
 _STEP_BYTES, _STEP_S = 16 << 20, 16.0  # the time to send counts as silence: 1 MB/s is fast enough
 _REQUEST_S: Final = 600.0  # a part over a slow link, however steadily it arrives
 _CREDENTIALS_S: Final = 300.0  # until they are asked for again
+_REWRITTEN_S: Final = (0.1, 0.3, 0.6)  # between looks at a file that a program may be rewriting
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _FORBIDDEN: Final = {
     "AccessDenied", "AllAccessDisabled", "AuthorizationFailure", "AuthorizationPermissionMismatch", "Forbidden",
@@ -114,11 +115,11 @@ def _aws_options() -> dict[str, Any]:
         full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
     )
     found = {"region": session.get_config_variable("region"), "endpoint": configured.provide()}
-    credentials = session.get_credentials()
+    credentials: Any = None
 
     def provide() -> dict[str, Any]:
-        if credentials is None:
-            raise ValueError("no credentials were found (AWS_ACCESS_KEY_ID, a profile, a role)")
+        nonlocal credentials
+        credentials = credentials or _aws_credentials()
         frozen = credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
@@ -128,6 +129,23 @@ def _aws_options() -> dict[str, Any]:
         }
 
     return {"credential_provider": provide, **{name: value for name, value in found.items() if value}}
+
+
+def _aws_credentials() -> Any:
+    """Looks for credentials where every AWS tool does. A program that renews them may be rewriting their file: one that
+    is empty or half is read again."""
+    from botocore.exceptions import ConfigParseError, PartialCredentialsError
+    from botocore.session import get_session
+
+    for pause_s in _REWRITTEN_S:
+        session = get_session()
+        with suppress(ConfigParseError, PartialCredentialsError):
+            if credentials := session.get_credentials():
+                return credentials
+        if not Path(session.get_config_variable("credentials_file")).expanduser().exists():
+            break
+        time.sleep(pause_s)
+    raise ValueError("no credentials were found (AWS_ACCESS_KEY_ID, a profile, a role)")
 
 
 def reason_of(error: Exception) -> str:
