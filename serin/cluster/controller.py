@@ -23,7 +23,13 @@ from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
-from serin.cluster.version_settings import check_trusted, stored_replicas, stored_schema, stored_timeouts
+from serin.cluster.version_settings import (
+    check_trusted,
+    model_timeouts,
+    stored_replicas,
+    stored_schema,
+    stored_timeouts,
+)
 from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
 from serin.formats.cluster.decisions import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
@@ -94,7 +100,7 @@ class LedController:
                 self._desired,
                 self._hosts,
                 rollouts=self._rollouts,
-                timeouts_of=lambda release: asdict(timeouts(release)),
+                timeouts_of=lambda route: asdict(model_timeouts(timeouts, route.releases)),
                 endpoint_of=None if self._agents else processes.endpoint,
                 wait=self._stopped.wait,
                 steady=steady,

@@ -91,7 +91,7 @@ class ClusterRouter:
         hosts: Hosts,
         *,
         rollouts: Callable[[], Sequence[Rollout]],
-        timeouts_of: Callable[[Release], Mapping[str, Any]],
+        timeouts_of: Callable[[ModelRoute], Mapping[str, Any]],
         endpoint_of: Callable[[Release], Endpoint] | None,
         wait: Callable[[float], object],
         steady: Callable[[], float],
@@ -107,11 +107,10 @@ class ClusterRouter:
         """Writes the routes and waits until every gateway that is not silent has them in force. Each gateway finds
         out by itself which releases it reaches."""
         del waiting, missing
-        leading = [(route.model, route.stable or route.candidate) for route in routes]
         released = {release for route in routes for release in route.releases}
         changed = self._desired.change(
             routes=tuple(routes),
-            timeouts={model: dict(self._timeouts_of(release)) for model, release in leading if release},
+            timeouts={route.model: dict(self._timeouts_of(route)) for route in routes if route.releases},
             endpoints={release.name: self._endpoint_of(release) for release in released}
             if self._endpoint_of
             else {},

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.shadow.replayer import Replayer
-from serin.cluster.version_settings import check_trusted, stored_schema, stored_timeouts
+from serin.cluster.version_settings import check_trusted, model_timeouts, stored_schema, stored_timeouts
 from serin.errors import ReleaseNotReady
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.host.standing import run_standing
@@ -52,8 +52,15 @@ class GatewayRouter:
         for release in self._fleet.running():
             with contextlib.suppress(ReleaseNotReady):  # it is being started or stopped
                 endpoints[release.name] = self._fleet.endpoint(release)
-        leading = ((route.model, route.stable or route.candidate) for route in routes)
-        timeouts = {model: self._timeouts(release) for model, release in leading if release}
+        running = list(map(Release.parse, endpoints))
+        timeouts = {
+            route.model: model_timeouts(
+                self._timeouts,
+                [*route.releases, *(release for release in running if release.model == route.model)],
+            )
+            for route in routes
+            if route.releases
+        }
         self._gateway.apply(routes, endpoints, timeouts, waiting=waiting, missing=missing)
 
     def active_requests(self, release: Release) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from serin.errors import NotFound
 from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.repository import serving_settings
-from serin.spec.stored import stored_objectives
+from serin.spec.stored import stored_capture, stored_objectives
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.store.trust import find_trusted
@@ -24,10 +26,21 @@ def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
     def timeouts(release: Release) -> Timeouts:
         bundle = store.bundle(release.model, release.version)
         found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(Path(bundle.path)))
+        share = stored_capture(Path(bundle.path), ["share"]).share
+        found = replace(found, shares={release.name: share} if share else {})
         own = (Path(bundle.path) / REPOSITORY).is_dir()  # an imported repository checks its own strings
         return replace(found, max_text_bytes=None) if own else found
 
     return timeouts
+
+
+def model_timeouts(timeouts: Callable[[Release], Timeouts], releases: Sequence[Release]) -> Timeouts:
+    """Returns the timeouts of the first release, with the recorded shares of them all."""
+    shares: dict[str, float] = {}
+    for release in releases:
+        with suppress(NotFound):  # it still runs, and is no longer in the store
+            shares |= timeouts(release).shares
+    return replace(timeouts(releases[0]), shares=shares)
 
 
 def stored_schema(store: Store) -> Callable[[Release], Schema]:

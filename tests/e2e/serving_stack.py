@@ -131,9 +131,10 @@ def built_filter() -> Path:
 
 
 @contextmanager
-def lone_gateway(**settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
-    """Envoy alone, for tests that put servers of their own behind it."""
-    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
+def lone_gateway(place: Path | None = None, **settings: Any) -> Iterator[tuple[Gateway, int, ChildHost]]:
+    """Envoy alone, for tests that put servers of their own behind it. `place`: where its files are; one in memory lets
+    it record requests."""
+    host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-", dir=place))
     try:
         gateway, port = start_gateway(folder, host, **settings)
         yield gateway, port, host

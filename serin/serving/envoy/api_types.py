@@ -39,6 +39,7 @@ DOWNSTREAM_TLS = f"{_V3}.transport_sockets.tls.v3.DownstreamTlsContext"
 UPSTREAM_TLS = f"{_V3}.transport_sockets.tls.v3.UpstreamTlsContext"
 SECRET = f"{_V3}.transport_sockets.tls.v3.Secret"
 LOG_BUCKET = "type.googleapis.com/envoy.type.v3.TokenBucket"
+TEXT = "type.googleapis.com/google.protobuf.StringValue"
 RESOURCE = "type.googleapis.com/envoy.service.discovery.v3.Resource"
 EXTENSION = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
 LISTENER = "type.googleapis.com/envoy.config.listener.v3.Listener"
@@ -91,9 +92,10 @@ def listener(
     return {"name": name, "address": address, "filter_chains": [chain], **settings}
 
 
-def cluster(name: str, *endpoints: Document, **settings: Any) -> Document:
-    """Returns a cluster of these endpoints."""
-    places = [{"lb_endpoints": [{"endpoint": endpoint} for endpoint in endpoints]}]
+def cluster(name: str, *endpoints: Document, release: str = "", **settings: Any) -> Document:
+    """Returns a cluster of these endpoints. `release`: which answers there, for the records of its answers."""
+    known = {"metadata": {"filter_metadata": {"serin": {"release": release}}}} if release else {}
+    places = [{"lb_endpoints": [{"endpoint": endpoint, **known} for endpoint in endpoints]}]
     return {
         "name": name,
         "type": "STATIC",
@@ -123,10 +125,11 @@ def script_filter(name: str, file: str, *, unless: Document) -> Document:
     return skipped_filter(name, extension("script", LUA, default_source_code=source), unless=unless)
 
 
-def module_filter(name: str, library: Path) -> Document:
-    """Returns a filter in a shared library, which Envoy loads when it starts."""
+def module_filter(name: str, library: Path, settings: str = "") -> Document:
+    """Returns a filter in a shared library, which Envoy loads when it starts and which reads `settings`."""
     module = {"module": {"local": {"filename": str(library)}}}
-    return extension(name, DYNAMIC_MODULE, dynamic_module_config=module, filter_name=name)
+    given = {"filter_config": {"@type": TEXT, "value": settings}} if settings else {}
+    return extension(name, DYNAMIC_MODULE, dynamic_module_config=module, filter_name=name, **given)
 
 
 def followed(path: Path) -> Document:

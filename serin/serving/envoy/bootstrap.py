@@ -62,16 +62,19 @@ def bootstrap(
     max_request_bytes: int,
     overload: Document,
     request_filter: Path | None = None,
+    rings: str = "",
     http_filters: Sequence[Document] = (),
 ) -> Document:
     """`file` says where each document is that Envoy follows. `log` and `refusals` are the two logs it writes
     (access_logs.py). The caller moves the first listener of the document to its file.
     `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
+    `rings`: where it records requests (rings.py); empty: nowhere.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
     """
     limits = rate_filters(file("caller-rates"), file("model-rates"))
-    last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
+    reader = [module_filter(REQUEST_FILTER, request_filter, rings)] if request_filter else []
+    last, unlimited = (_http_filters(max_request_bytes, [*reader, *each]) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, file("refusal-rate"))]
     # The request filter answers what the keys refuse, unless filters of the user are between them.
     answers = not request_filter or bool(http_filters)
@@ -210,15 +213,12 @@ def _own_headers() -> list[Document]:
     ]
 
 
-def _http_filters(
-    max_request_bytes: int, request_filter: Path | None, limits: Sequence[Document]
-) -> list[Document]:
+def _http_filters(max_request_bytes: int, checks: Sequence[Document]) -> list[Document]:
     return [
         drain_filter(),
         # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
         extension("buffer", BUFFER, max_request_bytes=max_request_bytes),
-        *([module_filter(REQUEST_FILTER, request_filter)] if request_filter else []),
-        *limits,
+        *checks,
         extension("bridge", REVERSE_BRIDGE, content_type=_PROTOBUF, withhold_grpc_frames=True),
         router(suppress_envoy_headers=True),
     ]

@@ -107,6 +107,7 @@ def _release_cluster(release: Release, protocol: Protocol, place: Endpoint) -> D
     return cluster(
         cluster_name(release, protocol),
         {"address": socket_address(host, port)},
+        release=release.name,
         **resolved([host]),
         connect_timeout="5s" if place.elsewhere else "1s",  # on a way that may lose packets
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,

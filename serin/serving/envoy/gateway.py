@@ -18,6 +18,7 @@ from serin.errors import EnvoyFileUnfit, KeyFileBroken
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.machine.hardware import memory_bytes
+from serin.machine.in_memory import RINGS
 from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
@@ -35,6 +36,7 @@ from serin.serving.envoy.overload import default_connections, default_heap_bytes
 from serin.serving.envoy.pages import Pages, pages_clusters, pages_listener
 from serin.serving.envoy.peers import PEERS, peer_listener, peer_routes, peers_name
 from serin.serving.envoy.rates import caller_rates, model_rates
+from serin.serving.envoy.rings import ring_settings
 from serin.serving.envoy.routes import Reachable, Timeouts, route_configuration
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -81,6 +83,7 @@ class Gateway:
         """`keys`: the file of API keys; without one everybody is answered. Limits that are None follow the memory."""
         self.folder = folder
         self.log, self.refusals = log, log.with_name("refusals.jsonl")
+        self.rings = admin.with_name(RINGS)
         self.inside = admin.with_name(f"{admin.stem}-inside.sock")
         self._admin_path = admin
         self.admin = Admin(admin)
@@ -128,6 +131,7 @@ class Gateway:
                 max_heap_bytes=self._max_heap_bytes, max_connections=self._max_connections
             ),
             request_filter=request_filter,
+            rings=ring_settings(self.rings, self._workers),
             http_filters=added.http_filters,
         )
         self._add_ports(document["static_resources"], peers, pages if tls else None)

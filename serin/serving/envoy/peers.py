@@ -118,6 +118,7 @@ def peers_cluster(release: Release, addresses: Sequence[str], secrets: PeerSecre
     document = cluster(
         peers_name(release),
         *({"address": socket_address(host, port), "hostname": hostname} for host, port in places),
+        release=release.name,
         **resolved([host for host, _ in places]),
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
         circuit_breakers=circuit(max_retries=1_000_000),

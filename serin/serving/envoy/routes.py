@@ -64,7 +64,8 @@ class Timeouts:
     A single release has the whole time. Of two, the first answer counts: a candidate that hangs costs a client
     `ask_another_s` and not the request, and a slow answer that comes in time is not lost. `max_text_bytes`: a longer
     string is refused at the gateway; None: unknown. `rate_limit` and `rate_burst`: of the model, at one gateway.
-    `max_body_bytes`: of a request once its nulls are written out; None: they are not.
+    `max_body_bytes`: of a request once its nulls are written out; None: they are not. `shares`: of the requests that
+    are recorded, by the release that answers.
     """
 
     request_s: float = 5.0
@@ -73,6 +74,7 @@ class Timeouts:
     rate_limit: str | None = None
     rate_burst: int | None = None
     max_body_bytes: int | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> Rate | None:
@@ -217,10 +219,9 @@ def _weighted(
     action = {"weighted_clusters": {"clusters": branches}, **policy}
     asking = {"cluster": first, **policy}
     foreign = any(places.elsewhere(release) for release in route.releases)
+    infer = {"match": _match("infer", protocol, route.model), "route": action}
     return [
-        _infer_route(
-            route, limits, {"match": _match("infer", protocol, route.model), "route": action}, foreign=foreign
-        ),
+        _infer_route(route, limits, infer, route.releases, foreign=foreign),
         {"match": _match("ready", protocol, route.model), "route": asking},
         {"match": _match("metadata", protocol, route.model), "route": asking},
     ]
@@ -249,7 +250,7 @@ def _pinned(
         plain = {"prefix_rewrite": _match(call, protocol, route.model)["path"]} if elsewhere else {}
         found.append({"match": match, "route": {**action, **plain}})
     found[0]["request_headers_to_add"] = _log_headers("pinned", release)
-    return [_infer_route(route, limits, found[0], foreign=elsewhere), *found[1:]]
+    return [_infer_route(route, limits, found[0], [release], foreign=elsewhere), *found[1:]]
 
 
 def _by_its_own_name(elsewhere: bool) -> Document:
@@ -258,15 +259,26 @@ def _by_its_own_name(elsewhere: bool) -> Document:
     return {"auto_host_rewrite": True} if elsewhere else {}
 
 
-def _infer_route(route: ModelRoute, limits: Timeouts, document: Document, *, foreign: bool) -> Document:
-    """`foreign`: a server of somebody else may be asked, which gets JSON as the client wrote it."""
+def _infer_route(
+    route: ModelRoute,
+    limits: Timeouts,
+    document: Document,
+    releases: Collection[Release],
+    *,
+    foreign: bool,
+) -> Document:
+    """`releases`: those that may answer. `foreign`: a server of somebody else may be asked, which gets JSON as the
+    client wrote it."""
     known: Document = {"serin": {"model": route.model, "epoch": route.epoch}}
     if limits.rate is not None:
         known["serin"]["wait"] = str(limits.rate.wait_s)  # for retry-after
-    bounds = {
+    bounds: Document = {
         "max_text_bytes": limits.max_text_bytes,
         "max_written_bytes": None if foreign else limits.max_body_bytes,
     }
+    shares = {f"share {each.name}": limits.shares.get(each.name, 0.0) for each in releases}
+    if any(shares.values()):
+        bounds |= {**shares, "share": max(shares.values())}
     if any(bounds.values()):  # by the name of the filter that reads them
         known[REQUEST_FILTER] = {key: value for key, value in bounds.items() if value is not None}
     return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}

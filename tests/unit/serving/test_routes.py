@@ -269,6 +269,32 @@ def test_a_baseline_has_its_own_share_falls_back_too_and_is_not_called_by_versio
     assert "m-v1-baseline_grpc_then_m-v1" in {cluster["name"] for cluster in clusters([route], known)}
 
 
+def test_a_route_says_which_share_of_each_release_is_recorded() -> None:
+    recorded = Timeouts(shares={"m-v1": 0.1, "m-v2": 0.5, "n-v1": 1.0})
+    infers = {
+        entry["match"]["path"]: entry["metadata"]["filter_metadata"]["model_name"]
+        for entry in table(split(5), m=recorded)
+        if entry["match"].get("path", "").startswith("/v2/models/m") and "metadata" in entry
+    }
+    shares = {
+        path: {key: value for key, value in known.items() if "share" in key} for path, known in infers.items()
+    }
+    assert shares == {
+        "/v2/models/m/infer": {"share": 0.5, "share m-v1": 0.1, "share m-v2": 0.5},
+        "/v2/models/m/versions/1/infer": {"share": 0.1, "share m-v1": 0.1},
+        "/v2/models/m/versions/2/infer": {"share": 0.5, "share m-v2": 0.5},
+    }
+    assert "share" not in str(table(split(5), m=Timeouts()))
+
+
+def test_every_host_says_which_release_answers_there() -> None:
+    for document in clusters([split(5)], ENDPOINTS, {"m-v1": ("10.0.0.2:1",)}):
+        for place in document.get("load_assignment", {}).get("endpoints", ()):
+            for host in place["lb_endpoints"]:
+                told = host["metadata"]["filter_metadata"]["serin"]["release"]
+                assert document["name"] in (f"{told}_http", f"{told}_grpc", f"{told}_peers")
+
+
 def test_filters_without_work_are_left_out_until_a_route_needs_them() -> None:
     def left_out(timeouts: dict[str, Timeouts]) -> set[str]:
         (host,) = route_configuration([], Reachable(endpoints={}), timeouts, 1 << 20)["virtual_hosts"]

@@ -22,9 +22,17 @@ struct Header {
 
 using Stream = void*;  // one request, as Envoy knows it
 
-enum HeaderKind { kRequestHeader = 0 };
-enum BodyKind { kReceivedRequest = 0, kBufferedRequest = 1 };
-enum MetadataSource { kRoute = 1 };
+struct Timing {  // in nanoseconds since the start, which is since 1970; each value counts where its flag is set
+  int64_t start, connected, handshake_begun, handshake_ended, headers_received, received, upstream_begun,
+      upstream_connected, upstream_handshake, upstream_first_sent, upstream_last_sent, upstream_first_received,
+      upstream_body_received, upstream_last_received, first_sent, last_sent, last_acknowledged, complete, closed;
+  bool has_start, has_before[4], has_received, has_upstream[8], has_first_sent, has_last_sent, has_others[3];
+};
+
+enum HeaderKind { kRequestHeader = 0, kResponseHeader = 2, kResponseTrailer = 3 };
+enum BodyKind { kReceivedRequest = 0, kBufferedRequest = 1, kReceivedResponse = 2 };
+enum MetadataSource { kRoute = 1, kHost = 3 };
+enum LogLevel { kWarning = 3 };
 enum HeadersStatus { kHeadersContinue = 0, kHeadersStop = 1 };
 enum BodyStatus { kBodyContinue = 0, kBodyStopAndBuffer = 1 };
 enum TrailersStatus { kTrailersContinue = 0, kTrailersStop = 1 };
@@ -43,6 +51,12 @@ bool envoy_dynamic_module_callback_http_append_body(Stream, BodyKind, Span);
 bool envoy_dynamic_module_callback_http_drain_body(Stream, BodyKind, size_t);
 bool envoy_dynamic_module_callback_http_get_metadata_number(Stream, MetadataSource, Span space, Span key,
                                                             double* found);
+bool envoy_dynamic_module_callback_http_get_metadata_string(Stream, MetadataSource, Span space, Span key, Span* found);
+void envoy_dynamic_module_callback_http_get_timing_info(Stream, Timing* found);
+const void* envoy_dynamic_module_callback_get_most_specific_route_config(Stream);
+uint32_t envoy_dynamic_module_callback_http_filter_get_worker_index(Stream);
+uint32_t envoy_dynamic_module_callback_get_concurrency();
+void envoy_dynamic_module_callback_log(LogLevel, Span);
 void envoy_dynamic_module_callback_http_clear_route_cache(Stream);
 void envoy_dynamic_module_callback_http_send_response(Stream, uint32_t status, Header* headers, size_t count, Span body,
                                                       Span details);

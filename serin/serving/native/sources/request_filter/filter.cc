@@ -1,8 +1,9 @@
 // Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
 // requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). It also
-// removes headers that a client must not set and answers requests that keys.lua has refused: one filter is cheaper than
-// one for each. Envoy loads this as a dynamic module.
+// removes headers that a client must not set, answers requests that keys.lua has refused and records requests with their
+// answers (recording.h): one filter is cheaper than one for each. Envoy loads this as a dynamic module.
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "headers.h"
 #include "json_data.h"
 #include "message.h"
+#include "recording.h"
 
 namespace serin {
 namespace {
@@ -18,17 +20,34 @@ namespace {
 constexpr Text kService = "/inference.GRPCInferenceService/";
 constexpr Text kModels = "/v2/models/";
 constexpr Text kInfer = "/infer";
-constexpr Text kJsonBytesHeader = "inference-header-content-length";
-constexpr size_t kFrameBytes = 5;  // a gRPC message's flag and length
 constexpr size_t kNameBytes = 63;
 
 enum class Call { kOther, kJson, kNamed, kMessage, kRefused };  // kMessage: one that carries tensors
 
 struct Request {
+  explicit Request(const Rings* known) : rings(known) {}
+
+  const Rings* rings;  // none: nothing is recorded
   Call call = Call::kOther;
   bool guarded = false;  // by a key that is for some models only: `may`, from keys.lua
   std::string may;
+  std::unique_ptr<Recording> recording;
 };
+
+using SharedRings = std::shared_ptr<const Rings>;
+
+// The rings of this process. Every listener has a filter of its own, and a listener may be replaced; they share rings.
+SharedRings open_rings(const std::string& settings) {
+  static std::map<std::string, std::weak_ptr<const Rings>> known;  // Envoy's main thread alone comes here
+  size_t space = settings.find(' '), bytes = 0;
+  if (space == std::string::npos || !read_length(Text(settings).substr(0, space), SIZE_MAX / 16, bytes)) return nullptr;
+  SharedRings rings = known[settings].lock();
+  if (rings == nullptr) {
+    rings = std::make_shared<Rings>(settings.substr(space + 1), bytes, envoy_dynamic_module_callback_get_concurrency());
+    known[settings] = rings;
+  }
+  return rings;
+}
 
 void refuse(Stream stream, uint32_t status, Text grpc_status, Text text) {
   constexpr Text kKey = "grpc-status", kAsk = "www-authenticate", kBearer = "Bearer";
@@ -86,12 +105,15 @@ class Body {
   }
 
   // Puts another body in its place; all texts of the old one end.
-  void replace(Text with) {
+  void replace(std::string with) {
     if (arriving_ && !whole_) drain(kBufferedRequest);
     BodyKind last = arriving_ ? kReceivedRequest : kBufferedRequest;
     drain(last);
     envoy_dynamic_module_callback_http_append_body(stream_, last, span(with));
     set_header(stream_, "content-length", std::to_string(with.size()));
+    pieces_.clear();
+    size_ = with.size();
+    joined_ = std::move(with);
   }
 
  private:
@@ -126,7 +148,7 @@ std::string rewrite_json(Stream stream, Body& body, size_t length, bool binary) 
   DataRewriter data(all.substr(0, length), static_cast<size_t>(most));
   if (!data.rewrite()) return data.fault;
   size_t json_bytes = data.result.size();
-  body.replace(data.result.append(all.substr(length)));
+  body.replace(std::move(data.result.append(all.substr(length))));
   if (binary) set_header(stream, kJsonBytesHeader, std::to_string(json_bytes));
   return "";
 }
@@ -202,16 +224,22 @@ bool accept_message(Stream stream, const Request& request, Body& body) {
     add_header(stream, "x-serin-version", is_number(named.version) ? named.version : "none");
   }
   envoy_dynamic_module_callback_http_clear_route_cache(stream);
+  envoy_dynamic_module_callback_get_most_specific_route_config(stream);  // finds the route, whose metadata is read next
   return true;
 }
 
-bool accept(Stream stream, const Request& request, bool arriving) {
+bool accept(Stream stream, Request& request, bool arriving) {
   if (request.call == Call::kRefused) {
     refuse_as_told(stream);
     return false;
   }
   Body body(stream, arriving);
-  return request.call == Call::kJson ? accept_json(stream, body) : accept_message(stream, request, body);
+  bool json = request.call == Call::kJson;
+  if (!(json ? accept_json(stream, body) : accept_message(stream, request, body))) return false;
+  if (request.call != Call::kNamed) {
+    request.recording = Recording::draw(stream, request.rings, json ? kHttp : kGrpc, body);
+  }
+  return true;
 }
 
 // Whether the whole body came with the headers: the buffer before this filter has waited for it.
@@ -246,47 +274,71 @@ HeadersStatus on_headers(Stream stream, Request& request, bool last) {
   return accepted ? kHeadersContinue : kHeadersStop;
 }
 
+Request& known(const void* request) { return *static_cast<Request*>(const_cast<void*>(request)); }
+
 }  // namespace
 }  // namespace serin
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-using serin::Request;
+using serin::Request, serin::SharedRings;
 
 const char* envoy_dynamic_module_on_program_init() { return "v0.2.0"; }
 
-const void* envoy_dynamic_module_on_http_filter_config_new(void*, Span, Span) {
-  static const char kOne = 0;
-  return &kOne;
+// `settings`: how many bytes a ring has and the folder of the rings, with a space between them; else nothing is recorded.
+const void* envoy_dynamic_module_on_http_filter_config_new(void*, Span, Span settings) {
+  return new SharedRings(serin::open_rings(std::string(settings.data, settings.size)));
 }
 
-void envoy_dynamic_module_on_http_filter_config_destroy(const void*) {}
+void envoy_dynamic_module_on_http_filter_config_destroy(const void* rings) {
+  delete static_cast<const SharedRings*>(rings);
+}
 
-const void* envoy_dynamic_module_on_http_filter_new(const void*, Stream) { return new Request; }
+const void* envoy_dynamic_module_on_http_filter_new(const void* rings, Stream) {
+  return new Request(static_cast<const SharedRings*>(rings)->get());
+}
 
 void envoy_dynamic_module_on_http_filter_destroy(const void* request) { delete static_cast<const Request*>(request); }
 
 HeadersStatus envoy_dynamic_module_on_http_filter_request_headers(Stream stream, const void* request, bool last) {
-  return serin::on_headers(stream, *static_cast<Request*>(const_cast<void*>(request)), last);
+  return serin::on_headers(stream, serin::known(request), last);
 }
 
 BodyStatus envoy_dynamic_module_on_http_filter_request_body(Stream stream, const void* request, bool last) {
-  const Request& known = *static_cast<const Request*>(request);
+  Request& known = serin::known(request);
   if (known.call == serin::Call::kOther) return kBodyContinue;
   return last && serin::accept(stream, known, true) ? kBodyContinue : kBodyStopAndBuffer;
 }
 
 TrailersStatus envoy_dynamic_module_on_http_filter_request_trailers(Stream stream, const void* request) {
-  const Request& known = *static_cast<const Request*>(request);
+  Request& known = serin::known(request);
   bool accepted = known.call == serin::Call::kOther || serin::accept(stream, known, false);
   return accepted ? kTrailersContinue : kTrailersStop;
 }
 
-int envoy_dynamic_module_on_http_filter_response_headers(Stream, const void*, bool) { return 0; }
-int envoy_dynamic_module_on_http_filter_response_body(Stream, const void*, bool) { return 0; }
-int envoy_dynamic_module_on_http_filter_response_trailers(Stream, const void*) { return 0; }
-void envoy_dynamic_module_on_http_filter_stream_complete(Stream, const void*) {}
+HeadersStatus envoy_dynamic_module_on_http_filter_response_headers(Stream stream, const void* request, bool last) {
+  Request& known = serin::known(request);
+  if (known.recording && !known.recording->on_headers(stream, last)) known.recording.reset();
+  return kHeadersContinue;
+}
+
+BodyStatus envoy_dynamic_module_on_http_filter_response_body(Stream stream, const void* request, bool last) {
+  Request& known = serin::known(request);
+  if (known.recording) known.recording->on_body(stream, last);
+  return kBodyContinue;
+}
+
+TrailersStatus envoy_dynamic_module_on_http_filter_response_trailers(Stream stream, const void* request) {
+  Request& known = serin::known(request);
+  if (known.recording) known.recording->on_trailers(stream);
+  return kTrailersContinue;
+}
+
+void envoy_dynamic_module_on_http_filter_stream_complete(Stream stream, const void* request) {
+  Request& known = serin::known(request);
+  if (known.recording) known.recording->on_complete(stream);
+}
 
 // Envoy asks for these by name; nothing here makes a call of its own.
 void envoy_dynamic_module_on_http_filter_http_callout_done() {}
