@@ -37,7 +37,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
 │   ├── BundleUntrusted         a version that no trusted key has signed, where signatures are required
 │   ├── SigningKeyUnfit         a key that cannot sign, or cannot be trusted (exit code 2)
-│   └── SpoolBroken             a file of recorded requests that cannot be read
+│   └── RingBroken              a ring of recorded requests that cannot be read
 ├── LeaseUnavailable            no GPU became free in time (retryable)
 ├── TrainingError
 │   ├── TrainingRefused         a training that cannot start as asked: folder in use, other settings, no such GPU
@@ -486,6 +486,10 @@ class BundleUntrusted(StoreError):
 class SigningKeyUnfit(StoreError):
     template = "{path} {reason}"
     exit_code = 2
+
+
+class RingBroken(StoreError):
+    template = "{path} is not a ring of recorded requests: {reason}; the requests in it are lost"
 
 
 class SpoolBroken(StoreError):

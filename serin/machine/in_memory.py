@@ -16,6 +16,8 @@ from serin.machine.environment import runtime_folder
 
 _PROBLEMS: Final = "problems"
 JOURNALS: Final = "journals"  # decisions that no disk has yet; they outlive the stack
+RINGS: Final = "rings"  # requests that are not recorded yet; they outlive the stack as well
+_KEPT: Final = (JOURNALS, RINGS)
 
 
 def memory_folder(home: Path) -> Path | None:
@@ -58,19 +60,20 @@ def read_problems(home: Path) -> dict[str, str]:
 
 
 def remove_sockets(home: Path) -> int:
-    """Removes the folder, unless decisions wait in it; returns how many sockets were left in it."""
+    """Removes the folder, unless decisions or requests wait in it; returns how many sockets were left in it."""
     folder = memory_folder(home)
     if folder is None:
         return 0
     found = list(folder.iterdir()) if folder.is_dir() else []
     for path in found:
-        if path.is_dir() and path.name != JOURNALS:
+        if path.is_dir() and path.name not in _KEPT:
             shutil.rmtree(path, ignore_errors=True)
         elif not path.is_dir():
             path.unlink(missing_ok=True)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / JOURNALS).rmdir()
+        for name in _KEPT:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).rmdir()
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
     except OSError:  # not empty

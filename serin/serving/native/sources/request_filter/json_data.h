@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "faults.h"
+#include "json_text.h"
 
 namespace serin {
 
@@ -28,14 +28,6 @@ constexpr DataType kDataTypes[] = {
     {"INT16", "", INT16_MAX, false, true},
     {"INT8", "-1", INT8_MAX, false, true},
     {"BYTES", "\"\"", 0, true, false},
-};
-
-// Which characters end a number or a word.
-struct Ends {
-  bool at[256] = {};
-  constexpr Ends() {
-    for (unsigned char each : {',', ']', '}', '"', '[', '{', ':', ' ', '\t', '\n', '\v', '\f', '\r'}) at[each] = true;
-  }
 };
 
 // A number of JSON: `whole` digits, and those behind the point and the exponent's.
@@ -99,9 +91,9 @@ struct Decimal {
   }
 };
 
-class DataRewriter {
+class DataRewriter : JsonText {
  public:
-  DataRewriter(Text text, size_t most) : text_(text), most_(most) {}
+  DataRewriter(Text text, size_t most) : JsonText(text), most_(most) {}
 
   // Whether the text is another one now: `result`. `fault`: why it is refused, else empty.
   bool rewrite() {
@@ -122,72 +114,6 @@ class DataRewriter {
 
   std::string too_large() const {
     return "the request is too large with its nulls written out; at most " + std::to_string(most_) + " bytes are taken";
-  }
-
-  char now() const { return at_ < text_.size() ? text_[at_] : '\0'; }
-
-  void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || (text_[at_] >= '\t' && text_[at_] <= '\r'))) ++at_;
-  }
-
-  bool take(char wanted) {
-    skip_space();
-    if (now() != wanted || at_ >= text_.size()) return false;
-    ++at_;
-    return true;
-  }
-
-  // A string, without its quotes, as it is written.
-  bool string(Text& inside) {
-    if (!take('"')) return false;
-    size_t first = at_;
-    while (at_ < text_.size() && text_[at_] != '"') at_ += text_[at_] == '\\' ? 2 : 1;
-    if (at_ >= text_.size()) return false;
-    inside = text_.substr(first, at_++ - first);
-    return true;
-  }
-
-  // A number, or a word such as true.
-  Text word() {
-    static constexpr Ends kEnds;
-    size_t first = at_;
-    while (at_ < text_.size() && !kEnds.at[static_cast<unsigned char>(text_[at_])]) ++at_;
-    return text_.substr(first, at_ - first);
-  }
-
-  // Goes behind a value of any kind.
-  bool skip_value() {
-    int depth = 0;
-    Text ignored;
-    do {
-      skip_space();
-      char next = now();
-      if (next == '"') {
-        if (!string(ignored)) return false;
-      } else if (next == '[' || next == '{') {
-        ++depth, ++at_;
-      } else if (next == ']' || next == '}') {
-        if (--depth < 0) return false;
-        ++at_;
-      } else if (depth > 0 && (next == ',' || next == ':')) {
-        ++at_;
-      } else if (word().empty()) {
-        return false;
-      }
-    } while (depth > 0);
-    return true;
-  }
-
-  // Calls `member` with the name of each member of an object; it goes behind the value. False: not an object.
-  template <typename Member>
-  bool object(Member member) {
-    if (!take('{')) return false;
-    if (take('}')) return true;
-    do {
-      Text key;
-      if (!string(key) || !take(':') || !member(key)) return false;
-    } while (take(','));
-    return take('}');
   }
 
   bool document() {
@@ -330,8 +256,7 @@ class DataRewriter {
     return true;
   }
 
-  Text text_;
-  size_t most_, at_ = 0, copied_ = 0;
+  size_t most_, copied_ = 0;
   bool changed_ = false;
 };
 

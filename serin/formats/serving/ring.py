@@ -1,0 +1,213 @@
+"""Rings in memory, in which each worker of the gateway leaves requests and answers for the recorder.
+
+`<memory folder>/rings/<boot>-<worker>.ring`: a header of 4096 bytes and the data area. The gateway alone moves `head`
+(bytes ever written), the recorder alone `tail` (bytes ever released); an entry is complete before `head` is moved. The
+gateway holds a lock on the file as long as it lives. sources/request_filter/ring.h writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from serin.errors import RingBroken
+from serin.machine.in_memory import RINGS, memory_folder
+from serin.machine.locks import try_lock
+
+MAGIC: Final = b"SerinRg1"
+DATA: Final = 4096  # where the data area begins
+SUFFIX: Final = ".ring"
+FIXED: Final = struct.Struct("<IHHddiiqdIII7I")
+"""What each entry begins with: size, kind, protocol, t, us, code, grpc, epoch, share, bytes of the request's and of the
+answer's JSON (ALL: all), encoding of the answer, and the lengths of release, arm, id, client id, model, request and
+answer, whose bytes follow."""
+
+ENTRY, FILLER, LOSSES = (
+    1,
+    2,
+    3,
+)  # kinds; LOSSES: `code` and `grpc` count requests of a release that were dropped
+HTTP, GRPC = 1, 2
+PLAIN, GZIP, DEFLATE = 0, 1, 2
+ALL: Final = 0xFFFFFFFF
+
+_CAPACITY, _DRAWN, _FULL, _LARGE, _HEAD, _TAIL = 1, 2, 3, 4, 8, 16  # in words of eight bytes
+_ENCODING, _LENGTHS = 11, 12  # in FIXED
+_MOST_INFLATED: Final = 64 << 20
+_SIZE = struct.Struct("<IH2x")
+_GLANCE = struct.Struct("<24xii8xd8xII")  # of FIXED: code, grpc, share, encoding and the release's length
+
+
+class Entry(NamedTuple):
+    """An entry between the positions `start` and `end` (bytes ever written), `place` in the file. `lost`: how many
+    requests it says were dropped."""
+
+    start: int
+    end: int
+    place: int
+    release: str
+    share: float
+    encoding: int
+    lost: int
+
+
+class Ring:
+    """A ring that is read. Raises RingBroken for a file that is not one, and FileNotFoundError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.stem
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._map = mmap.mmap(self._file, 0)
+        except (OSError, ValueError) as error:
+            os.close(self._file)
+            raise RingBroken(path=str(path), reason=str(error)) from error
+        self._map.madvise(mmap.MADV_DONTDUMP)
+        self._words = memoryview(self._map)[: min(len(self._map), DATA) // 8 * 8].cast("Q")
+        good = len(self._map) > DATA and self._map[: len(MAGIC)] == MAGIC
+        if not good or not 0 < self.capacity <= len(self._map) - DATA:
+            self.close()
+            raise RingBroken(path=str(path), reason="its first bytes are not a ring's")
+
+    @property
+    def address(self) -> int:
+        """Where the file's first byte is in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    @property
+    def capacity(self) -> int:
+        return self._words[_CAPACITY]
+
+    @property
+    def drawn(self) -> int:
+        """Requests that were drawn and answered well: entries, and those that were dropped."""
+        return self._words[_DRAWN]
+
+    @property
+    def dropped(self) -> int:
+        return self._words[_FULL] + self._words[_LARGE]
+
+    @property
+    def head(self) -> int:
+        return self._words[_HEAD]
+
+    @property
+    def tail(self) -> int:
+        return self._words[_TAIL]
+
+    @property
+    def fill(self) -> float:
+        """The share of the ring that waits."""
+        return (self.head - self.tail) / self.capacity
+
+    def read(self, since: int, most_bytes: int = 1 << 62) -> tuple[list[Entry], int]:
+        """The entries from the position `since` on, to the present end or until they have `most_bytes`, and the
+        position behind them. Raises RingBroken when the first one cannot be read."""
+        head, capacity, found, began = self.head, self.capacity, list[Entry](), since
+        if not self.tail <= since <= head or head - self.tail > capacity:
+            raise RingBroken(path=str(self.path), reason=f"{since} is not between its tail and its head")
+        while since < head and since - began < most_bytes:
+            place = DATA + since % capacity
+            size, kind = _SIZE.unpack_from(self._map, place)
+            end, least = since + size, _SIZE.size if kind == FILLER else FIXED.size
+            if size % 8 or size < least or end > head or place + size > DATA + capacity:
+                if found:
+                    break
+                raise RingBroken(path=str(self.path), reason=f"an entry of {size} bytes at {since}")
+            if kind != FILLER:
+                code, grpc, share, encoding, length = _GLANCE.unpack_from(self._map, place)
+                name = self._map[place + FIXED.size : place + min(FIXED.size + length, size)]
+                lost = code + grpc if kind == LOSSES else 0
+                found.append(Entry(since, end, place, name.decode(errors="replace"), share, encoding, lost))
+            since = end
+        return found, since
+
+    def inflated(self, entry: Entry) -> bytearray | None:
+        """A copy of an entry with its answer as it was before it was compressed. None: it cannot be known."""
+        data = self._map[entry.place : entry.place + entry.end - entry.start]
+        *fixed, answer = FIXED.unpack_from(data)
+        start = FIXED.size + sum(fixed[_LENGTHS:])
+        plain = inflate(data[start : start + answer]) if entry.encoding in (GZIP, DEFLATE) else None
+        if plain is None:
+            return None
+        fixed[0], fixed[_ENCODING] = start + len(plain), PLAIN
+        return bytearray(FIXED.pack(*fixed, len(plain)) + data[FIXED.size : start] + plain)
+
+    def release(self, position: int) -> None:
+        """Gives the bytes before `position` back to the writer."""
+        self._words[_TAIL] = position
+
+    def is_abandoned(self) -> bool:
+        """Whether the writer has ended. No other one ever takes its ring."""
+        return try_lock(self._file)
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+        os.close(self._file)
+
+
+def inflate(data: bytes) -> bytes | None:
+    """What was compressed as gzip or deflate; None when it is damaged or larger than 64 MiB."""
+    for window in (32 + zlib.MAX_WBITS, -zlib.MAX_WBITS):  # with gzip's or zlib's header, or with none
+        stream = zlib.decompressobj(window)
+        with suppress(zlib.error):
+            found = stream.decompress(data, _MOST_INFLATED)
+            return found if stream.eof else None
+    return None
+
+
+def rings_folder(home: Path) -> Path | None:
+    """The folder of rings; None where no stack was started since it was last taken down."""
+    memory = memory_folder(home)
+    return memory / RINGS if memory else None
+
+
+def ring_files(home: Path) -> list[Path]:
+    """The rings of all gateways that ran in `home`, oldest first."""
+    folder = rings_folder(home)
+    return sorted(folder.glob(f"*{SUFFIX}")) if folder else []
+
+
+def ring_heads(home: Path) -> dict[str, int]:
+    """How far each ring is written now."""
+    heads = {}
+    for path in ring_files(home):
+        with suppress(FileNotFoundError, RingBroken):
+            ring = Ring(path)
+            heads[ring.name] = ring.head
+            ring.close()
+    return heads
+
+
+def are_recorded(home: Path, heads: Mapping[str, int]) -> bool:
+    """Whether everything is in the records that was in the rings when `heads` were read."""
+    for path in ring_files(home):
+        with suppress(FileNotFoundError, RingBroken):
+            ring = Ring(path)
+            waits = ring.tail < heads.get(ring.name, 0)
+            ring.close()
+            if waits:
+                return False
+    return True
+
+
+def remove_drained(home: Path) -> int:
+    """Removes the rings that nobody writes and that hold nothing; returns the number of the others."""
+    left = 0
+    for path in ring_files(home):
+        with suppress(FileNotFoundError, RingBroken):
+            ring = Ring(path)
+            if ring.head == ring.tail and ring.is_abandoned():
+                path.unlink(missing_ok=True)
+            else:
+                left += 1
+            ring.close()
+    return left

@@ -1,0 +1,86 @@
+"""Rings in memory: what is written is read once, in order, and a writer that has ended is noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from serin.errors import RingBroken
+from serin.formats.serving.ring import Ring, remove_drained, ring_files
+from tests.kit.rings import BOOT, Exchange, RingWriter
+
+
+def exchange(number: int, size: int = 100) -> Exchange:
+    return Exchange(
+        request=bytes([number % 256]) * size, answer=b"{}", t=float(number), release=f"taxis-v{number}"
+    )
+
+
+def numbers(ring: Ring) -> list[int]:
+    return [int(entry.release.removeprefix("taxis-v")) for entry in ring.read(ring.tail)[0]]
+
+
+def test_a_ring_is_read_around_its_end_as_often_as_it_is_filled(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path, capacity=4096)
+    ring = Ring(writer.path)
+    seen = []
+    for number in range(1, 200):
+        assert writer.write(exchange(number, size=number * 7 % 900))
+        found = ring.read(ring.tail)[0]
+        seen += [int(entry.release.removeprefix("taxis-v")) for entry in found]
+        ring.release(found[-1].end)
+    assert seen == list(range(1, 200))
+    assert (ring.drawn, ring.dropped, ring.fill) == (199, 0, 0.0)
+    ring.close()
+
+
+def test_what_has_no_room_is_counted_and_said_by_release_when_there_is_room(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path, capacity=4096)
+    ring = Ring(writer.path)
+    written = [writer.write(exchange(1, size=800)) for _ in range(7)]
+    assert written == [True] * 4 + [False] * 3
+    assert (ring.drawn, ring.dropped) == (7, 3)
+    assert ring.fill > 0.9
+    before = [entry.lost for entry in ring.read(ring.tail)[0]]  # a small entry may still have had room
+    ring.release(ring.head)
+    writer.write(exchange(2))
+    after = ring.read(ring.tail)[0]
+    assert {entry.release for entry in after} == {"taxis-v1", "taxis-v2"}
+    assert sum([*before, *(entry.lost for entry in after)]) == 3
+    ring.close()
+
+
+def test_rings_are_removed_when_they_are_drained_and_their_writer_has_ended(tmp_path: Path) -> None:
+    lives, empty, full = (RingWriter(tmp_path, f"{BOOT}-{number}") for number in range(3))
+    assert ring_files(tmp_path) == [lives.path, empty.path, full.path]
+    full.write(exchange(1))
+    for writer in (empty, full):
+        writer.end()
+    assert remove_drained(tmp_path) == 2
+    assert ring_files(tmp_path) == [lives.path, full.path]
+    found = Ring(full.path)
+    assert found.is_abandoned()
+    assert numbers(found) == [1]
+    found.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"SerinRg1", b"x" * 9000, b"SerinRg1" + b"\xff" * 8 + bytes(5000)])
+def test_a_file_that_is_not_a_ring_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.ring"
+    path.write_bytes(content)
+    with pytest.raises(RingBroken, match=r"a\.ring"):
+        Ring(path)
+
+
+@pytest.mark.parametrize("damage", [bytes(8), b"\x07", b"\xf0\xff\xff\x7f"])
+def test_an_entry_that_cannot_be_one_is_not_read(tmp_path: Path, damage: bytes) -> None:
+    writer = RingWriter(tmp_path)
+    writer.write(exchange(1))
+    second = writer.head
+    writer.write(exchange(2))
+    writer.damage(second, damage)
+    ring = Ring(writer.path)
+    found, position = ring.read(ring.tail)
+    assert ([entry.release for entry in found], position) == (["taxis-v1"], second)
+    with pytest.raises(RingBroken, match="an entry of"):
+        ring.read(position)
+    ring.close()
