@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.serving.native import grpc_cancel_guard, onnx_backend, request_filter
+from serin.serving.native import decoder_library, grpc_cancel_guard, onnx_backend, request_filter
 from serin.serving.native.compiler import build_library, early_library, obtain_compiler
 
 LIBRARIES: tuple[tuple[str, Path, tuple[str, ...]], ...] = (
     ("the gRPC cancel guard", grpc_cancel_guard.SOURCE, ()),
     ("the gateway's request filter", request_filter.source_file(), ()),
+    ("the recorder's decoder", decoder_library.SOURCE, ()),
     ("the ONNX backend", onnx_backend.SOURCE, onnx_backend.FLAGS),
 )
 

@@ -73,7 +73,7 @@ def early_library(compiler: Compiler, source: Path, flags: Iterable[str]) -> Pat
     headers or flags."""
     if compiler.early is None:
         return None
-    parts = sorted(path for path in source.parent.iterdir() if path.suffix in (".cc", ".h", ".map"))
+    parts = sorted(path for path in source.parent.parent.rglob("*") if path.suffix in (".cc", ".h", ".map"))
     mark = build_mark(parts, *compiler.command, *flags, source.name)
     return compiler.early / f"{source.stem}-{mark[:16]}.so"
 

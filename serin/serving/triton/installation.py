@@ -23,6 +23,7 @@ from serin.machine import environment
 from serin.machine.native.compiler import Compiler, machine_compiler
 from serin.serving.native import onnx_backend
 from serin.serving.native.compiler import obtain_compiler
+from serin.serving.native.decoder_library import build_decoder, decoder_path
 from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.native.request_filter import build_request_filter, request_filter_path
@@ -97,17 +98,37 @@ def find_request_filter() -> Path | None:
     return path if path.is_file() else None
 
 
+def find_decoder() -> Path | None:
+    """Returns the library that decodes recorded requests, if it was built."""
+    path = decoder_path(default_folder())
+    return path if path.is_file() else None
+
+
 def install_request_filter() -> Path:
-    """Builds the gateway's request filter where it is missing, beside any Triton. Raises TritonInstallFailed with the
-    reason."""
+    """Builds the gateway's request filter and the recorder's decoder where they are missing, beside any Triton. Raises
+    TritonInstallFailed with the reason."""
     folder = default_folder()
-    path = request_filter_path(folder)
-    if not path.is_file():
+    builds = _gateway_builds(folder)
+    if builds:
         if machine_compiler() is None:
             _make_environment(folder)
-        logger.info("compiling the gateway's request filter")
-        build_request_filter(obtain_compiler(folder), path)
-    return path
+        compiler = obtain_compiler(folder)
+        for name, build in builds.items():
+            logger.info(f"compiling {name}")
+            build(compiler)
+    return request_filter_path(folder)
+
+
+def _gateway_builds(folder: Path) -> dict[str, Callable[[Compiler], None]]:
+    """Returns how to build what the gateway lacks."""
+    builds: dict[str, Callable[[Compiler], None]] = {}
+    if find_request_filter() is None:
+        builds["the gateway's request filter"] = lambda c: build_request_filter(
+            c, request_filter_path(folder)
+        )
+    if find_decoder() is None:
+        builds["the recorder's decoder"] = lambda c: build_decoder(c, decoder_path(folder))
+    return builds
 
 
 def install_triton() -> TritonInstall:
@@ -168,7 +189,8 @@ def _stale_runtime(folder: Path, wanted: str) -> str:
 
 
 def _complete(install: TritonInstall) -> None:
-    """Builds the missing ones of Serin's native libraries: the ONNX backend, the gRPC cancel guard, the request filter.
+    """Builds the missing ones of Serin's native libraries: the ONNX backend, the gRPC cancel guard, the request filter
+    and the recorder's decoder.
 
     Models are served without them too, with the limits that `shortcomings` lists.
     """
@@ -177,10 +199,7 @@ def _complete(install: TritonInstall) -> None:
     builds: dict[str, Callable[[Compiler], None]] = {}
     if install.cancel_guard is None:
         builds["the gRPC cancel guard"] = lambda c: build_cancel_guard(c, cancel_guard_path(folder))
-    if find_request_filter() is None:
-        builds["the gateway's request filter"] = lambda c: build_request_filter(
-            c, request_filter_path(folder)
-        )
+    builds |= _gateway_builds(folder)
     if not onnx_backend.is_built(install.backends):
         builds["the ONNX backend"] = lambda c: onnx_backend.build(
             c, install.backends, packages / "onnxruntime"

@@ -1,0 +1,34 @@
+"""Builds the library that decodes recorded requests, from the sources in sources/recorder/; decoder.py calls it.
+
+It is built beside Triton's environment, as the gateway's request filter is: without that one nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from serin.errors import TritonInstallFailed
+from serin.machine.native.compiler import Compiler
+from serin.serving.native.compiler import build_library, build_mark
+
+_SOURCES = Path(__file__).parent / "sources"
+SOURCE = _SOURCES / "recorder" / "decode.cc"
+
+
+def decoder_path(folder: Path) -> Path:
+    """Returns where the library is, or would be, in Triton's environment; another file for other sources."""
+    used = [*SOURCE.parent.iterdir(), *(_SOURCES / "request_filter").glob("*.h")]
+    return folder / "serin-recorder" / f"{build_mark(sorted(used))[:16]}.so"
+
+
+def build_decoder(compiler: Compiler, library: Path) -> None:
+    """Builds the library; raises TritonInstallFailed when it cannot be compiled or loaded."""
+    build_library(compiler, SOURCE, library, what="the recorder's decoder", tried_by=_try)
+
+
+def _try(library: Path) -> None:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        raise TritonInstallFailed(step="loading the recorder's decoder", reason=str(error)) from error

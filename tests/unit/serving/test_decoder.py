@@ -1,0 +1,237 @@
+"""The compiled decoder of recorded requests reads what a plain one in Python reads."""
+
+import ctypes
+import json
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from serin.formats.schema import InputColumn, OutputTensor, Schema
+from serin.formats.serving.recorded import RecordedBlock, Strings, Values
+from serin.formats.serving.ring import GRPC
+from tests.kit.decoding import built_decoder
+from tests.kit.rings import Exchange
+from tests.unit.serving.plain_decoder import CONTENTS, Unreadable, rows_of
+
+SCHEMA = Schema(
+    task="binary",
+    inputs=(
+        InputColumn(name="carrier", dtype="BYTES", kind="string"),
+        InputColumn(name="temp", dtype="FP32", kind="float"),
+        InputColumn(name='dist"é', dtype="INT64", kind="int"),
+        InputColumn(name="night", dtype="INT8", kind="bool"),
+        InputColumn(name="pixels", dtype="FP32", kind="float", dims=(2, 3)),
+    ),
+    outputs=(
+        OutputTensor(name="score", dtype="FP32", dims=(1,)),
+        OutputTensor(name="words", dtype="BYTES", dims=(2,)),
+        OutputTensor(name="label", dtype="INT64", dims=(1,)),
+    ),
+)
+WIDTHS = {each.name: math.prod(each.dims) for each in (*SCHEMA.inputs, *SCHEMA.outputs)}
+TYPES = {each.name: each.dtype for each in (*SCHEMA.inputs, *SCHEMA.outputs)}
+
+
+def decode(
+    exchanges: Sequence[Exchange], hidden: Sequence[str] = (), schema: Schema = SCHEMA
+) -> RecordedBlock:
+    buffers = [ctypes.create_string_buffer(each.encode(), len(each.encode())) for each in exchanges]
+    return built_decoder()(schema, hidden, [ctypes.addressof(each) for each in buffers])
+
+
+def listed(values: Values) -> list[Any]:
+    if isinstance(values, Strings):
+        return values.to_arrow().to_pylist()
+    if values.dtype == np.float32:
+        return [each.tobytes() for each in values]
+    return values.tolist()
+
+
+def same(one: list[Any] | None, other: list[Any] | None, dtype: str) -> bool:
+    """Equal, bit by bit but for the bits of NaN."""
+    if one is None or other is None or dtype != "FP32":
+        return one == other
+    pairs = zip(one, other, strict=True)
+    return len(one) == len(other) and all(
+        x == y or (math.isnan(struct.unpack("<f", x)[0]) and math.isnan(struct.unpack("<f", y)[0]))
+        for x, y in pairs
+    )
+
+
+def check(exchanges: Sequence[Exchange], hidden: Sequence[str] = ()) -> None:
+    """Compares both decoders on all entries together."""
+    inputs: dict[str, list[Any]] = {each.name: [] for each in SCHEMA.inputs if each.name not in hidden}
+    outputs: list[dict[str, Any]] = []
+    good = []
+    for exchange in exchanges:
+        try:
+            sent, answered = rows_of(exchange, SCHEMA, set(hidden))
+        except Unreadable:
+            continue
+        good.append(exchange)
+        outputs.append(answered)
+        for name, values in sent.items():
+            inputs[name] += values
+    block = decode(exchanges, hidden)
+    assert sum(block.faults.values()) == len(exchanges) - len(good), block.faults
+    assert block.ids.to_arrow().to_pylist() == [each.id for each in good]
+    for column, values in zip(SCHEMA.inputs, block.inputs, strict=True):
+        assert (values is None) == (column.name in hidden)
+        if values is not None:
+            assert same(listed(values), inputs[column.name], column.dtype), column.name
+    ends = np.cumsum(block.request_rows.tolist(), dtype=np.int64).tolist()
+    for output, values, there in zip(SCHEMA.outputs, block.outputs, block.given, strict=True):
+        assert there.tolist() == [each[output.name] is not None for each in outputs]
+        width, flat, start = math.prod(output.dims), listed(values), 0
+        for end, each in zip(ends, outputs, strict=True):
+            if each[output.name] is not None:
+                assert same(flat[start * width : end * width], each[output.name], output.dtype)
+            start = end
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+floats = st.one_of(
+    st.floats(width=32),
+    st.floats(),
+    st.integers(-(10**25), 10**25),
+    st.decimals(allow_nan=False, allow_infinity=False),
+)
+integers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-200, 200))
+
+
+def numbers_of(dtype: str) -> st.SearchStrategy[Any]:
+    return {"BYTES": texts, "FP32": floats, "INT64": integers, "INT8": st.sampled_from([-1, 0, 1])}[dtype]
+
+
+@st.composite
+def tensors(draw: st.DrawFn, names: Sequence[str], rows: int) -> dict[str, tuple[str, list[int], list[Any]]]:
+    """Columns with values of their types."""
+    found = {}
+    for name in draw(st.permutations(names)):
+        count = rows * WIDTHS[name]
+        values = draw(st.lists(numbers_of(TYPES[name]), min_size=count, max_size=count))
+        dims = {"pixels": [2, 3], "words": [2]}.get(name, [1])
+        found[name] = TYPES[name], [rows, *dims], values
+    return found
+
+
+def written(dtype: str, values: list[Any], nulls: list[bool], nested: int, rows: int) -> str:
+    """A JSON list, with nulls, numbers as clients write them, and lists in lists."""
+    words = [
+        "null" if null else json.dumps(value, ensure_ascii=len(value) % 2 == 0) if isinstance(value, str)
+        else str(value) if not isinstance(value, float) else json.dumps(value)
+        for value, null in zip(values, nulls, strict=True)
+    ]  # fmt: skip
+    if nested and rows:
+        width = len(words) // rows
+        words = [f"[{', '.join(words[start : start + width])}]" for start in range(0, len(words), width)]
+    return f"[{' , '.join(words) if nested > 1 else ','.join(words)}]"
+
+
+@st.composite
+def json_exchanges(draw: st.DrawFn) -> Exchange:
+    rows = draw(st.integers(0, 3))
+    inputs = draw(st.sets(st.sampled_from([each.name for each in SCHEMA.inputs]), min_size=1).map(sorted))
+    outputs = draw(st.sets(st.sampled_from([each.name for each in SCHEMA.outputs])).map(sorted))
+
+    def body(columns: dict[str, Any], which: str, asked: str = "") -> bytes:
+        parts = []
+        for name, (dtype, shape, values) in columns.items():
+            nulls = draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+            data = written(dtype, values, nulls, draw(st.integers(0, 2)), rows)
+            fields = [
+                f'"name": {json.dumps(name)}',
+                f'"datatype":"{dtype}"',
+                f'"shape":{shape}',
+                f'"data":{data}',
+            ]
+            parts.append("{" + ",".join(draw(st.permutations(fields))) + "}")
+        extra = draw(st.sampled_from(["", '"id":"a\\"b",', '"parameters":{"x":[1,{"y":"]"}]},']))
+        return ("{" + extra + asked + f'"{which}":[{",".join(parts)}]' + "}").encode()
+
+    classes = [
+        f'{{"name":"{name}","parameters":{{"classification":1}}}}' for name in outputs if draw(st.booleans())
+    ]
+    asked = f'"outputs":[{",".join(classes)}],' if classes else ""
+    request = body(draw(tensors(inputs, rows)), "inputs", asked)
+    answer = body(draw(tensors(outputs, rows)), "outputs")
+    return Exchange(request=request, answer=answer, t=1.0, id=draw(st.sampled_from(["a", "b"])))
+
+
+def wire(dtype: str, values: list[Any]) -> bytes:
+    if dtype == "BYTES":
+        return b"".join(struct.pack("<I", len(each.encode())) + each.encode() for each in values)
+    kind = {"FP32": np.float32, "INT64": np.int64, "INT8": np.int8}[dtype]
+    with np.errstate(over="ignore"):
+        return np.array([float(each) if dtype == "FP32" else each for each in values], kind).tobytes()
+
+
+@st.composite
+def binary_exchanges(draw: st.DrawFn) -> Exchange:
+    """JSON and binary tensors behind it; some tensors in JSON."""
+    rows = draw(st.integers(0, 3))
+
+    def body(which: str, names: list[str]) -> tuple[bytes, int]:
+        columns, entries, behind = draw(tensors(names, rows)), [], b""
+        for name, (dtype, shape, values) in columns.items():
+            entry: dict[str, Any] = {"name": name, "datatype": dtype, "shape": shape}
+            if draw(st.integers(0, 4)):
+                raw = wire(dtype, values)[: draw(st.sampled_from([10**9] * 9 + [3]))]
+                entry["parameters"] = {"binary_data_size": len(raw)}
+                behind += raw
+            else:
+                entry["data"] = [float(each) if dtype == "FP32" else each for each in values]
+            entries.append(entry)
+        head = json.dumps({which: entries}).encode()
+        return head + behind, len(head)
+
+    request, length = body("inputs", [each.name for each in SCHEMA.inputs])
+    answer, answer_length = body("outputs", [each.name for each in SCHEMA.outputs])
+    return Exchange(request=request, answer=answer, t=1.0, request_json=length, answer_json=answer_length)
+
+
+@st.composite
+def grpc_exchanges(draw: st.DrawFn) -> Exchange:
+    rows = draw(st.integers(0, 3))
+    request, answer = service_pb2.ModelInferRequest(model_name="m"), service_pb2.ModelInferResponse()
+
+    def fill(into: Any, raw: Any, names: list[str]) -> None:
+        is_raw = draw(st.booleans())
+        for name, (dtype, shape, values) in draw(tensors(names, rows)).items():
+            tensor = into.add(name=name, datatype=dtype, shape=shape)
+            plain = [each.encode() if dtype == "BYTES" else each for each in values]
+            if dtype == "FP32":
+                plain = np.frombuffer(wire(dtype, values), np.float32).tolist()
+            if is_raw:
+                raw.append(wire(dtype, values))
+            else:
+                getattr(tensor.contents, CONTENTS[dtype]).extend(plain)
+
+    inputs = draw(st.sets(st.sampled_from([each.name for each in SCHEMA.inputs]), min_size=1).map(sorted))
+    fill(request.inputs, request.raw_input_contents, inputs)
+    fill(answer.outputs, answer.raw_output_contents, [each.name for each in SCHEMA.outputs])
+    if draw(st.booleans()):
+        request.outputs.add(name="words").parameters["classification"].int64_param = 2
+    return Exchange(
+        request=request.SerializeToString(), answer=answer.SerializeToString(), t=1.0, protocol=GRPC, grpc=0
+    )
+
+
+hiding = st.sets(st.sampled_from([each.name for each in SCHEMA.inputs])).map(sorted)
+
+
+@pytest.mark.parametrize("kind", [json_exchanges, binary_exchanges, grpc_exchanges])
+def test_it_reads_what_a_plain_decoder_reads(kind: Any) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(kind(), min_size=1, max_size=4), hiding)
+    def compare(exchanges: list[Exchange], hidden: list[str]) -> None:
+        check(exchanges, hidden)
+
+    compare()
