@@ -134,7 +134,6 @@ def key_file(home: Path) -> KeyFile:
 
 def build_releases(home: Path, store: Store | None = None, host: Supervisor | None = None) -> Releases:
     """`store`: where versions come from; None: the store that this process is configured to use."""
-    from serin.formats.serving.spool import spool_root
     from serin.serving.triton.releases import Releases
     from serin.store.store import Store
     from serin.store.trust import Trust  # here: what starts the stack needs no releases
@@ -143,7 +142,6 @@ def build_releases(home: Path, store: Store | None = None, host: Supervisor | No
         home / "releases",
         host=host or Supervisor(home),
         store=store or Store.open(),
-        spool=spool_root(home),
         trust=Trust.open(),
     )
 

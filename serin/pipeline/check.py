@@ -84,16 +84,9 @@ class CheckedSpec:
 
 
 def _monitoring_lines(spec: PipelineSpec) -> Iterator[str]:
-    """What the spec asks for and will not get by itself: requests that its way of serving cannot record, drift of
-    columns whose values are not recorded, and retraining by alarms that nothing in Serin raises for this spec."""
-    from serin.serving.triton.backends import RECORDING
-
+    """What the spec asks for and will not get by itself: drift of columns whose values are not recorded, and retraining
+    by alarms that nothing in Serin raises for this spec."""
     capture, drift, quality = spec.monitoring.capture, spec.monitoring.drift, spec.monitoring.quality
-    if capture.share and spec.serving.backend not in ("auto", *RECORDING):
-        yield (
-            f"requests are not recorded (monitoring.capture): serving.backend: {spec.serving.backend} cannot; "
-            f"leave it out, or name {' or '.join(RECORDING)}"
-        )
     if drift is not None and drift.columns is None and (hidden := [*capture.mask, *capture.drop]):
         names = ", ".join(dict.fromkeys(hidden))
         yield f"drift of {names} is not watched: monitoring.capture does not record their values"

@@ -48,13 +48,9 @@ GPU_ONLY = {  # for GPUs, absent here
 
 
 def test_a_triton_model_imports_only_what_triton_s_environment_holds() -> None:
-    models = [
-        *python_files("triton_models"),
-        "serin/formats/serving/spool_blocks.py",
-    ]  # a copy is put beside them
-    siblings = {name.rsplit("/", 1)[1].removesuffix(".py") for name in models}
-    present = {"numpy", "onnxruntime", "triton_python_backend_utils"} | sys.stdlib_module_names | siblings
-    assert siblings >= {"model", "spool_blocks"}
+    models = python_files("triton_models")
+    present = {"numpy", "onnxruntime", "triton_python_backend_utils"} | sys.stdlib_module_names
+    assert models
     imports = [(name, line, module) for name in models for module, line in imported_modules(name)]
     assert [found for found in imports if found[2].split(".")[0] not in present] == []
 

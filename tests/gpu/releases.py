@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serin.formats.serving.spool import spool_root
 from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import Bundle, ModelRoute, Release
@@ -18,11 +17,8 @@ from tests.unit.export.small_dataset import Trained, make_trained
 NETWORK = {"kind": "mlp", "hidden": [2048, 1024, 512]}
 
 
-def exported(
-    folder: Path, store: Store, device: str, *, recorded: float = 0.0, **serving: object
-) -> tuple[Trained, Bundle]:
+def exported(folder: Path, store: Store, device: str, **serving: object) -> tuple[Trained, Bundle]:
     sections = {
-        **({"monitoring": {"capture": {"share": recorded}}} if recorded else {}),
         "model": NETWORK,
         "export": {"target": "gpu", "variants": ["fp32", "fp16"]},
         "objectives": {"latency_ms": 50},
@@ -36,7 +32,7 @@ def exported(
 def serving_gateway(store: Store, *bundles: Bundle) -> Iterator[tuple[Releases, str]]:
     """The bundles as running releases behind one gateway; each can be asked by its version."""
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-gpu-"))  # short: it holds unix sockets
-    releases = Releases(folder / "releases", host=host, store=store, spool=spool_root(folder))
+    releases = Releases(folder / "releases", host=host, store=store)
     names = [Release(model=bundle.model, version=bundle.version) for bundle in bundles]
     try:
         for release in names:

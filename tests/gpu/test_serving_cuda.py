@@ -11,12 +11,10 @@ import torch
 from serin.cluster.shadow.compare import Answered, Columns, Comparison
 from serin.errors import GpuMemoryShort
 from serin.formats.schema import read_schema
-from serin.formats.serving.spool import SpoolBlock, read_spool, spool_folder
-from serin.formats.serving.spool_blocks import COMPLETE
 from serin.formats.wire import Array, to_wire
 from serin.host.gpu_use import read_gpu_use
 from serin.machine.hardware import Nvml, inventory
-from serin.serving.client.client import Client, predict
+from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.repository import serving_settings
 from serin.serving.tuning.load import Closed, model_target, run_load
@@ -28,7 +26,6 @@ from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.gpu.parts import why_no_release
 from tests.gpu.releases import exported, serving_gateway
-from tests.kit.waiting import until
 from tests.unit.export.small_dataset import flights
 
 SECONDS = 0.5
@@ -38,38 +35,6 @@ CLIENTS_OF_SIZE = {1: (1, 32), 64: (8,), 512: (8,), MOST_ROWS: (4,)}  # benchmar
 
 _WHY = why_no_release()
 pytestmark = pytest.mark.skipif(bool(_WHY), reason=_WHY)
-
-
-@pytest.mark.timeout(600)
-def test_a_release_on_a_gpu_records_what_it_was_asked_and_answered(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    _, bundle = exported(tmp_path / "work", store, "gpu", recorded=1.0)
-    schema = read_schema(Path(bundle.path))
-    columns = to_wire(flights(40), schema)
-    release = Release(model=bundle.model, version=bundle.version)
-    with serving_gateway(store, bundle) as (releases, url):
-        served = releases.served(release)
-        assert (served.backend, bool(served.devices)) == ("onnx_native", True)
-        with Client(url, bundle.model, batch_rows=7) as client:
-            answers = client.predict_wire(columns, schema)
-        folder = spool_folder(releases.log(release).parents[2], release.name)
-        blocks: list[SpoolBlock] = []
-
-        def recorded() -> bool:
-            files = [read_spool(path) for path in sorted(folder.glob(f"*/*{COMPLETE}"))]
-            blocks[:] = [block for file in files for block in file.blocks]
-            return sum(block.rows for block in blocks) >= 40
-
-        until(recorded, "40 recorded rows", within_s=30, alive=lambda: releases.state(release) == "ready")
-    found = {
-        id_: scores
-        for block in blocks
-        for id_, scores in zip(
-            block.ids.to_list(), np.split(block.outputs[0], np.cumsum(block.request_rows)[:-1]), strict=True
-        )
-    }
-    for place, id_ in enumerate(answers.request_id):
-        assert np.array_equal(found[id_][answers.request_row[place]], answers["score"][place])
 
 
 def latency_table(name: str, url: str, bundle: Bundle) -> None:

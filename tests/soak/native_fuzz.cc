@@ -26,8 +26,6 @@ struct TRITONBACKEND_Input {
 struct TRITONBACKEND_Request {
   std::map<std::string, TRITONBACKEND_Input> inputs;
   std::vector<std::string> outputs;
-  std::vector<std::pair<std::string, std::string>> parameters;
-  std::string id;
   int released = 0, sent = 0;
   std::string told;
 };
@@ -39,9 +37,7 @@ struct TRITONBACKEND_Response {
   TRITONBACKEND_Output output;
 };
 struct TRITONBACKEND_Backend {};
-struct TRITONBACKEND_Model {
-  void* state = nullptr;
-};
+struct TRITONBACKEND_Model {};
 struct TRITONBACKEND_ModelInstance {
   void* state = nullptr;
 };
@@ -73,16 +69,6 @@ Error TRITONBACKEND_BackendArtifacts(TRITONBACKEND_Backend*, int*, const char** 
 Error TRITONBACKEND_ModelBackend(TRITONBACKEND_Model*, TRITONBACKEND_Backend** found) { return *found = &the_backend, nullptr; }
 Error TRITONBACKEND_ModelRepository(TRITONBACKEND_Model*, int*, const char** place) { return *place = folder.c_str(), nullptr; }
 Error TRITONBACKEND_ModelVersion(TRITONBACKEND_Model*, uint64_t* version) { return *version = 1, nullptr; }
-Error TRITONBACKEND_ModelState(TRITONBACKEND_Model* model, void** state) { return *state = model->state, nullptr; }
-Error TRITONBACKEND_ModelSetState(TRITONBACKEND_Model* model, void* state) { return model->state = state, nullptr; }
-Error TRITONBACKEND_RequestId(TRITONBACKEND_Request* request, const char** id) { return *id = request->id.c_str(), nullptr; }
-Error TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request* request, uint32_t* count) {
-  return *count = uint32_t(request->parameters.size()), nullptr;
-}
-Error TRITONBACKEND_RequestParameter(TRITONBACKEND_Request* request, uint32_t index, const char** key, int* type, const void** value) {
-  *key = request->parameters[index].first.c_str(), *type = request->parameters[index].second == "7" ? 1 : 0;
-  return *value = request->parameters[index].second.c_str(), nullptr;
-}
 Error TRITONBACKEND_ModelInstanceModel(TRITONBACKEND_ModelInstance*, TRITONBACKEND_Model** found) { return *found = &the_model, nullptr; }
 Error TRITONBACKEND_ModelInstanceDeviceId(TRITONBACKEND_ModelInstance*, int32_t* id) { return *id = 0, nullptr; }
 Error TRITONBACKEND_ModelInstanceState(TRITONBACKEND_ModelInstance* instance, void** state) { return *state = instance->state, nullptr; }
@@ -177,9 +163,6 @@ std::unique_ptr<TRITONBACKEND_Request> make() {
   add(*request, "distance", triton::kInt64, int64_t(rows), distances);
   add(*request, "night", triton::kInt8, int64_t(rows), nights);
   if (once_in(40)) request->inputs.erase("temp");
-  if (!once_in(5)) request->parameters.emplace_back("x-request-id", std::string(below(200), char('a' + below(26))));
-  if (once_in(3)) request->parameters.emplace_back(once_in(2) ? "x-serin-client-id" : "other", once_in(4) ? "7" : std::string(below(300), 'c'));
-  if (once_in(3)) request->id = std::string(below(300), char(below(256)));
   request->outputs = {once_in(40) ? "other" : "score"};
   if (once_in(50)) request->outputs.clear();
   return request;
@@ -222,14 +205,12 @@ int main(int, char** words) {
   folder = words[1], library = folder + "/lib";
   long rounds = std::strtol(words[2], nullptr, 10), count = std::strtol(words[4], nullptr, 10);
   uint64_t seed = std::strtoull(words[3], nullptr, 10);
-  if (Error error = TRITONBACKEND_ModelInitialize(&the_model)) return std::puts(error->text.c_str()), 2;
   std::vector<int> codes(size_t(count), 0);
   std::vector<std::thread> instances;
   for (long number = 0; number < count; ++number) {
     instances.emplace_back([&, number] { codes[size_t(number)] = serve(rounds / count, seed + uint64_t(number)); });
   }
   for (std::thread& instance : instances) instance.join();
-  TRITONBACKEND_ModelFinalize(&the_model);
   for (int code : codes) if (code != 0) return code;
   for (const auto& [told, count] : seen) std::printf("%8d %s\n", count, told.c_str());
 }

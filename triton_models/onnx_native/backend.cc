@@ -5,11 +5,9 @@
 // that cannot be scored is answered with an error of its own and never fails those that share its batch.
 
 #include <chrono>
-#include <cstdlib>
 
 #include "graph.h"
 #include "split.h"
-#include "spool_writer.h"
 
 namespace {
 
@@ -19,10 +17,7 @@ using native::Reading;
 using native::Scorer;
 using native::Settings;
 using native::SplitGraph;
-using native::Spool;
 
-constexpr char kIdHeader[] = "x-request-id";  // serin/serving/triton/process.py lets these two pass
-constexpr char kClientIdHeader[] = "x-serin-client-id";
 constexpr char kUnscorable[] = "the model could not score this request; the server's log says why";
 
 uint64_t now_ns() {
@@ -47,13 +42,6 @@ Runtime& runtime(const std::string& folder) {
   return *made;
 }
 
-// What an instance works with. `spool` belongs to the model; null: nothing is recorded.
-struct Instance {
-  std::unique_ptr<Scorer> graph;
-  Spool* spool = nullptr;
-  double began = 0;  // when the present batch came, seconds since 1970
-};
-
 struct Asked {
   TRITONBACKEND_Request* request = nullptr;
   TRITONBACKEND_Response* response = nullptr;
@@ -69,11 +57,7 @@ void refuse(Asked& asked, int code, const std::string& text) {
   TRITONSERVER_ErrorDelete(error);
 }
 
-// `before_sending`: called when the answer is complete. The request's columns must not be read after it was sent: the gRPC
-// front end reuses their memory at once, although the request is released later.
-template <typename Call>
-void answer(
-    Asked& asked, const Settings& settings, const std::vector<native::Answer>& outputs, int64_t start, Call before_sending) {
+void answer(Asked& asked, const Settings& settings, const std::vector<native::Answer>& outputs, int64_t start) {
   uint32_t wanted = 0;
   native::check(TRITONBACKEND_RequestOutputCount(asked.request, &wanted));
   for (uint32_t index = 0; index < wanted; ++index) {
@@ -100,47 +84,14 @@ void answer(
     if (memory == triton::kMemoryGpu) throw std::runtime_error("an output was asked for in a GPU's memory");
     if (bytes != 0) std::memcpy(buffer, from, bytes);
   }
-  before_sending();
   asked.answered = true;
   native::check(TRITONBACKEND_ResponseSend(asked.response, triton::kLast, nullptr));
   asked.success = true;
 }
 
-// The value of a request's last parameter of this name: the gateway's header comes after what the client sent.
-std::string_view parameter(TRITONBACKEND_Request* request, std::string_view name) {
-  std::string_view found;
-  uint32_t count = 0;
-  native::check(TRITONBACKEND_RequestParameterCount(request, &count));
-  for (uint32_t index = 0; index < count; ++index) {
-    const char* key = nullptr;
-    int type = 0;
-    const void* value = nullptr;
-    native::check(TRITONBACKEND_RequestParameter(request, index, &key, &type, &value));
-    if (name == key && type == triton::kParameterString) found = static_cast<const char*>(value);
-  }
-  return found;
-}
-
-// Records an answer, if its lot is drawn. A request without the gateway's id (a probe, a warm-up) is not recorded.
-void record(Instance& instance, const Asked& asked, const std::vector<native::Answer>& outputs, int64_t start) noexcept {
-  if (instance.spool == nullptr) return;
-  try {
-    std::string_view id = parameter(asked.request, kIdHeader);
-    if (!instance.spool->draws(id)) return;
-    std::string_view client_id = parameter(asked.request, kClientIdHeader);
-    const char* own = nullptr;
-    if (client_id.empty()) native::check(TRITONBACKEND_RequestId(asked.request, &own));
-    instance.spool->add(
-        {instance.began, id, own == nullptr ? client_id : std::string_view(own), &asked.reading, &outputs, start});
-  } catch (const std::exception& error) {
-    forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
-  }
-}
-
 // Scores in halves where a batch fails: the others must not pay for the one at fault.
-void score(Instance& instance, Asked** begin, Asked** end) {
+void score(Scorer& graph, Asked** begin, Asked** end) {
   if (begin == end) return;
-  Scorer& graph = *instance.graph;
   int64_t rows = 0;
   std::vector<const Reading*> batch;
   for (Asked** each = begin; each != end; ++each) {
@@ -153,7 +104,7 @@ void score(Instance& instance, Asked** begin, Asked** end) {
       int64_t start = 0;
       for (Asked** each = begin; each != end; ++each) {
         try {
-          answer(**each, graph.settings(), outputs, start, [&] { record(instance, **each, outputs, start); });
+          answer(**each, graph.settings(), outputs, start);
         } catch (const std::exception& error) {
           refuse(**each, triton::kInternal, error.what());
         }
@@ -166,8 +117,8 @@ void score(Instance& instance, Asked** begin, Asked** end) {
   }
   if (end - begin > 1) {
     Asked** middle = begin + (end - begin) / 2;
-    score(instance, begin, middle);
-    score(instance, middle, end);
+    score(graph, begin, middle);
+    score(graph, middle, end);
     return;
   }
   forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, ("scoring failed: " + fault).c_str()));
@@ -223,50 +174,18 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
   return TRITONSERVER_ErrorNew(triton::kUnsupported, "this backend is for version 1 of Triton's interface");
 }
 
-TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
-  try {
-    Settings settings = Settings::read(version_folder(model) + "/native.txt");
-    const char* folder = std::getenv("SERIN_SPOOL");
-    if (settings.recording.share <= 0 || folder == nullptr || *folder == '\0') return nullptr;
-    std::unique_ptr<Spool> spool;
-    try {
-      spool = std::make_unique<Spool>(settings, folder);
-    } catch (const std::exception& error) {  // no thread: the model serves without
-      std::string text = std::string("requests are not recorded: ") + error.what();
-      forget(TRITONSERVER_LogMessage(triton::kLogWarning, __FILE__, __LINE__, text.c_str()));
-      return nullptr;
-    }
-    native::check(TRITONBACKEND_ModelSetState(model, spool.get()));
-    spool.release();
-    return nullptr;
-  } catch (const std::exception& error) {
-    return failed(error);
-  }
-}
-
-TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
-  void* state = nullptr;
-  if (TRITONSERVER_Error* error = TRITONBACKEND_ModelState(model, &state)) return error;
-  delete static_cast<Spool*>(state);
-  return nullptr;
-}
-
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
   try {
     TRITONBACKEND_Model* model = nullptr;
     TRITONBACKEND_Backend* backend = nullptr;
     const char* library = nullptr;
     int kind = 0;
-    void* spool = nullptr;
     native::check(TRITONBACKEND_ModelInstanceModel(instance, &model));
     native::check(TRITONBACKEND_ModelBackend(model, &backend));
     native::check(TRITONBACKEND_BackendArtifacts(backend, &kind, &library));
-    native::check(TRITONBACKEND_ModelState(model, &spool));
     std::string folder = version_folder(model);
     Runtime& onnx = runtime(library);
-    auto made = std::make_unique<Instance>();
-    made->spool = static_cast<Spool*>(spool);
-    made->graph = open_graph(onnx, folder, instance);
+    std::unique_ptr<Scorer> made = open_graph(onnx, folder, instance);
     native::check(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
     made.release();
     return nullptr;
@@ -278,7 +197,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelIns
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance) {
   void* state = nullptr;
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelInstanceState(instance, &state)) return error;
-  delete static_cast<Instance*>(state);
+  delete static_cast<Scorer*>(state);
   return nullptr;
 }
 
@@ -286,8 +205,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t count) {
   void* state = nullptr;
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelInstanceState(instance, &state)) return error;
-  Instance& own = *static_cast<Instance*>(state);
-  own.began = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  Scorer& graph = *static_cast<Scorer*>(state);
   uint64_t begin = now_ns(), computing = begin, rows = 0;
   std::vector<Asked> all;
   try {
@@ -299,14 +217,14 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     std::vector<Asked*> sound;
     for (uint32_t index = 0; index < count; ++index) {
       all[index].request = requests[index];
-      read(all[index], own.graph->settings());
+      read(all[index], graph.settings());
       if (!all[index].answered) {
         sound.push_back(&all[index]);
         rows += all[index].reading.rows;
       }
     }
     computing = now_ns();
-    score(own, sound.data(), sound.data() + sound.size());
+    score(graph, sound.data(), sound.data() + sound.size());
   } catch (const std::exception& error) {
     forget(TRITONSERVER_LogMessage(triton::kLogError, __FILE__, __LINE__, error.what()));
   }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -30,34 +29,6 @@ struct Column {
   size_t bytes = 0;  // of one value; 0: a text
   std::vector<int64_t> dims;
   size_t width = 1;  // values in a row
-  bool hidden = false;  // recorded as null
-
-  // One null value, as clients write it.
-  std::string null() const {
-    if (kind == "string") return "";
-    if (kind == "bool") return "\xff";
-    std::string bytes_of_null(bytes, '\0');
-    if (kind == "float") {
-      float value = std::numeric_limits<float>::quiet_NaN();
-      std::memcpy(bytes_of_null.data(), &value, sizeof value);
-    } else {
-      int64_t value = std::numeric_limits<int64_t>::min();
-      std::memcpy(bytes_of_null.data(), &value, sizeof value);
-    }
-    return bytes_of_null;
-  }
-};
-
-// Which requests are recorded (spool.h).
-struct Recording {
-  struct Output {
-    size_t row_bytes = 0;  // 0: strings
-    size_t width = 1;      // values in a row
-  };
-  double share = 0;        // 0: none
-  size_t limit = 0;        // bytes in the release's folder
-  std::string header;      // the first line of each file
-  std::vector<Output> outputs;
 };
 
 // A model in two parts: a front on the CPU, and a core on a device, which reads the front's outputs.
@@ -74,14 +45,11 @@ struct Split {
 
 // native.txt beside the graph, a line for each: `threads 1`, `max_string_bytes 65536`, `input KIND DIMS NAME`,
 // `output NAME`. Names are hexadecimal, because a column may have any name; sizes of a row have commas between them.
-// Where requests are recorded also `record SHARE LIMIT HEADER` (hexadecimal), for each output in order
-// `recorded ROW_BYTES WIDTH`, and `hidden NAME` for inputs whose values must not be recorded. Where the model is in two
-// parts also `split PROVIDER ARENA_BYTES GRAPHS WORKERS PIECE_ROWS SIZES`, and `inner KIND DIMS NAME` and
-// `outer KIND DIMS NAME` as for inputs.
+// Where the model is in two parts also `split PROVIDER ARENA_BYTES GRAPHS WORKERS PIECE_ROWS SIZES`, and
+// `inner KIND DIMS NAME` and `outer KIND DIMS NAME` as for inputs.
 struct Settings {
   int threads = 1;
   size_t most_bytes = 0;
-  Recording recording;
   Split split;  // without sizes: the model is one graph
   std::vector<Column> inputs;
   std::vector<std::string> outputs;
@@ -107,25 +75,12 @@ struct Settings {
         found.split.outer.push_back(column(file));
       } else if (word == "split") {
         read_split(file, found.split);
-      } else if (word == "record") {
-        file >> found.recording.share >> found.recording.limit >> hex;
-        found.recording.header = name(hex);
-      } else if (word == "hidden") {
-        file >> hex;
-        for (Column& input : found.inputs) input.hidden = input.hidden || input.name == name(hex);
-      } else if (word == "recorded") {
-        Recording::Output output;
-        file >> output.row_bytes >> output.width;
-        found.recording.outputs.push_back(output);
       } else {
         throw std::runtime_error(path + ": what is '" + word + "'?");
       }
       if (!file) throw std::runtime_error(path + ": a line is cut off");
     }
     if (found.inputs.empty() || found.outputs.empty()) throw std::runtime_error(path + " names no tensors");
-    if (found.recording.share > 0 && found.recording.outputs.size() != found.outputs.size()) {
-      throw std::runtime_error(path + " does not say how outputs are recorded");
-    }
     if (!found.split.sizes.empty()) check_split(found, path);
     return found;
   }

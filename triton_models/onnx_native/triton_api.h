@@ -24,8 +24,6 @@ TRITONSERVER_Error* TRITONBACKEND_BackendArtifacts(TRITONBACKEND_Backend*, int* 
 TRITONSERVER_Error* TRITONBACKEND_ModelBackend(TRITONBACKEND_Model*, TRITONBACKEND_Backend**);
 TRITONSERVER_Error* TRITONBACKEND_ModelRepository(TRITONBACKEND_Model*, int* kind, const char** folder);
 TRITONSERVER_Error* TRITONBACKEND_ModelVersion(TRITONBACKEND_Model*, uint64_t* version);
-TRITONSERVER_Error* TRITONBACKEND_ModelState(TRITONBACKEND_Model*, void** state);
-TRITONSERVER_Error* TRITONBACKEND_ModelSetState(TRITONBACKEND_Model*, void* state);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceModel(TRITONBACKEND_ModelInstance*, TRITONBACKEND_Model**);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceDeviceId(TRITONBACKEND_ModelInstance*, int32_t* id);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceState(TRITONBACKEND_ModelInstance*, void** state);
@@ -37,10 +35,6 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
     TRITONBACKEND_ModelInstance*, uint64_t rows, uint64_t begin_ns, uint64_t compute_begin_ns, uint64_t compute_end_ns,
     uint64_t end_ns);
 
-TRITONSERVER_Error* TRITONBACKEND_RequestId(TRITONBACKEND_Request*, const char** id);
-TRITONSERVER_Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request*, uint32_t* count);
-TRITONSERVER_Error* TRITONBACKEND_RequestParameter(
-    TRITONBACKEND_Request*, uint32_t index, const char** key, int* type, const void** value);
 TRITONSERVER_Error* TRITONBACKEND_RequestInput(TRITONBACKEND_Request*, const char* name, TRITONBACKEND_Input**);
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputCount(TRITONBACKEND_Request*, uint32_t* count);
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputName(TRITONBACKEND_Request*, uint32_t index, const char** name);
@@ -64,7 +58,7 @@ namespace triton {
 
 enum Code { kInternal = 1, kInvalid = 3, kUnsupported = 5 };
 enum Type { kUInt8 = 2, kInt8 = 6, kInt32 = 8, kInt64 = 9, kFloat = 11, kDouble = 12, kBytes = 13, kBool = 1 };
-constexpr int kLogInfo = 0, kLogWarning = 1, kLogError = 2, kParameterString = 0, kMemoryCpu = 0, kMemoryGpu = 2;
+constexpr int kLogWarning = 1, kLogError = 2, kMemoryCpu = 0, kMemoryGpu = 2;
 constexpr uint32_t kLast = 1, kReleaseAll = 1;
 
 }  // namespace triton

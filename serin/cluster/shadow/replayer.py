@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import ReplayEnded, RolloutRefused
-from serin.formats.bundle import REPOSITORY
 from serin.machine.typed_json import Document
 from serin.rollout.decide.state import Rollout
 from serin.serving.external import External
-from serin.serving.triton.backends import RECORDING
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_capture
 from serin.store.artifacts import Endpoint, Release
@@ -46,9 +44,6 @@ class Replayer:
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
         bundle = self._store.bundle(live.model, live.version)
         problem = stored_capture(Path(bundle.path)).not_replayable()
-        own = (Path(bundle.path) / REPOSITORY).is_dir()
-        if own or serving_settings(bundle).backend not in ("auto", *RECORDING):
-            problem = "it is served by a backend that does not record requests; leave shadow out"
         if problem:
             reason = (
                 f"shadow replays recorded requests of live version {live.version}: {problem} for this rollout (`serin "

@@ -122,18 +122,17 @@ def native_settings(
     *,
     threads: int,
     max_string_bytes: int,
-    recording: Sequence[str] = (),
     split: Split | None = None,
 ) -> bytes:
     """Returns the file that the backend reads beside the graph (columns.h). Names are hexadecimal: any name is
-    allowed. `recording`: the lines that say which requests are recorded. `split`: for a model in two parts."""
+    allowed. `split`: for a model in two parts."""
     lines = [f"threads {threads}", f"max_string_bytes {max_string_bytes}"]
     for column in schema.inputs:
         dims = ",".join(map(str, column.dims))
         lines.append(f"input {column.kind} {dims} {column.name.encode().hex()}")
     lines += [f"output {output.name.encode().hex()}" for output in schema.outputs]
     parts = split.lines(schema.outputs) if split else ()
-    return "\n".join([*lines, *parts, *recording, ""]).encode()
+    return "\n".join([*lines, *parts, ""]).encode()
 
 
 def _mark() -> str:

@@ -7,7 +7,7 @@ the first that can be used, and `Choice.reason` says why, for the log.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from serin.errors import BackendRefused
@@ -23,12 +23,6 @@ Place = Literal["cpu", "gpu"]
 PLAN_PROFILE_ROWS = (1, 8, 64)  # an engine has a profile for each, and one for the largest batch
 _IN_TWO: tuple[Backend, ...] = ("tensorrt_plan", "onnx_native", "ensemble", "onnx_python", "onnxruntime")
 _WHOLE: tuple[Backend, ...] = ("onnxruntime", "onnx_native", "onnx_python")
-RECORDING: tuple[Backend, ...] = ("onnx_native", "onnx_python")  # they see a request's columns and its scores
-
-NOT_RECORDED = (
-    "Its requests are NOT recorded, although monitoring.capture.share asks for it: only the backends "
-    f"{' and '.join(RECORDING)} record"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,34 +67,20 @@ class Choice:
     front: Runner | None = None
     core: Runner | None = None
 
-    @property
-    def can_record(self) -> bool:
-        return self.backend in RECORDING
-
     def __str__(self) -> str:
         where = "a GPU" if self.place == "gpu" else "the CPU"
         parts = f" (front by {self.front}, core by {self.core})" if self.front else ""
         return f"{self.backend} on {where}{parts}: {self.reason}"
 
 
-def choose_backend(
-    contents: Contents, server: Server, serving: ServingSpec, gpus: int, *, recorded: bool = False
-) -> Choice:
-    """Chooses the backend. `gpus`: how many this machine has. `recorded`: requests are to be recorded, so a backend
-    that can do that is preferred; one that the spec names is used even if it cannot."""
-    choice = _choose(contents, server, serving, gpus, recorded)
-    if not recorded or choice.can_record:
-        return choice
-    return replace(choice, reason=f"{choice.reason}. {NOT_RECORDED}")
-
-
-def _choose(contents: Contents, server: Server, serving: ServingSpec, gpus: int, recorded: bool) -> Choice:
+def choose_backend(contents: Contents, server: Server, serving: ServingSpec, gpus: int) -> Choice:
+    """Chooses the backend. `gpus`: how many this machine has."""
     place = _place(contents, serving, gpus)
     if serving.backend != "auto":
         return _named(contents, server, serving, serving.backend, place)
     tried: list[str] = []
     if place == "gpu":
-        for backend in _in_order(_on_gpu(contents), recorded):
+        for backend in _on_gpu(contents):
             if backend == "ensemble" and "onnxruntime" not in server.backends:
                 continue  # two models of the Python backend are slower than one that does both parts
             why_not = _obstacle(contents, server, serving, backend, "gpu")
@@ -118,7 +98,7 @@ def _choose(contents: Contents, server: Server, serving: ServingSpec, gpus: int,
             )
     why_cpu = f"no GPU ({'; '.join(tried)})" if tried else _why_cpu(contents, serving, gpus)
     tried.clear()
-    for backend in _in_order(_WHOLE, recorded):
+    for backend in _WHOLE:
         why_not = _obstacle(contents, server, serving, backend, "cpu")
         if not why_not:
             return _choice(server, backend, "cpu", why_cpu)
@@ -129,12 +109,6 @@ def _choose(contents: Contents, server: Server, serving: ServingSpec, gpus: int,
         reason="; ".join(tried),
         instead="install one that can with `serin install triton`",
     )
-
-
-def _in_order(backends: tuple[Backend, ...], recorded: bool) -> tuple[Backend, ...]:
-    if not recorded:
-        return backends
-    return tuple(sorted(backends, key=lambda backend: backend not in RECORDING))
 
 
 def _on_gpu(contents: Contents) -> tuple[Backend, ...]:

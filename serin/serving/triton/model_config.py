@@ -16,14 +16,12 @@ from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.machine.environment import application_folder
 from serin.serving.client.tensors import tensor_bytes
 from serin.serving.triton.backends import PLAN_PROFILE_ROWS
-from serin.serving.triton.recording import Recording
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 
 BACKENDS = application_folder() / "triton_models"
 PYTHON_BACKEND = BACKENDS / "onnx_python"
 MODEL_CODE = PYTHON_BACKEND / "1" / "model.py"
-RECORDING_CODE = tuple(PYTHON_BACKEND / "1" / name for name in ("recording.py", "spool_writer.py"))
 
 _TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64", "INT8": "TYPE_INT8"}
 _WORKSPACE_BYTES = 1 << 30
@@ -46,7 +44,6 @@ class Settings:
     gpu_bytes: int | None = None
     engines: Path | None = None  # where TensorRT stores engines built at the first start
     golden: Golden | None = None
-    recording: Recording | None = None  # by the model that clients call, if its backend can
     tags: Mapping[str, str] = field(default_factory=dict)
 
     def of_front(self) -> Settings:
@@ -80,8 +77,6 @@ def python_config(
     }
     if settings.gpus and settings.gpu_bytes:
         words["gpu_mem_limit"] = str(settings.gpu_bytes)
-    if settings.recording and name is None:
-        words |= settings.recording.parameters()
     for key, value in words.items():
         config.parameters[key].string_value = value
     return _finished(config, schema.inputs, settings)

@@ -15,8 +15,6 @@ from serin.serving.native.grpc_cancel_guard import cancel_guard_variables
 from serin.serving.triton.installation import TritonInstall
 from serin.store.artifacts import Endpoint, Release
 
-SPOOL_VARIABLE = "SERIN_SPOOL"  # the release's spool folder; without it nothing is recorded
-
 LOOPBACK = "127.0.0.1"
 
 _PYTHON_BACKEND = "triton_python_backend_stub"[:15]  # as much as the kernel keeps of a name
@@ -27,8 +25,6 @@ _CLOSED_CALLS = "model-repository,model-config,shared-memory,statistics,trace,lo
 # or an upper-case letter, HTTP a line break in a value. So they are closed to everybody, and there is no secret that
 # any user of the machine could read from the command line.
 _IMPOSSIBLE_HEADER = "No Header=has\nthis"
-# Headers that the gateway sets and that backends get with a request, to record it by its ids.
-_ID_HEADERS = "^(x-request-id|x-serin-client-id)$"
 _SHARED_MEMORY_BYTES = 1 << 20  # at start; it grows. The default of a container's /dev/shm is 64 MB for all
 
 
@@ -66,15 +62,13 @@ def triton_process(
     place: TritonPorts,
     log: Path,
     devices: Sequence[str] = (),
-    spool: Path | None = None,
     address: str = LOOPBACK,
 ) -> Process:
     """Returns the process of one release: it loads its repository, and no call changes that.
 
     It listens on loopback only, unless `address` names the one of a pod, where a network policy protects it.
 
-    It sees only the GPUs that it has memory on; without any, Triton does not use their memory either. `spool`: where
-    its backend leaves the requests that it records.
+    It sees only the GPUs that it has memory on; without any, Triton does not use their memory either.
     """
     guard = cancel_guard_variables(install.cancel_guard, place.grpc_port) if install.cancel_guard else {}
     variables = environment.child_environment(
@@ -82,7 +76,6 @@ def triton_process(
         PATH=f"{install.python_folder}:{environment.search_path()}",
         LD_LIBRARY_PATH=":".join(install.library_path(gpu=bool(devices))) or None,
         CUDA_VISIBLE_DEVICES=",".join(devices),
-        **{SPOOL_VARIABLE: str(spool) if spool else None},
         PYTHONPATH=None,
         PYTHONHOME=None,
         VIRTUAL_ENV=None,
@@ -120,8 +113,6 @@ def _command(
         f"--metrics-port={place.metrics_port}",
         f"--http-restricted-api={closed}",
         f"--grpc-restricted-protocol={closed}",
-        f"--http-header-forward-pattern={_ID_HEADERS}",
-        f"--grpc-header-forward-pattern={_ID_HEADERS}",
         f"--backend-config=python,shm-region-prefix-name={place.shared_memory_prefix}",
         f"--backend-config=python,shm-default-byte-size={_SHARED_MEMORY_BYTES}",
         f"--exit-timeout-secs={_EXIT_S}",

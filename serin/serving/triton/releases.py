@@ -16,12 +16,10 @@ from serin.machine.hardware import Device, inventory
 from serin.machine.locks import locked
 from serin.machine.ports import free_ports, is_free
 from serin.machine.process import ProcessHost
-from serin.serving.triton.backends import NOT_RECORDED
 from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_devices, repository_need
 from serin.serving.triton.installation import TritonInstall, find_triton
 from serin.serving.triton.probe import KnownReleases
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
-from serin.serving.triton.recording import recorded_share
 from serin.serving.triton.release_record import FILE, Record, Served, add_checked, write_record
 from serin.serving.triton.repository import (
     build_repository,
@@ -48,18 +46,15 @@ class Releases(KnownReleases):
         store: Store,
         install: TritonInstall | None = None,
         devices: Callable[[], Sequence[Device]] = inventory,
-        spool: Path | None = None,
         ports: tuple[int, int, int] | None = None,
         trust: Trust | None = None,
     ) -> None:
-        """`spool`: the folder where releases leave the requests that they record; None: they record nothing. `ports`:
-        of the only release, where it has an address for itself; None: free ones. `trust`: who must have signed a
-        version; None: nobody."""
+        """`ports`: of the only release, where it has an address for itself; None: free ones. `trust`: who must have
+        signed a version; None: nobody."""
         super().__init__(folder, host=host)
         self._store = store
         self._install = install
         self._devices = devices
-        self._spool = spool
         self._ports, self._trust = ports, trust
 
     def start(self, release: Release) -> None:
@@ -95,7 +90,6 @@ class Releases(KnownReleases):
             record.place,
             self.log(release),
             record.served.devices,
-            self._spool / release.name if self._spool else None,
         )
         self._host.start(process)
 
@@ -150,10 +144,9 @@ class Releases(KnownReleases):
         if (folder / REPOSITORY).is_dir():
             wanted = len(devices) if serving.device != "cpu" else 0
             asks = check_own_repository(folder, read_manifest(folder), server, wanted)
-            note = f". {NOT_RECORDED}" if recorded_share(bundle) else ""
             if not asks:
-                return Served(backend="repository", reason=f"your own repository, unchanged{note}")
-            backend, reason = "repository", f"one of its models needs a GPU{note}"
+                return Served(backend="repository", reason="your own repository, unchanged")
+            backend, reason = "repository", "one of its models needs a GPU"
             need = repository_need(folder, serving)
         else:
             choice = choose_for(bundle, server=server, serving=serving, gpus=len(devices))

@@ -28,7 +28,6 @@ from serin.machine.durable import write_whole
 from serin.machine.hardware import core_count
 from serin.serving.triton.backends import Choice, Server, choose_backend
 from serin.serving.triton.model_config import MODEL_CODE, Settings
-from serin.serving.triton.recording import recorded_share, recording_of
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.spec.serving import ServingSpec
 from serin.spec.stored import stored_section
@@ -89,7 +88,6 @@ def build_repository(
                 gpu_bytes=gpu_bytes,
                 engines=folder.with_name("engines"),
                 golden=read_golden(source) if (source / GOLDEN).is_file() else None,
-                recording=recording_of(bundle, release, read_schema(source)),
                 tags={"backend": choice.backend},
             )
             _write_parts(bundle, choice, settings, scratch)
@@ -110,7 +108,7 @@ def choose_for(bundle: Bundle, *, server: Server, serving: ServingSpec, gpus: in
     source = Path(bundle.path)
     own = serving_settings(bundle)
     contents = contents_of(source, read_manifest(source), read_schema(source), own)
-    return choose_backend(contents, server, serving, gpus, recorded=recorded_share(bundle) > 0)
+    return choose_backend(contents, server, serving, gpus)
 
 
 def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus: int) -> bool:

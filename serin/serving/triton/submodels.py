@@ -16,7 +16,6 @@ from serin.machine.hardware import core_count
 from serin.serving.native.onnx_backend import SETTINGS, Split, native_settings, unsupported_output
 from serin.serving.triton.backends import Choice, Contents, Runner
 from serin.serving.triton.model_config import (
-    RECORDING_CODE,
     Configured,
     Settings,
     Step,
@@ -27,7 +26,6 @@ from serin.serving.triton.model_config import (
     plan_config,
     python_config,
 )
-from serin.serving.triton.recording import FORMAT_CODE
 from serin.spec.serving import ServingSpec
 
 _ELEMENTS: dict[int, DType] = {TensorProto.FLOAT: "FP32", TensorProto.INT64: "INT64"}
@@ -74,8 +72,6 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
         needed: dict[str, Path | bytes] = {name: folder / name for name in graphs}
-        if settings.recording:
-            needed |= {path.name: path for path in (*RECORDING_CODE, FORMAT_CODE)}
         return [Part(name=model, config=config, files=needed, schema=schema)]
     assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
@@ -111,7 +107,6 @@ def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) ->
         schema,
         threads=settings.threads,
         max_string_bytes=settings.serving.max_string,
-        recording=settings.recording.native_lines() if settings.recording else (),
         split=split,
     )
     graphs = (FRONT, CORE) if split else (MODEL,)

@@ -299,7 +299,6 @@ def test_a_column_that_is_not_recorded_is_named(home: Path, store: Store) -> Non
             "monitoring: {capture: {share: 1, mask: [temp]}}\n",
             r"they lack temp \(monitoring\.capture\.mask\)",
         ),
-        ("serving: {backend: ensemble}\nmonitoring: {capture: {share: 1}}\n", "does not record requests"),
     ],
 )
 def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what_to_do(

@@ -96,28 +96,6 @@ def test_a_gpu_release_in_the_python_backend_says_why_it_is_not_in_serin_s_own(
 
 
 @pytest.mark.parametrize(
-    ("contents", "server", "wish", "gpus", "backend"),
-    [
-        (NETWORK, WITH_NATIVE, {}, 0, "onnx_native"),
-        (NETWORK, CONTAINER, {}, 0, "onnx_python"),
-        (FOR_GPU, CONTAINER, {}, 1, "onnx_python"),
-        (WITH_PLAN, CONTAINER, {"max_batch_rows": 256}, 1, "onnx_python"),
-        (WITH_PLAN, CONTAINER, {"max_batch_rows": 256, "backend": "tensorrt_plan"}, 1, "tensorrt_plan"),
-        (NETWORK, CONTAINER, {"backend": "onnxruntime"}, 0, "onnxruntime"),
-        (TREE, CONTAINER, {}, 1, "fil"),
-        (NETWORK, Server(backends=frozenset({"onnxruntime"})), {}, 0, "onnxruntime"),
-    ],
-)
-def test_where_requests_are_recorded_a_backend_that_can_is_preferred_and_another_says_so(
-    contents: Contents, server: Server, wish: dict[str, object], gpus: int, backend: str
-) -> None:
-    choice = choose_backend(contents, server, ServingSpec.model_validate(wish), gpus, recorded=True)
-    assert choice.backend == backend
-    assert choice.can_record == backend.startswith(("onnx_native", "onnx_python"))
-    assert ("NOT recorded" in choice.reason) != choice.can_record
-
-
-@pytest.mark.parametrize(
     ("contents", "server", "wish", "gpus", "words"),
     [
         (NETWORK, WHEEL, {"backend": "onnx_native"}, 0, "has no serin_onnx backend; it has python"),

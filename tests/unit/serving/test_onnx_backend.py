@@ -26,7 +26,6 @@ from serin.serving.native.compiler import obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.backends import Server
 from serin.serving.triton.installation import TritonInstall, cuda_folders, why_no_cuda
-from serin.serving.triton.recording import Recording
 from serin.serving.triton.repository import build_repository
 from tests.unit.export.small_dataset import Trained, make_trained
 
@@ -99,20 +98,6 @@ def test_a_core_has_no_outputs_of_strings() -> None:
     word = OutputTensor(name="word", dtype="BYTES", dims=(1,))
     assert onnx_backend.unsupported_output([word]) == "word"
     assert onnx_backend.unsupported_output([OutputTensor(name="score", dtype="FP32", dims=(1,))]) is None
-
-
-def test_its_settings_say_what_is_recorded_only_where_something_is() -> None:
-    outputs = (
-        OutputTensor(name="score", dtype="FP32", dims=(2, 3)),
-        OutputTensor(name="word", dtype="BYTES", dims=(2,)),
-    )
-    recording = Recording(share=0.1, header='{"a": 1}', outputs=outputs, hidden=(NAME,), limit_bytes=9)
-    assert recording.native_lines() == [
-        "record 0.1 9 " + _hex('{"a": 1}\n'),
-        "recorded 24 6",
-        "recorded 0 2",
-        f"hidden {_hex(NAME)}",
-    ]
 
 
 def _hex(name: str) -> str:

@@ -95,35 +95,6 @@ def test_a_repository_holds_one_version_of_one_model_read_only(tmp_path: Path) -
     assert build_repository(bundle, folder) == folder
 
 
-def test_a_repository_has_what_records_requests_only_where_the_spec_asks_for_it(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    shares = (0, 0.5)
-    specs = [f"serving: {{}}\nmonitoring: {{capture: {{share: {share}}}}}\n" for share in shares]
-    made = [bundles.publish(store, bias=0.0, spec=spec) for spec in specs]
-    without, with_it = (
-        build_repository(bundle, tmp_path / str(bundle.version) / "repository") / MODEL for bundle in made
-    )
-    code = {"recording.py", "spool_blocks.py", "spool_writer.py"}
-    assert code & {path.name for path in (without / "1").iterdir()} == set()
-    assert code <= {path.name for path in (with_it / "2").iterdir()}
-    assert "record" not in (without / "config.pbtxt").read_text()
-    said = parse((with_it / "config.pbtxt").read_text()).parameters
-    assert float(said["record_share"].string_value) == 0.5
-    header = json.loads(said["record_header"].string_value)
-    assert (header["model"], header["release"], header["share"]) == (MODEL, f"{MODEL}-v2", 0.5)
-    assert header["inputs"][0] == ["carrier", "string", [1]]
-    assert header["outputs"] == [["score", "FP32", [1]]]
-
-
-def test_what_a_baseline_records_has_its_own_name(tmp_path: Path) -> None:
-    spec = "monitoring: {capture: {share: 1}}\n"
-    bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0, spec=spec)
-    release = Release(model=MODEL, version=1, baseline=True)
-    folder = build_repository(bundle, tmp_path / "repository", release=release)
-    said = parse((folder / MODEL / "config.pbtxt").read_text()).parameters
-    assert json.loads(said["record_header"].string_value)["release"] == f"{MODEL}-v1-baseline"
-
-
 def test_a_bundle_that_was_changed_becomes_no_repository(tmp_path: Path) -> None:
     bundle = bundles.publish(Store(str(tmp_path / "store")), bias=0.0)
     model = Path(bundle.path) / "model.onnx"

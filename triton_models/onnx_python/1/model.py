@@ -7,8 +7,6 @@ path or a stack.
 """
 
 import json
-import sys
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -52,15 +50,9 @@ class TritonPythonModel:
         self._most_bytes = int(settings.get("max_string_bytes", 65_536))
         self._session = _open(folder, settings, int(args.get("model_instance_device_id", 0)))
         self._outputs = self._session.outputs
-        self._recording = _open_recording(folder, settings, schema)
-
-    def finalize(self):
-        if self._recording is not None:
-            self._recording.close()
 
     def execute(self, requests):
         """Returns one response per request, in order."""
-        began = time.time()
         responses = [None] * len(requests)
         readable, batch = [], []
         for position, request in enumerate(requests):
@@ -70,13 +62,8 @@ class TritonPythonModel:
             except BadRequest as error:
                 responses[position] = _refusal(str(error))
         if batch:
-            for position, arrays, answer in zip(readable, batch, self._answer(batch), strict=True):
-                if isinstance(answer, dict):
-                    responses[position] = _response(answer)
-                    if self._recording is not None:
-                        self._recording.add(requests[position], arrays, answer, began)
-                else:
-                    responses[position] = answer
+            for position, answer in zip(readable, self._answer(batch), strict=True):
+                responses[position] = _response(answer) if isinstance(answer, dict) else answer
         return responses
 
     def _read(self, request):
@@ -261,16 +248,6 @@ def _provider_options(provider, settings, device):
         options["gpu_mem_limit"] = int(settings["gpu_mem_limit"])
         options["arena_extend_strategy"] = "kSameAsRequested"
     return options
-
-
-def _open_recording(folder, settings, schema):
-    """Returns what records requests, or None. Its files are there only where the release records requests."""
-    if "record_share" not in settings:
-        return None
-    sys.path.insert(0, str(folder))
-    from recording import open_recording
-
-    return open_recording(settings, schema, pb_utils.Logger.log_warn)
 
 
 def _response(outputs):
