@@ -492,10 +492,6 @@ class RingBroken(StoreError):
     template = "{path} is not a ring of recorded requests: {reason}; the requests in it are lost"
 
 
-class SpoolBroken(StoreError):
-    template = "{path} is not a file of recorded requests: {reason}; delete it, its requests are lost"
-
-
 class FormatOutdated(StoreError):
     template = (
         "{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys of "

@@ -44,7 +44,7 @@ METADATA: Mapping[str, pa.DataType] = {
     "_epoch": pa.int64(),
     "_status": pa.int32(),  # HTTP
     "_latency_ms": pa.float32(),
-    "_source": pa.string(),  # live, bulk or shadow
+    "_source": pa.string(),  # live or bulk; shadow in parts of an earlier Serin
 }
 ANSWER: Final = "_answer_"
 COUNTERS, LOCK = "counters.json", "lock"
@@ -189,7 +189,7 @@ def last_number(home: Path, model: str) -> int:
 def write_part(home: Path, model: str, version: int, table: pa.Table) -> list[Part]:
     """Records the rows of `table`, which has at least `_id`, `_row` and `_t`; metadata columns that it lacks are null.
 
-    Rows of several hours make several parts. For small amounts of rows from outside the spool, and for tests.
+    Rows of several hours make several parts. For small amounts of rows from outside the rings, and for tests.
     """
     with writing(home, model) as folder:
         document = {**read_document(home, model), "last": last_number(home, model)}

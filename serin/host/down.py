@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from serin.errors import FileBroken, NameInvalid, NotUp, ServingError, SupervisorGone
+from serin.formats.serving.ring import remove_drained
 from serin.host.process_scan import end_processes, group_members, record_folder, stack_processes
 from serin.host.state import POOLS, Stack, changing_stack, read_stack, stack_file
 from serin.host.supervisor import Supervisor
@@ -79,6 +80,10 @@ def clear_away(home: Path) -> str:
         found.append(f"{segments} shared memory segment{'s' if segments > 1 else ''}")
     Supervisor(home).forget_programs()
     shutil.rmtree(record_folder(home), ignore_errors=True)
+    if left := remove_drained(home):
+        logger.info(
+            f"requests that are not recorded yet stay in {left} rings in memory, for the next `serin up`"
+        )
     sockets = remove_sockets(home)
     if sockets:
         found.append(f"{sockets} socket{'s' if sockets > 1 else ''}")

@@ -1,22 +1,28 @@
-"""The watcher's duty that records requests: spool to records, small files merged, old ones deleted, alerts."""
+"""The watcher's duty that records requests: a thread takes them from the rings; small files are merged, old ones
+deleted, and problems become alerts."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
 
-from serin.errors import NotFound, SerinError
+from serin.errors import NotFound, SerinError, TritonInstallFailed
 from serin.formats.captures import read_document, versions_captured
-from serin.host.wiring import request_log
+from serin.formats.schema import Schema, read_schema
+from serin.formats.serving.recorded import RecordedBlock
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.capture.counters import Counters, models_captured
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.recorder import Recorder, Settings
+from serin.monitoring.capture.recorder import Outcome, Plan, Plans, Recorder
 from serin.monitoring.capture.retention import expire
+from serin.serving.native.decoder import Decoder
+from serin.serving.triton.installation import find_decoder
 from serin.spec.monitoring import CaptureSpec
 from serin.spec.yaml_file import read_mapping
 from serin.store.artifacts import Release
@@ -25,16 +31,24 @@ from serin.watcher.duty import Duty
 
 log = logging.getLogger(__name__)
 
+Settings = Callable[[Release], CaptureSpec | None]
+"""What a release's spec says about its records; None when the version no longer exists."""
+
 _CARE_S = 60.0  # between two looks at what can be merged or deleted ...
 _ALL_S = 900.0  # ... among all hours
 _RECENT_S = 3 * 3600.0
 _JUMP_S = 3600.0
 _DISTRUST_S = 86_400.0
+_ROUND_S = 3.0  # of the recorder, unless ...
+_FULL_ENOUGH = 0.25  # ... a ring is as full as this, ...
+_LOOK_S = 0.1  # ... for which it looks so often
+_STOP_S = 5.0
 _QUIET_S = 600.0  # an alert about dropped requests ends after this long without another
 
 
 class CaptureDuty(Duty):
-    """What is in the spool when the watcher ends is recorded by the next one."""
+    """What is in the rings when the watcher ends is recorded by the next one. `threaded`: a thread records, which does
+    not wait for other duties; else each tick does."""
 
     name, every_s = "capture", 3.0
 
@@ -45,11 +59,13 @@ class CaptureDuty(Duty):
         *,
         settings: Settings | None = None,
         recorder: Recorder | None = None,
+        threaded: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home, self._alerts, self._clock = home, alerts, clock
         self._settings = settings or capture_settings(Store.open())
-        self._recorder = recorder or Recorder(home, request_log(home), self._settings)
+        self._recorder = recorder or new_recorder(home, Store.open())
+        self._thread = RecorderThread(self._recorder) if threaded else None
         self._cared: float | None = None
         self._all_cared, self._all_due = float("-inf"), False
         self._trust = ClockTrust(clock)
@@ -60,7 +76,7 @@ class CaptureDuty(Duty):
     def tick(self, now: float) -> None:
         if self._cared is None:
             self._each_model(lambda model: tidy(self._home, model))
-        outcome = self._recorder.record(now)
+        outcome = self._thread.outcome() if self._thread else self._recorder.record(now)
         trusted = self._trust.at(now)
         cared = self._cared is None or self._clock() - self._cared >= _CARE_S
         if cared:
@@ -73,6 +89,10 @@ class CaptureDuty(Duty):
         self._report_failures({**self._care_failed, **outcome.failed}, now)
         for model in models_captured(self._home) if cared else ():
             self._report_dropped(model, now)
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.close()
 
     def _each_model(self, action: Callable[[str], object]) -> None:
         self._care_failed = {}
@@ -107,8 +127,8 @@ class CaptureDuty(Duty):
                 model=model,
                 severity="ticket",
                 title=f"Requests of {model} cannot be recorded",
-                text=f"{error}. They wait in the spool and are dropped once it is full; requests are answered as "
-                f"before. Free space in {self._home / 'captures'} or make it writable.",
+                text=f"{error}. They wait in memory and are dropped once the ring is nearly full; requests are "
+                f"answered as before. Free space in {self._home / 'captures'} or make it writable.",
                 since=self._failing[model],
                 facts={"error": f"{type(error).__name__}: {error}"},
             ),
@@ -128,8 +148,9 @@ class CaptureDuty(Duty):
                     model=model,
                     severity="info",
                     title=f"Requests of {model} were not recorded",
-                    text=f"{dropped - before} requests that were drawn were dropped: recording cannot keep up, or "
-                    "files were damaged. Lower monitoring.capture.share.",
+                    text=f"{dropped - before} requests that were drawn were dropped: recording cannot keep up, "
+                    "they are too large for the ring in memory, or they cannot be decoded: the watcher's log "
+                    "says why. Lower monitoring.capture.share, or give the gateway more shared memory.",
                     since=now,
                     facts={"dropped": dropped},
                 ),
@@ -139,6 +160,53 @@ class CaptureDuty(Duty):
             self._dropped[model] = dropped, since
             if now - since > _QUIET_S:
                 self._alerts.resolve(key, now)
+
+
+class RecorderThread:
+    """Records every three seconds, or when a ring is a quarter full. Starts when its outcome is first asked for."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._failed: dict[str, Exception] = {}
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def outcome(self) -> Outcome:
+        """What could not be written last. Raises the error that ended the last round."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+            self._thread.start()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return Outcome(failed=dict(self._failed))
+
+    def close(self) -> None:
+        """Records once more what is there."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        while True:
+            last = self._stop.is_set()
+            try:
+                failed, error = self._recorder.record(time.time()).failed, None
+            except Exception as found:  # noqa: BLE001 (reported by the duty; the next round tries again)
+                failed, error = dict[str, Exception](), found
+            with self._lock:
+                self._failed, self._error = failed, error
+            if last:
+                return
+            self._wait(hurries=error is None and not failed)
+
+    def _wait(self, *, hurries: bool) -> None:
+        """Waits for the next round. `hurries`: not so long when a ring fills up."""
+        end = time.monotonic() + _ROUND_S
+        while time.monotonic() < end and not self._stop.wait(_LOOK_S):
+            if hurries and self._recorder.fill() > _FULL_ENOUGH:
+                return
 
 
 class ClockTrust:
@@ -160,6 +228,40 @@ class ClockTrust:
             )
         self._offset = offset
         return self._jumped is None or self._clock() - self._jumped > _DISTRUST_S
+
+
+def new_recorder(home: Path, store: Store) -> Recorder:
+    return Recorder(home, capture_plans(store), decode)
+
+
+def decode(schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> RecordedBlock:
+    """Calls the compiled decoder. Raises TritonInstallFailed where it was not built."""
+    return _decoder()(schema, hidden, entries)
+
+
+@cache
+def _decoder() -> Decoder:
+    library = find_decoder()
+    if library is None:
+        reason = "it was not built for this version: run `serin install gateway`"
+        raise TritonInstallFailed(step="loading the recorder's decoder", reason=reason)
+    return Decoder(library)
+
+
+def capture_plans(store: Store) -> Plans:
+    """Reads what is recorded of a release, and the names and types of its columns, from its bundle."""
+    known: dict[str, Plan] = {}
+
+    def plans(release: Release) -> Plan | None:
+        if release.name not in known:
+            try:
+                bundle = Path(store.bundle(release.model, release.version).path)
+            except NotFound:
+                return None
+            known[release.name] = Plan(schema=read_schema(bundle), settings=read_capture_spec(bundle))
+        return known[release.name]
+
+    return plans
 
 
 def capture_settings(store: Store) -> Settings:

@@ -16,42 +16,35 @@ from serin.expressions import ExpressionError, parse
 from serin.formats.captures import captures_folder, versions_captured
 from serin.formats.cluster.host_report import PREFIX as HOSTS
 from serin.formats.forget_requests import Applied, ForgetRequest, read_applied, read_requests, write_request
+from serin.formats.serving.ring import ring_files
 from serin.formats.shared_captures import RECORDS
-from serin.host.wiring import request_log
 from serin.machine import environment
 from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, check_columns, forget, matches
-from serin.monitoring.capture.recorder import Recorder, waits
 from serin.monitoring.capture.retention import delete_shared, delete_version, expire, expire_shared
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.pipeline import labels
 from serin.store.artifacts import Release
 from serin.store.retention import Garbage
 from serin.store.store import Store
-from serin.watcher.capture_duty import capture_limits, capture_settings
+from serin.watcher.capture_duty import capture_limits, capture_settings, new_recorder
 
-_BUFFERED_S = 2.5  # backends write to the spool, and the gateway to its log, at least every second
+_BUFFERED_S = 0.5  # an answer is in its ring a moment after the client has it
 _POLL_S: Final = 1.0
-_ORPHANED_S = 45.0  # until a file that a dead backend left open is taken over
 
 
 def record_all(home: Path, model: str) -> None:
     """Records every request of `model` that was answered before this call. The watcher may do the same at the same
     time. Raises OSError when records cannot be written."""
-    if not (home / "spool").is_dir():
+    if not ring_files(home):
         return
     time.sleep(_BUFFERED_S)
-    recorder = Recorder(home, request_log(home), capture_settings(Store.open()), settle_s=0.0)
-    waited = 0.0
-    while True:
-        outcome = recorder.record(time.time())
-        if model in outcome.failed:
-            raise outcome.failed[model]
-        if waited >= _ORPHANED_S or not waits(home, model):
-            return
-        time.sleep(1.0)
-        waited += 1.0
+    recorder = new_recorder(home, Store.open())
+    outcome = recorder.record(time.time())
+    recorder.close()
+    if model in outcome.failed:
+        raise outcome.failed[model]
 
 
 def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion:
@@ -87,13 +80,11 @@ def _masked_in(model: str, columns: Iterable[str], versions: Iterable[int]) -> d
 
 
 def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) -> int:
-    """Deletes the records of versions that were deleted, also from the spool and the shared store; of the `whole` model
-    when none is left. All hosts are asked to delete theirs. Returns the bytes here and in the store."""
+    """Deletes the records of versions that were deleted, also from the shared store; of the `whole` model when none is
+    left. What is still in a ring is dropped when it is read. All hosts are asked to delete theirs. Returns the bytes
+    here and in the store."""
     size = 0
     for version in versions:
-        for baseline in (False, True):
-            release = Release(model=model, version=version, baseline=baseline)
-            shutil.rmtree(home / "spool" / release.name, ignore_errors=True)
         size += delete_version(home, model, version)
     if whole:
         shutil.rmtree(captures_folder(home, model), ignore_errors=True)

@@ -28,6 +28,7 @@ from serin.formats.forget_requests import (
     requested_models,
     write_applied,
 )
+from serin.formats.serving.ring import are_recorded, ring_heads
 from serin.formats.shared_captures import GONE, RECORDS, begin_sharing, checked_host, combined_home
 from serin.machine import environment
 from serin.monitoring.alerts.alert import Alert, Alerts
@@ -35,14 +36,13 @@ from serin.monitoring.capture.all_hosts import combine
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, column_types, forget, forget_shared
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.recorder import Settings, waits
 from serin.monitoring.capture.retention import expire, expire_shared
 from serin.monitoring.capture.shared_read import SharedRecords
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.pipeline import labels
 from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store
-from serin.watcher.capture_duty import ClockTrust, capture_limits, capture_settings
+from serin.watcher.capture_duty import ClockTrust, Settings, capture_limits, capture_settings
 from serin.watcher.duty import Duty
 from serin.watcher.served import has_agent, served_models
 
@@ -53,7 +53,7 @@ _ALARM_S: Final = 600.0
 _ALL: Final = ""  # the key of an error that concerns all models
 _STOP_S: Final = 2.0
 _RECENT_S: Final = 3 * 3600.0
-_BUFFERED_S: Final = 2.5  # a backend writes what it has to the spool at least every second
+_BUFFERED_S: Final = 2.5  # an answer is in its ring a moment after the client has it
 
 
 class ShareDuty(Duty):
@@ -205,7 +205,8 @@ class ShareRound:
         self._host = checked_host(host or environment.host())
         self.records = SharedRecords.of(store, home)
         self._uploader = Uploader(home, store.shared_files(), self._host)
-        self._seen: dict[tuple[str, int], float] = {}  # when a request was first read here
+        self._seen: dict[tuple[str, int], tuple[float, dict[str, int]]] = {}
+        """When a request was first read here, and how far the rings were written then."""
         self._found: dict[tuple[str, int], Deletion] = {}
         # The keys of what all hosts had done when outdated copies were last dropped.
         self._applied: set[str] = set()
@@ -260,8 +261,10 @@ class ShareRound:
         """Deletes the rows here and in what this host wrote. The request is applied once all rows that were answered
         before it was read are recorded; until then it is repeated."""
         key = request.model, request.seq
-        seen = self._seen.setdefault(key, now)
-        settled = now - seen > _BUFFERED_S and not waits(self._home, request.model, seen + _BUFFERED_S)
+        if key not in self._seen:
+            self._seen[key] = now, ring_heads(self._home)
+        seen, heads = self._seen[key]
+        settled = now - seen > _BUFFERED_S and are_recorded(self._home, heads)
         before, problem = self._found.get(key, Deletion(rows=0, files=0)), ""
         try:
             found = _sum(before, self._forget(request))

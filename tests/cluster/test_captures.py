@@ -26,7 +26,7 @@ from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.kit.commands import serin_process
 from tests.kit.waiting import until
-from tests.unit.monitoring.capture.spooling import Backend, request
+from tests.unit.monitoring.capture.worker import Worker, request
 
 MODEL = "taxis"
 SPEC = "monitoring: {capture: {share: 1}}\n"
@@ -63,7 +63,7 @@ class Network:
 
 
 class Host:
-    """A home with a watcher and a server that leaves requests in the spool."""
+    """A home with a watcher and a gateway that leaves requests in a ring."""
 
     def __init__(self, folder: Path, name: str, variables: dict[str, str]) -> None:
         self.home, self.name = folder / name, name
@@ -71,13 +71,13 @@ class Host:
         self._variables = {**variables, **own}
         (self.home / "labels" / MODEL).mkdir(parents=True)  # so that it follows the records of all hosts
         write_stack(Stack(home=self.home, gateway_port=1, agent=True))
-        self._backend = Backend(self.home, writer=f"{int(time.time()):012d}-17-{name:0>8}")
+        self._worker = Worker(self.home, boot=f"{int(time.time() * 1000):012x}-17-{name:0>8}")
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.sent: list[str] = []
 
     def answer(self, *numbers: int) -> None:
-        self._backend.leave([request(number, time.time(), prefix=self.name) for number in numbers])
+        self._worker.leave([request(number, time.time(), prefix=self.name) for number in numbers])
         self.sent += [f"{self.name}-{number}" for number in numbers]
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from serin import metrics
-from serin.formats.serving.spool_blocks import is_drawn
+from serin.formats.serving.lots import is_drawn
 from serin.machine import environment
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
@@ -142,7 +142,7 @@ def test_rows_are_exact_at_any_share_although_the_watcher_is_killed() -> None:
         for name, client in load.clients.items():
             _is_exact(stack, stack.by_name[name], client, drawn[name])
         assert 0 < len(drawn["tenth"]) < len(drawn["all"])
-        assert not stack.spool(stack.by_name["none"]).exists()
+        assert _counted(stack, stack.by_name["none"]) == (0, 0)
 
 
 def _is_exact(stack: RecordingStack, release: Release, client: Recorder, drawn: set[str]) -> None:

@@ -11,17 +11,17 @@ import pyarrow as pa
 
 from serin.columns.scored import measured, reliability, row_loss
 from serin.formats.quality import QualityReference
-from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header
 from serin.machine.durable import make_private
-from serin.monitoring.capture.recorder import Recorder
+from serin.monitoring.capture.recorder import Plan, Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from tests.kit.decoding import built_decoder
+from tests.kit.rings import Exchange, RingWriter, binary_body
 from tests.unit.serving import bundles
 
 DAY_S = 86_400.0
 BEGAN = 1772366400.0  # 2026-03-01T12:00 UTC
-_INPUTS = [(column.name, column.kind, [1]) for column in bundles.SCHEMA.inputs]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,31 +107,26 @@ def serve(
     chance = np.where(random.random(rows) < worse, random.random(rows) < 0.5, _sigmoid(_logit(columns)))
     delay = np.where(random.random(rows) < chance, 16.0, 15.0) + random.normal(0, 0.3, rows).clip(-0.9, 0)
     release = Release(model=bundles.MODEL, version=bundle.version).name
-    requests = [
-        Recorded(
-            t[at],
-            ids[at].encode(),
-            b"",
-            1,
-            [*(_cell(columns[name], at) for name, *_ in _INPUTS), scores[at : at + 1]],
-        )
-        for at in range(rows)
-    ]
-    folder = home / "spool" / release / f"00{int(began)}-17-{seed:08x}"
     make_private(home)
-    folder.mkdir(parents=True)
-    head = encode_header(
-        model=bundles.MODEL, release=release, share=1.0, inputs=_INPUTS, outputs=[("score", "FP32", [1])]
+    ring = RingWriter(
+        home, f"{int(began * 1000):012x}-17-{seed:04x}{bundle.version:04x}-0", capacity=32 << 20
     )
-    (folder / "00000001.rows").write_bytes(head + encode_block(requests, sent=rows, dropped=0))
-    recorder = Recorder(home, home / "requests.jsonl", lambda _: CaptureSpec(share=1.0), settle_s=0.0)
+    for at in range(rows):
+        one = {each.name: _cell(columns[each.name], each.dtype, at) for each in bundles.SCHEMA.inputs}
+        request, length = binary_body("inputs", one)
+        answer, answer_length = binary_body("outputs", {"score": _cell(scores, "FP32", at)})
+        lengths = {"request_json": length, "answer_json": answer_length}
+        known = {"t": float(t[at]), "id": str(ids[at]), "release": release}
+        assert ring.write(Exchange(request=request, answer=answer, **lengths, **known))  # type: ignore[arg-type]
+    ring.end()
+    plan = Plan(schema=bundles.SCHEMA, settings=CaptureSpec(share=1.0))
+    recorder = Recorder(home, lambda _: plan, built_decoder())
     assert recorder.record(t[-1] + 60).requests == rows
     return Served(version=bundle.version, ids=ids, t=t, scores=scores[:, 0], delay=delay)
 
 
-def _cell(values: Array, at: int) -> Array:
-    row = values[at : at + 1]
-    return np.array([[row[0, 0].encode()]], dtype=object) if row.dtype == object else row
+def _cell(values: Array, dtype: str, at: int) -> tuple[str, list[int], list[Any]]:
+    return dtype, [1, 1], values[at].ravel().tolist()
 
 
 def _logit(columns: dict[str, Array]) -> Array:

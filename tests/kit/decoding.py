@@ -2,8 +2,6 @@
 
 from functools import cache
 
-import pytest
-
 from serin.errors import TritonInstallFailed
 from serin.serving.native.compiler import obtain_compiler
 from serin.serving.native.decoder import Decoder
@@ -19,5 +17,7 @@ def built_decoder() -> Decoder:
         if not library.is_file():
             build_decoder(obtain_compiler(default_folder()), library)
     except TritonInstallFailed as error:
+        import pytest  # here: processes that are started often need it as well
+
         pytest.skip(str(error))
     return Decoder(library)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serin.formats.serving.ring import ALL, DATA, ENTRY, FILLER, FIXED, HTTP, LOSSES, MAGIC, PLAIN, SUFFIX
 from serin.machine.in_memory import RINGS
 
@@ -150,3 +152,24 @@ def _tensors(columns: Mapping[str, tuple[str, Sequence[int], Any]]) -> list[dict
         {"name": name, "datatype": dtype, "shape": list(shape), "data": data}
         for name, (dtype, shape, data) in columns.items()
     ]
+
+
+def binary_body(which: str, columns: Mapping[str, tuple[str, Sequence[int], Any]]) -> tuple[bytes, int]:
+    """JSON and the tensors behind it, and the bytes of the JSON."""
+    entries, behind = [], b""
+    for name, (dtype, shape, data) in columns.items():
+        raw = wire(dtype, data)
+        parameters = {"binary_data_size": len(raw)}
+        entries.append({"name": name, "datatype": dtype, "shape": list(shape), "parameters": parameters})
+        behind += raw
+    head = json.dumps({which: entries}).encode()
+    return head + behind, len(head)
+
+
+def wire(dtype: str, values: Sequence[Any]) -> bytes:
+    """Values as they travel in binary."""
+    if dtype == "BYTES":
+        return b"".join(struct.pack("<I", len(each.encode())) + each.encode() for each in values)
+    kind = {"FP32": np.float32, "INT64": np.int64, "INT8": np.int8}[dtype]
+    with np.errstate(over="ignore"):
+        return np.array([float(each) if dtype == "FP32" else each for each in values], kind).tobytes()

@@ -11,17 +11,20 @@ from typer.testing import CliRunner, Result
 from serin.cli import app
 from serin.errors import NotFound, NotRecorded, NotWatched, SpecError
 from serin.formats.captures import METADATA, captures_folder, write_part
+from serin.formats.schema import write_schema
 from serin.monitoring.capture.read import captured
 from serin.store.store import Store
 from serin.watcher import captures
-from tests.unit.monitoring.capture.spooling import NOON, Backend, request
+from tests.kit.decoding import built_decoder
+from tests.unit.monitoring.capture.worker import NOON, SCHEMA, Worker, request
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SERIN_HOME", str(tmp_path))
     monkeypatch.delenv("SERIN_STORE", raising=False)
-    monkeypatch.setattr(captures, "_BUFFERED_S", 0.0)  # no backend runs
+    monkeypatch.setattr(captures, "_BUFFERED_S", 0.0)  # no gateway runs
+    built_decoder()
     return tmp_path
 
 
@@ -38,6 +41,7 @@ def published(model: str, *versions: int, capture: str = "{share: 1}") -> Store:
         folder = Path(store.url) / "models" / model / "versions" / str(version)
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"name": model, "version": version}))
+        write_schema(folder, SCHEMA)
         (folder / "spec.yaml").write_text(f"monitoring: {{capture: {capture}}}\n")
     return store
 
@@ -58,7 +62,7 @@ def rows(*numbers: int, t: float = NOON) -> pa.Table:
 def test_list_shows_what_is_kept_and_what_was_counted(home: Path) -> None:
     assert "no recorded requests" in serin("captures", "list").output
     published("taxis", 1)
-    Backend(home, share=0.5).leave([request(1, NOON, rows=3), request(2, NOON)], dropped=7)
+    Worker(home, share=0.5).leave([request(1, NOON, rows=3), request(2, NOON)], dropped=7)
     captures.record_all(home, "taxis")
     line = serin("captures", "list").output.splitlines()[1].split()
     assert line[:6] == ["taxis", "1", "1", "2026-03-01T12", "2026-03-01T12", "4"]
@@ -119,9 +123,9 @@ def test_show_prints_the_newest_rows_as_csv_or_json(home: Path) -> None:
         serin("captures", "show", "taxis:9")
 
 
-def test_forget_also_deletes_rows_that_are_still_in_the_spool(home: Path) -> None:
+def test_forget_also_deletes_rows_that_are_still_in_a_ring(home: Path) -> None:
     published("taxis", 1)
-    Backend(home).leave([request(17, NOON), request(18, NOON)])
+    Worker(home).leave([request(17, NOON), request(18, NOON)])
     result = serin("captures", "forget", "taxis", "--where", "age = 17000", "--yes")
     assert result.output == "deleted 1 row in 1 file, and 0 labels\n"
     assert captured(home, "taxis")["age"].to_pylist() == [18000]
@@ -175,10 +179,13 @@ def test_deleting_a_version_deletes_its_records(home: Path) -> None:
     published("taxis", 1, 2)
     write_part(home, "taxis", 1, rows(1))
     write_part(home, "taxis", 2, rows(2))
-    Backend(home, "taxis-v1").leave([request(3, NOON)])
+    worker = Worker(home, "taxis-v1")
+    worker.leave([request(3, NOON)])
     assert "of recorded requests are deleted" in serin("models", "remove", "taxis:1", "--yes").output
     assert captured(home, "taxis")["passenger_id"].to_pylist() == [2]
-    assert not (home / "spool" / "taxis-v1").exists()
+    captures.record_all(home, "taxis")
+    assert worker.waits == 0
+    assert captured(home, "taxis").num_rows == 1, "a version that is gone is not recorded any more"
     serin("models", "remove", "taxis", "--yes")
     assert not captures_folder(home, "taxis").exists()
 

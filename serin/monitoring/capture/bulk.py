@@ -18,7 +18,7 @@ import pyarrow as pa
 from serin.formats.captures import ANSWER, column_names, commit, complete, last_number, read_document, writing
 from serin.formats.nulls import TYPE_OF_KIND, from_wire
 from serin.formats.schema import Schema
-from serin.formats.serving.spool_blocks import is_drawn
+from serin.formats.serving.lots import is_drawn
 from serin.formats.wire import wire_column
 from serin.monitoring.capture.columns import listed
 from serin.monitoring.capture.counters import Counters

@@ -1,5 +1,5 @@
-"""How many requests were recorded and dropped, for each release. Kept in counters.json, which also says which files of
-the spool the records hold already."""
+"""How many requests were recorded and dropped, for each release. Kept in counters.json, which also says how far each of
+the gateway's rings is recorded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST_WRITERS = 500
 
 @dataclass(slots=True)
 class ReleaseCounts:
-    """`requests` and `rows`: recorded. `dropped`: requests that were drawn and lost because a buffer, the spool or the
-    disk was full, or the file was damaged. `damaged`: files of the spool whose end was missing or that could not be
-    read. `share`: of the requests, the share that is drawn."""
+    """`requests` and `rows`: recorded. `dropped`: requests that were drawn, answered and lost because a ring or the
+    disk was full, they were too large for the ring, the gateway was killed, or they could not be decoded. `damaged`:
+    those of them that could not be decoded. `share`: of the requests, the share that is drawn."""
 
     requests: int = 0
     rows: int = 0
@@ -31,12 +31,13 @@ class ReleaseCounts:
 
 @dataclass(slots=True)
 class WriterCounts:
-    """What is known of one process that writes to the spool. `file`: the number of its last file that was recorded.
-    `requests`: how many of its requests were recorded. `lost`: how many it has drawn that were not recorded."""
+    """What is known of a ring. `position`: up to which it is recorded. `requests`: how many entries were read from it.
+    `lost`: how many requests were dropped before they were entries. `release`: that of the last entry."""
 
-    file: int = -1
+    position: int = 0
     requests: int = 0
     lost: int = 0
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Counters:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Counters:
-        return json2value(cls, {name: document.get(name, {}) for name in ("releases", "writers")})
+        rings = {name: each for name, each in document.get("writers", {}).items() if "position" in each}
+        return json2value(cls, {"releases": document.get("releases", {}), "writers": rings})
 
     @property
     def requests(self) -> int:
@@ -60,8 +62,7 @@ class Counters:
 
     def limit_writers(self) -> None:
         """Leaves out the writers that started longest ago when there are very many. Names begin with the start time."""
-        by_start = sorted(self.writers, key=lambda name: name.rpartition("/")[2])
-        for name in by_start[:-_MOST_WRITERS]:
+        for name in sorted(self.writers)[:-_MOST_WRITERS]:
             del self.writers[name]
 
     def release(self, name: str) -> ReleaseCounts:

@@ -1,86 +1,59 @@
-"""Moves requests from the spool to the records: each once, whenever it is killed, with bounded memory.
+"""Moves requests from the gateway's rings to the records: each once, whenever it is killed, with bounded memory.
 
-A file of the spool is recorded a little after it was completed, when the gateway's log has the lines of its requests.
-The rows of several files and the numbers of those files are committed in one step (`formats.captures.commit`); then the
-files are deleted. After a crash, files whose numbers are committed are deleted and not recorded again.
+The rows of a batch of entries and the position behind them in each ring are committed in one step
+(`formats.captures.commit`); then the ring's bytes are given back to the gateway. After a crash, entries before a
+committed position are not recorded again. Models are committed one by one: what one of them cannot write holds its
+entries in the ring, and is dropped and counted when that is nearly full.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import os
+import resource
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pajson
 
-from serin.errors import NameInvalid, SerinError, SpoolBroken
+from serin.errors import NameInvalid, RingBroken, SerinError
 from serin.formats.captures import commit, last_number, read_document, write_document, writing
-from serin.formats.serving.request_log import START, Offset, find_offset, parse_requests, read_lines
-from serin.formats.serving.spool import SpoolFile, read_spool
-from serin.formats.serving.spool_blocks import COMPLETE, OPEN
-from serin.machine.locks import try_lock
-from serin.monitoring.capture.columns import block_rows, text
-from serin.monitoring.capture.counters import Counters
+from serin.formats.schema import Schema
+from serin.formats.serving.recorded import Decode
+from serin.formats.serving.ring import PLAIN, Entry, Ring, ring_files
+from serin.machine.in_memory import memory_folder
+from serin.machine.locks import locked
+from serin.monitoring.capture.columns import block_rows
+from serin.monitoring.capture.counters import Counters, models_captured
 from serin.monitoring.capture.read import alike
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 
 log = logging.getLogger(__name__)
 
-FIRST = 1  # the number of a writer's first file
-SETTLE_S = 2.0  # the gateway writes its log at least every second
-BATCH_BYTES = 16 << 20  # of the spool, read and committed at once
-_BEFORE_S = 15.0  # how long before a file's last write the requests in it may have ended
-_BEYOND_S = 5.0
-_RETRY_S = 20.0
-_QUIET_S = 30.0  # a file of the spool is open for milliseconds
-_EMPTY_S = 3600.0
-
-Settings = Callable[[Release], CaptureSpec | None]
-"""What a release's spec says about its records; None when the version no longer exists."""
-
-MOST_LINES: Final = 400_000  # about 60 MB
-_READ_BYTES: Final = 4 << 20
-_FOUND: Final = ("arm", "epoch", "code", "us", "client_id")
-COLUMNS: Final = pa.schema(
-    [
-        ("t", pa.float64()),  # arrival, seconds since 1970
-        ("id", pa.string()),
-        ("client_id", pa.string()),
-        ("arm", pa.string()),
-        ("epoch", pa.int64()),
-        ("release", pa.string()),
-        ("code", pa.int64()),
-        ("us", pa.float64()),
-    ]
-)
-_AS_LOGGED: Final = pa.schema(
-    [("t", pa.string()), *(field for field in COLUMNS if field.name != "t")]  # Envoy writes t as a string
-)
-_BLOCK_BYTES: Final = 1 << 22
+BATCH_BYTES: Final = 16 << 20  # of all rings, decoded and committed at once
+_CROWDED: Final = 0.75  # the share of a ring from which on nothing is held for a model that cannot be written
+_LOCK: Final = "recorder.lock"  # only one process reads the rings at a time
+_RETRY_S: Final = 20.0
+_COMPRESSED: Final = "the answer is compressed in another way, or too large"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpoolEntry:
-    """A complete file. `writer`: release and writer, as the folders are called. `modified`: seconds since 1970, never
-    less than that of an earlier file of the same writer."""
+class Plan:
+    """What a release's bundle says about its requests and their records."""
 
-    path: Path
-    release: Release
-    writer: str
-    number: int
-    bytes: int
-    modified: float
+    schema: Schema
+    settings: CaptureSpec
+
+
+Plans = Callable[[Release], Plan | None]
+"""The plan of a release; None when its version no longer exists."""
 
 
 @dataclass(slots=True)
@@ -91,347 +64,230 @@ class Outcome:
     failed: dict[str, Exception] = field(default_factory=dict)
 
 
+class _Read(NamedTuple):
+    ring: Ring
+    entry: Entry
+    release: Release
+
+
 class Recorder:
-    """`log`: the gateway's. `settle_s`: how long a complete file waits for the log."""
+    """`decode`: the compiled decoder."""
 
     def __init__(
         self,
         home: Path,
-        log: Path,
-        settings: Settings,
+        plans: Plans,
+        decode: Decode,
         *,
-        settle_s: float = SETTLE_S,
         batch_bytes: int = BATCH_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._home, self._settings = home, settings
-        self._settle_s, self._batch_bytes, self._clock = settle_s, batch_bytes, clock
-        self._index = LogIndex(log)
-        self._seen: dict[Path, float] = {}
+        # A core dump would write requests to a disk as they came.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        self._home, self._plans, self._decode = home, plans, decode
+        self._batch_bytes, self._clock = batch_bytes, clock
+        self._rings: dict[Path, Ring] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
+        self._given_up: dict[str, Counter[tuple[str, str]]] = {}  # by model: of a ring and a release
+        self._said: set[str] = set()
+
+    def fill(self) -> float:
+        """The largest share of a ring that waits."""
+        self._open()
+        return max((ring.fill for ring in self._rings.values()), default=0.0)
 
     def record(self, now: float) -> Outcome:
-        """Records what is ready. What cannot be written stays in the spool and is tried again later."""
-        clean_up(self._home, now)
-        entries = complete_files(self._home)
-        self._retry({entry.release.model for entry in entries})
-        ready, waiting = self._split(entries)
-        outcome = Outcome()
-        for batch in self._with_log(ready, waiting, now):
-            model = batch[0].release.model
-            if model in self._failed:
-                continue
-            try:
-                outcome.requests += self._record(batch)
-            except (OSError, SerinError, pa.ArrowException) as error:
-                self._failed[model] = self._clock(), error
+        """Records what is in the rings. What cannot be written stays there and is tried again later."""
+        memory, outcome = memory_folder(self._home), Outcome()
+        if memory is None or not memory.is_dir():
+            return outcome
+        with locked(memory / _LOCK, mode=0o600):
+            self._retry()
+            self._open()
+            places = {ring.name: ring.tail for ring in self._rings.values()}
+            held: dict[str, int] = {}
+            while batch := self._batch(places):
+                self._record_batch(batch, outcome, held, now)
+                for ring in self._rings.values():
+                    ring.release(held.get(ring.name, places[ring.name]))
+            for ring in list(self._rings.values()):
+                ring.release(held.get(ring.name, places[ring.name]))  # also behind what is no request
+                self._finish(ring)
         outcome.failed = {model: error for model, (_, error) in self._failed.items()}
         return outcome
 
-    def _split(self, entries: Sequence[SpoolEntry]) -> tuple[list[SpoolEntry], list[SpoolEntry]]:
-        """The files that are ready and those that wait. A writer's files become ready in their order."""
-        began = self._clock()
-        self._seen = {entry.path: self._seen.get(entry.path, began) for entry in entries}
-        ready, waiting, held = [], [], set()
-        for entry in entries:
-            young = began - self._seen[entry.path] < self._settle_s
-            if young or entry.writer in held or entry.release.model in self._failed:
-                held.add(entry.writer)
-                waiting.append(entry)
-            else:
-                ready.append(entry)
-        return ready, waiting
+    def close(self) -> None:
+        for path in list(self._rings):
+            self._rings.pop(path).close()
 
-    def _retry(self, models: set[str]) -> None:
+    def _open(self) -> None:
+        found = ring_files(self._home)
+        for path in self._rings.keys() - set(found):
+            self._rings.pop(path).close()
+        for path in found:
+            if path not in self._rings:
+                with suppress(FileNotFoundError):
+                    try:
+                        self._rings[path] = Ring(path)
+                    except RingBroken as error:
+                        self._say(str(error))
+
+    def _batch(self, places: dict[str, int]) -> list[_Read]:
+        """The next entries of all rings. `places`: how far each was read, brought up to date."""
+        found: list[_Read] = []
+        room = self._batch_bytes
+        for ring in self._rings.values():
+            while room > 0 and places[ring.name] < ring.head:
+                before = places[ring.name]
+                try:
+                    entries, places[ring.name] = ring.read(before, room)
+                except RingBroken as error:
+                    log.warning("%s", error)
+                    places[ring.name] = ring.head
+                    break
+                room -= places[ring.name] - before
+                for entry in entries:
+                    try:
+                        found.append(_Read(ring, entry, Release.parse(entry.release)))
+                    except NameInvalid as error:
+                        self._say(f"a recorded request is dropped: {error}")
+        return found
+
+    def _record_batch(self, batch: list[_Read], outcome: Outcome, held: dict[str, int], now: float) -> None:
+        by_model: dict[str, list[_Read]] = {}
+        for read in batch:
+            by_model.setdefault(read.release.model, []).append(read)
+        for model, reads in by_model.items():
+            if model not in self._failed:
+                try:
+                    outcome.requests += self._record(model, reads, now)
+                    continue
+                except (OSError, SerinError, pa.ArrowException) as error:
+                    self._failed[model] = self._clock(), error
+            self._hold(model, reads, held)
+
+    def _hold(self, model: str, reads: list[_Read], held: dict[str, int]) -> None:
+        """Keeps entries in their rings, unless that would cost those of other models."""
+        for ring, entry, release in reads:
+            if ring.fill < _CROWDED:
+                held[ring.name] = min(held.get(ring.name, entry.start), entry.start)
+            else:
+                lost = self._given_up.setdefault(model, Counter())
+                lost[ring.name, release.name] += entry.lost or 1
+
+    def _retry(self) -> None:
         """Finds out, without reading anything, whether the records of models that failed can be written again."""
         for model, (t, _) in list(self._failed.items()):
-            if model not in models:
-                del self._failed[model]
-            elif self._clock() - t >= _RETRY_S:
+            if self._clock() - t >= _RETRY_S:
                 try:
                     with writing(self._home, model) as folder:
                         write_document(folder, read_document(self._home, model))
                     del self._failed[model]
-                    self._index.restart()  # to where the oldest file is
                 except (OSError, SerinError) as error:
                     self._failed[model] = self._clock(), error
 
-    def _with_log(
-        self, ready: list[SpoolEntry], waiting: list[SpoolEntry], now: float
-    ) -> Iterator[list[SpoolEntry]]:
-        """Batches of files in order, each when the lines of its requests have been read as far as there are any."""
-        first = min((entry.modified for entry in ready + waiting), default=now)
-        self._index.read(first - _BEFORE_S)
-        while ready:
-            known = len(ready)
-            if not self._index.at_end:  # a long backlog: in step with the log
-                limit = self._index.newest - _BEYOND_S
-                known = next((place for place, each in enumerate(ready) if each.modified > limit), known)
-            yield from self._batches(ready[:known])
-            ready = ready[known:]
-            if ready:
-                self._index.forget(ready[0].modified - _BEFORE_S)
-                self._index.read(first)
-        young = [entry.modified for entry in waiting if entry.release.model not in self._failed]
-        self._index.forget(min(young, default=now) - _BEFORE_S)
-
-    def _batches(self, entries: Sequence[SpoolEntry]) -> Iterator[list[SpoolEntry]]:
-        """Files of one model, as many as are read at once."""
-        by_model = sorted(entries, key=lambda entry: entry.release.model)  # stable: each model's in order
-        for _, group in groupby(by_model, key=lambda entry: entry.release.model):
-            batch: list[SpoolEntry] = []
-            size = 0
-            for entry in group:
-                if batch and size + entry.bytes > self._batch_bytes:
-                    yield batch
-                    batch, size = [], 0
-                batch.append(entry)
-                size += entry.bytes
-            yield batch
-
-    def _record(self, batch: list[SpoolEntry]) -> int:
-        model = batch[0].release.model
+    def _record(self, model: str, reads: list[_Read], now: float) -> int:
         with writing(self._home, model) as folder:
             document = read_document(self._home, model)
             document["last"] = last_number(self._home, model)
             counters = Counters.of(document)
             before = counters.requests
-            fresh = [entry for entry in batch if entry.number > counters.writer(entry.writer).file]
+            fresh = [read for read in reads if read.entry.end > counters.writer(read.ring.name).position]
             if fresh:
-                rows = self._rows(fresh, counters)
+                rows = self._rows(fresh, counters, now)
+                for (ring, release), lost in self._given_up.get(model, Counter[tuple[str, str]]()).items():
+                    counters.release(release).dropped += lost
+                    counters.writer(ring).lost += lost
                 counters.limit_writers()
                 commit(folder, counters.into(document), rows)
-            for entry in batch:
-                entry.path.unlink(missing_ok=True)
+                self._given_up.pop(model, None)
         return counters.requests - before
 
-    def _rows(self, entries: Sequence[SpoolEntry], counters: Counters) -> list[tuple[int, pa.Table]]:
+    def _rows(self, reads: Sequence[_Read], counters: Counters, now: float) -> list[tuple[int, pa.Table]]:
         """The rows of each version. The counters are brought up to date."""
-        files = [(entry, file) for entry in entries if (file := _read(entry, counters)) is not None]
-        ids = [text(block.ids) for _, file in files for block in file.blocks]
-        logged = self._index.find(pa.concat_arrays([pa.array([], pa.string()), *ids]))
         tables: dict[int, list[pa.Table]] = {}
-        place = 0
-        for entry, file in files:
-            settings = self._settings(entry.release)
-            rows = []
-            for block in file.blocks:
-                lines = logged.slice(place, block.requests)
-                place += block.requests
-                if settings is not None and block.requests:
-                    mask, drop = settings.mask, settings.drop
-                    written = entry.modified
-                    rows.append(block_rows(file.header, block, lines, mask=mask, drop=drop, written=written))
-            _count(entry, file, rows, counters)
-            tables.setdefault(entry.release.version, []).extend(rows)
-        return [(version, alike(some)) for version, some in tables.items() if some]
+        for read in reads:
+            writer, counts = counters.writer(read.ring.name), counters.release(read.release.name)
+            writer.position, writer.release = read.entry.end, read.release.name
+            counts.share = read.entry.share
+            counts.dropped += read.entry.lost
+            writer.lost += read.entry.lost
+            writer.requests += not read.entry.lost
+        by_release = sorted(
+            (read for read in reads if not read.entry.lost), key=lambda read: read.release.name
+        )
+        for name, group in groupby(by_release, key=lambda read: read.release.name):
+            table = self._table(list(group), counters, now)
+            if table is not None:
+                tables.setdefault(Release.parse(name).version, []).append(table)
+        return [(version, alike(some)) for version, some in tables.items()]
 
+    def _table(self, reads: list[_Read], counters: Counters, now: float) -> pa.Table | None:
+        """The rows of entries of one release, in the order of their arrival; None when none can be recorded."""
+        release = reads[0].release
+        counts, plan = counters.release(release.name), self._plans(release)
+        if plan is None:
+            counts.dropped += len(reads)
+            return None
+        faults: Counter[str] = Counter()
+        addresses, copies = [], []
+        for ring, entry, _ in reads:
+            if entry.encoding == PLAIN:
+                addresses.append(ring.address + entry.place)
+            elif (copy := ring.inflated(entry)) is not None:
+                copies.append(np.frombuffer(copy, np.uint8))  # until they are decoded
+                addresses.append(copies[-1].ctypes.data)
+            else:
+                faults[_COMPRESSED] += 1
+        hidden = {*plan.settings.mask, *plan.settings.drop}
+        block = self._decode(plan.schema, hidden, addresses)
+        faults.update(block.faults)
+        for reason, count in faults.items():
+            counts.dropped += count
+            counts.damaged += count
+            self._say(f"requests of {release.name} cannot be recorded: {reason}")
+        if not block.requests:
+            return None
+        counts.requests += block.requests
+        counts.rows += block.rows
+        return block_rows(release.name, plan.schema, block, drop=plan.settings.drop, now=now)
 
-def _read(entry: SpoolEntry, counters: Counters) -> SpoolFile | None:
-    writer = counters.writer(entry.writer)
-    lost, writer.file = writer.file < 0 and entry.number > FIRST, entry.number
-    try:
-        file = read_spool(entry.path)
-        # The counts of its earlier files may be gone: nothing says then that any were dropped.
-        if lost and file.blocks:
-            writer.requests = file.blocks[-1].sent - sum(block.requests for block in file.blocks)
-        return file
-    except FileNotFoundError:
-        return None
-    except SpoolBroken as error:
-        log.warning("%s; its requests are counted as dropped", error)
-        counters.release(entry.release.name).damaged += 1
-        return None
-
-
-def _count(entry: SpoolEntry, file: SpoolFile, rows: list[pa.Table], counters: Counters) -> None:
-    """Adds what a file holds. What its writer has drawn and is not recorded is lost: dropped by the writer, in a
-    damaged file, or of a version that no longer exists."""
-    writer, release = counters.writer(entry.writer), counters.release(entry.release.name)
-    release.damaged += bool(file.torn_bytes)
-    release.share = file.header.share
-    requests = sum(block.requests for block in file.blocks) if rows else 0
-    release.requests += requests
-    release.rows += sum(table.num_rows for table in rows)
-    writer.requests += requests
-    if file.blocks:
-        lost = max(0, file.blocks[-1].sent - writer.requests)
-        release.dropped += lost - writer.lost
-        writer.lost = lost
-
-
-class _Piece(NamedTuple):
-    lines: pa.Table
-    newest: float  # completion, seconds since 1970
-
-
-class LogIndex:
-    """The newest lines of the log. `at_end`: everything that was in the log at the last `read` has been read."""
-
-    def __init__(self, log: Path) -> None:
-        self._log, self._most = log, MOST_LINES
-        self._offset: Offset | None = None
-        self._pieces: deque[_Piece] = deque()
-        self.at_end = False
-
-    @property
-    def lines(self) -> int:
-        return sum(piece.lines.num_rows for piece in self._pieces)
-
-    @property
-    def newest(self) -> float:
-        """The newest completion of a request that has been read."""
-        return max((piece.newest for piece in self._pieces), default=0.0)
-
-    def restart(self) -> None:
-        """Forgets everything; the next `read` begins where it is asked to."""
-        self._offset = None
-        self._pieces.clear()
-
-    def read(self, since: float) -> None:
-        """Reads on, until the log's end or as many lines as may be kept. The first time it begins with requests that
-        arrived at `since`."""
-        if self._offset is None:
-            self._offset = self._place(since)
-        self.at_end = False
-        while self.lines < self._most:
-            lines = read_lines(self._log, self._offset, max_bytes=_READ_BYTES)
-            self._offset = lines.offset
-            table = request_table(lines.data)
-            if table.num_rows:
-                ended = pc.add(table["t"], pc.divide(pc.fill_null(table["us"], 0.0), 1e6))
-                self._pieces.append(_Piece(table, pc.max(ended).as_py() or 0.0))
-            if not lines.more:
-                self.at_end = True
-                break
-
-    def forget(self, before: float) -> None:
-        """Drops lines of requests that ended before `before`; when there is no room for more, at least the oldest."""
-        while self._pieces and (self._pieces[0].newest < before or self.lines >= self._most):
-            self._pieces.popleft()
-
-    def find(self, ids: pa.Array) -> pa.Table:
-        """For each id what the log says about it, null where there is no line."""
-        known = pa.concat_tables([COLUMNS.empty_table(), *(piece.lines for piece in self._pieces)])
-        places = pc.index_in(ids, value_set=known["id"].combine_chunks())
-        return known.select(list(_FOUND)).take(places)
-
-    def _place(self, since: float) -> Offset:
-        """The place in the rotated log if that one holds requests that arrived at `since`."""
-        rotated = self._log.with_name(self._log.name + ".1")
-        current = find_offset(self._log, since)
-        if current != START or not rotated.exists():
-            return current
-        found = find_offset(rotated, since)
-        if found != START:
-            return found
-        # The rotated log from its beginning. An offset names its file by the bytes that were read: at least one line.
-        first = read_lines(rotated, START, max_bytes=1)
-        table = request_table(first.data)
-        if table.num_rows:
-            self._pieces.append(_Piece(table, float(table["t"][0].as_py())))
-        return first.offset
-
-
-def request_table(data: bytes) -> pa.Table:
-    """The requests in whole lines, with COLUMNS. Requests that reached no release are left out."""
-    if not data:
-        return COLUMNS.empty_table()
-    read = pajson.ReadOptions(use_threads=False, block_size=max(_BLOCK_BYTES, data.find(b"\n") + 1))
-    parse = pajson.ParseOptions(explicit_schema=_AS_LOGGED, unexpected_field_behavior="ignore")
-    try:
-        table = pajson.read_json(pa.BufferReader(data), read, parse)
-        t = table.column("t").cast(pa.float64())
-    except pa.ArrowException:  # a broken line, or a number that Envoy wrote as a string
-        return _one_by_one(data)
-    table = table.set_column(0, "t", t).cast(COLUMNS)
-    release = table.column("release")
-    return table.filter(pc.and_(pc.is_valid(release), pc.not_equal(release, "-")))
-
-
-def _one_by_one(data: bytes) -> pa.Table:
-    requests, _ = parse_requests(data)
-    names = COLUMNS.names
-    columns = {name: [getattr(request, name, None) for request in requests] for name in names}
-    return pa.table(columns, schema=COLUMNS)
-
-
-def complete_files(home: Path) -> list[SpoolEntry]:
-    """All complete files, oldest first. Those of one writer are in the order of their numbers, whatever the clock
-    did."""
-    found: list[SpoolEntry] = []
-    for release, folder in writer_folders(home):
-        newest = 0.0
-        for number, path in _numbered(folder, COMPLETE):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                newest = max(newest, status.st_mtime)
-                found.append(
-                    SpoolEntry(
-                        path=path,
-                        release=release,
-                        writer=f"{release.name}/{folder.name}",
-                        number=number,
-                        bytes=status.st_size,
-                        modified=newest,
-                    )
-                )
-    found.sort(key=lambda entry: (entry.modified, entry.writer, entry.number))
-    return found
-
-
-def writer_folders(home: Path) -> Iterator[tuple[Release, Path]]:
-    for folder in _folders(home / "spool"):
-        with suppress(NameInvalid):
-            release = Release.parse(folder.name)
-            for writer in _folders(folder):
-                yield release, writer
-
-
-def clean_up(home: Path, now: float) -> None:
-    """Completes the files that were open when their writer died: it left them alone for long and holds no lock. Removes
-    folders that have been empty for long; a writer that needs its folder makes it again."""
-    for _, folder in writer_folders(home):
-        for _, path in _numbered(folder, OPEN):
-            _take_over(path, now)
-        with suppress(OSError):
-            if now - folder.stat().st_mtime > _EMPTY_S:
-                folder.rmdir()
-
-
-def waits(home: Path, model: str, before: float = math.inf) -> bool:
-    """Whether the spool has requests of a model that were written before this time."""
-    for release, folder in writer_folders(home):
-        for _, path in (*_numbered(folder, COMPLETE), *_numbered(folder, OPEN)):
-            with suppress(FileNotFoundError):
-                if release.model == model and path.stat().st_mtime < before:
-                    return True
-    return False
-
-
-def _take_over(path: Path, now: float) -> None:
-    with suppress(FileNotFoundError):
-        if abs(now - path.stat().st_mtime) < _QUIET_S:
+    def _finish(self, ring: Ring) -> None:
+        """Removes a ring that is drained and whose writer has ended. Requests that it has counted and that are neither
+        in the records nor counted as lost are counted for the release of its last entry."""
+        if not ring.is_abandoned() or ring.tail < ring.head or ring.name in self._awaited():
             return
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            if try_lock(file):
-                path.rename(path.with_suffix(COMPLETE))
-        finally:
-            os.close(file)
+            known = {
+                model: writer
+                for model in models_captured(self._home)
+                if (writer := Counters.of(read_document(self._home, model)).writers.get(ring.name))
+            }
+            lost = ring.drawn - sum(writer.requests + writer.lost for writer in known.values())
+            if lost > 0 and known:
+                self._count_lost(max(known, key=lambda model: known[model].position), ring.name, lost)
+        except (OSError, SerinError) as error:
+            self._say(f"{ring.path} stays: {error}")
+            return
+        if lost > 0:
+            log.warning("%d requests were answered and not recorded: their gateway was ended", lost)
+        ring.path.unlink(missing_ok=True)
+        self._rings.pop(ring.path).close()
 
+    def _awaited(self) -> set[str]:
+        """The rings from which requests were given up that are not in the counters yet."""
+        return {ring for lost in self._given_up.values() for ring, _ in lost}
 
-def _numbered(folder: Path, suffix: str) -> list[tuple[int, Path]]:
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        for entry in entries:
-            stem = entry.name.removesuffix(suffix)
-            if entry.name.endswith(suffix) and stem.isdigit():
-                found.append((int(stem), Path(entry.path)))
-    return sorted(found)
+    def _count_lost(self, model: str, ring: str, lost: int) -> None:
+        with writing(self._home, model) as folder:
+            document = read_document(self._home, model)
+            counters = Counters.of(document)
+            writer = counters.writer(ring)
+            writer.lost += lost
+            counters.release(writer.release).dropped += lost
+            write_document(folder, counters.into(document))
 
-
-def _folders(folder: Path) -> list[Path]:
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    return []
+    def _say(self, problem: str) -> None:
+        if problem not in self._said:
+            self._said.add(problem)
+            log.warning("%s", problem)

@@ -14,11 +14,12 @@ from serin.serving.native.compiler import build_library, build_mark
 
 _SOURCES = Path(__file__).parent / "sources"
 SOURCE = _SOURCES / "recorder" / "decode.cc"
+_SHARED = ("faults.h", "json_data.h", "json_text.h", "message.h")
 
 
 def decoder_path(folder: Path) -> Path:
     """Returns where the library is, or would be, in Triton's environment; another file for other sources."""
-    used = [*SOURCE.parent.iterdir(), *(_SOURCES / "request_filter").glob("*.h")]
+    used = [*SOURCE.parent.iterdir(), *(_SOURCES / "request_filter" / name for name in _SHARED)]
     return folder / "serin-recorder" / f"{build_mark(sorted(used))[:16]}.so"
 
 

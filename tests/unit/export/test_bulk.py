@@ -22,7 +22,7 @@ from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, PredictionFailed, RowsUnfit
 from serin.formats.bundle import read_manifest
 from serin.formats.schema import read_schema
-from serin.formats.serving.spool_blocks import is_drawn
+from serin.formats.serving.lots import is_drawn
 from serin.formats.wire import to_wire
 from serin.machine.hardware import inventory
 from serin.machine.locks import locked

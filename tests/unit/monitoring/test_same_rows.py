@@ -1,6 +1,7 @@
 """The rows of training, sent as traffic, are no drift: ETL, requests, records and bulk scoring agree on nulls."""
 
 import csv
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -22,14 +23,11 @@ from serin.formats.captures import column_names
 from serin.formats.dataset import read_dataset
 from serin.formats.rows import read_rows
 from serin.formats.schema import Schema, outputs_of
-from serin.formats.serving.spool import read_spool, spool_folder
-from serin.formats.serving.spool_blocks import Recorded, encode_block
 from serin.formats.wire import TrainingRows, to_wire
 from serin.monitoring.capture.bulk import BulkRecords
 from serin.monitoring.capture.columns import block_rows
 from serin.monitoring.capture.read import captured
 from serin.monitoring.drift.detector import DriftDetector
-from serin.serving.triton.recording import recording_of
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.monitoring import CaptureSpec, DriftSpec
@@ -38,6 +36,8 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.fakes.ugly_csv import TARGET, write_ugly_csv
+from tests.kit.decoding import built_decoder
+from tests.kit.rings import Exchange, binary_body, json_answer
 
 RELEASE = Release(model="awkward", version=1)
 _CELLS = ("a", "b", "N/A", "?", "", "NA", "nan", " ", "-", "None", "7")
@@ -120,9 +120,8 @@ def test_the_rows_of_training_are_no_drift_when_they_come_as_traffic(
     schema = Schema(
         task="binary", inputs=read_dataset(Path(dataset.path)).inputs, outputs=outputs_of("binary")
     )
-    bundle = bundle_of(tmp_path / "bundle", spec)
     ways = {
-        "requests": recorded_requests(bundle, schema, training, tmp_path),
+        "requests": recorded_requests(schema, training),
         "bulk": recorded_in_bulk(schema, training, tmp_path),
     }
     sources = [Source(name=each.name, field=each.name, source="request") for each in schema.inputs]
@@ -147,20 +146,20 @@ def bundle_of(path: Path, spec: PipelineSpec) -> Bundle:
     return Bundle(path=str(path), model=RELEASE.model, version=1, digest="")
 
 
-def recorded_requests(bundle: Bundle, schema: Schema, rows: TrainingRows, home: Path) -> pa.Table:
+def recorded_requests(schema: Schema, rows: TrainingRows) -> pa.Table:
     """The rows as clients send them, with every text that means null, as the recorder keeps them."""
-    recording = recording_of(bundle, RELEASE, schema)
-    assert recording is not None
     naive = replace(schema, inputs=tuple(replace(column, null_texts=()) for column in schema.inputs))
     wire = to_wire(with_null_texts(rows.table, schema), naive)
-    sent = [_encoded(wire[column.name]) for column in schema.inputs]
-    scores = np.zeros((len(rows), 1), np.float32)
-    request = Recorded(0.0, b"id", b"", len(rows), [*sent, scores])
-    path = spool_folder(home, RELEASE.name) / "writer" / "00000001.rows"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(recording.header.encode() + b"\n" + encode_block([request], sent=1, dropped=0))
-    file = read_spool(path)
-    return block_rows(file.header, file.blocks[0])
+    sent = {
+        each.name: (each.dtype, wire[each.name].shape, wire[each.name].ravel().tolist())
+        for each in schema.inputs
+    }
+    request, length = binary_body("inputs", sent)
+    answer = json_answer({"score": ("FP32", (len(rows), 1), [0.0] * len(rows))})
+    entry = Exchange(request=request, answer=answer, t=0.0, request_json=length).encode()
+    kept = ctypes.create_string_buffer(entry, len(entry))
+    block = built_decoder()(schema, (), [ctypes.addressof(kept)])
+    return block_rows(RELEASE.name, schema, block)
 
 
 def recorded_in_bulk(schema: Schema, rows: TrainingRows, home: Path) -> pa.Table:
@@ -185,14 +184,6 @@ def with_null_texts(table: pa.Table, schema: Schema) -> pa.Table:
 def _turned(values: list[str | None], ways: list[str | None]) -> Iterator[str | None]:
     for place, value in enumerate(values):
         yield ways[place % len(ways)] if value is None else value
-
-
-def _encoded(values: np.ndarray) -> np.ndarray:
-    if values.dtype != object:
-        return values
-    encoded = np.empty(values.shape, object)
-    encoded.flat[:] = [text.encode() for text in values.ravel()]
-    return encoded
 
 
 def test_a_file_to_be_scored_has_the_nulls_of_training(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.formats.serving.recorded import RecordedBlock, Strings, Values
 from serin.formats.serving.ring import GRPC
 from tests.kit.decoding import built_decoder
-from tests.kit.rings import Exchange
+from tests.kit.rings import Exchange, wire
 from tests.unit.serving.plain_decoder import CONTENTS, Unreadable, rows_of
 
 SCHEMA = Schema(
@@ -163,14 +163,6 @@ def json_exchanges(draw: st.DrawFn) -> Exchange:
     request = body(draw(tensors(inputs, rows)), "inputs", asked)
     answer = body(draw(tensors(outputs, rows)), "outputs")
     return Exchange(request=request, answer=answer, t=1.0, id=draw(st.sampled_from(["a", "b"])))
-
-
-def wire(dtype: str, values: list[Any]) -> bytes:
-    if dtype == "BYTES":
-        return b"".join(struct.pack("<I", len(each.encode())) + each.encode() for each in values)
-    kind = {"FP32": np.float32, "INT64": np.int64, "INT8": np.int8}[dtype]
-    with np.errstate(over="ignore"):
-        return np.array([float(each) if dtype == "FP32" else each for each in values], kind).tobytes()
 
 
 @st.composite

@@ -8,11 +8,10 @@ import pytest
 from serin.formats.captures import captures_folder, parts_of_hour
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.capture.read import captured
-from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.watcher.capture_duty import CaptureDuty, ClockTrust, read_capture_spec
 from tests.kit.waiting import Clock
-from tests.unit.monitoring.capture.spooling import NOON, Backend, keep_all, request
+from tests.unit.monitoring.capture.worker import NOON, Worker, keep_all, recorder, request
 
 
 class OpenAlerts:
@@ -27,8 +26,8 @@ class OpenAlerts:
 
 
 def capture_duty(home: Path, alerts: OpenAlerts, clock: Clock) -> CaptureDuty:
-    recorder = Recorder(home, home / "requests.jsonl", keep_all, settle_s=0.0, clock=clock)
-    return CaptureDuty(home, alerts, settings=keep_all, recorder=recorder, clock=clock)
+    keeper = recorder(home, clock=clock)
+    return CaptureDuty(home, alerts, settings=keep_all, recorder=keeper, threaded=False, clock=clock)
 
 
 def test_records_that_cannot_be_written_are_one_log_line_and_one_alert_until_they_can(
@@ -37,7 +36,7 @@ def test_records_that_cannot_be_written_are_one_log_line_and_one_alert_until_the
     caplog.set_level(logging.INFO)
     clock, alerts = Clock(), OpenAlerts()
     duty = capture_duty(tmp_path, alerts, clock)
-    Backend(tmp_path).leave([request(1, NOON)])
+    Worker(tmp_path).leave([request(1, NOON)])
     captures_folder(tmp_path).write_text("in the way")
     for clock.t in (0, 5, 30, 65):
         duty.tick(NOON + clock.t)
@@ -54,11 +53,11 @@ def test_records_that_cannot_be_written_are_one_log_line_and_one_alert_until_the
 
 
 def test_dropped_requests_raise_an_alert_that_ends_by_itself(tmp_path: Path) -> None:
-    clock, alerts, backend = Clock(), OpenAlerts(), Backend(tmp_path)
+    clock, alerts, worker = Clock(), OpenAlerts(), Worker(tmp_path)
     duty = capture_duty(tmp_path, alerts, clock)
-    backend.leave([request(1, NOON)])
+    worker.leave([request(1, NOON)])
     duty.tick(NOON)
-    backend.leave([request(2, NOON)], dropped=3)
+    worker.leave([request(2, NOON)], dropped=3)
     clock.t = 61.0
     duty.tick(NOON + 61)
     assert alerts.open["taxis/capture/dropped"].facts == {"dropped": 3}
@@ -68,10 +67,10 @@ def test_dropped_requests_raise_an_alert_that_ends_by_itself(tmp_path: Path) -> 
 
 
 def test_hours_that_are_over_are_merged_and_old_ones_deleted(tmp_path: Path) -> None:
-    clock, backend = Clock(), Backend(tmp_path)
+    clock, worker = Clock(), Worker(tmp_path)
     duty = capture_duty(tmp_path, OpenAlerts(), clock)
     for number in range(3):
-        backend.leave([request(number, NOON + number)])
+        worker.leave([request(number, NOON + number)])
         duty.tick(NOON + number)
     folder = captures_folder(tmp_path, "taxis") / "1" / "2026-03-01T12"
     assert len(parts_of_hour(folder)) == 3
@@ -84,9 +83,9 @@ def test_hours_that_are_over_are_merged_and_old_ones_deleted(tmp_path: Path) -> 
 
 
 def test_a_clock_that_jumps_forwards_by_a_month_deletes_nothing(tmp_path: Path) -> None:
-    clock, backend = Clock(), Backend(tmp_path)
+    clock, worker = Clock(), Worker(tmp_path)
     duty = capture_duty(tmp_path, OpenAlerts(), clock)
-    backend.leave([request(1, NOON)])
+    worker.leave([request(1, NOON)])
     duty.tick(NOON)
     clock.t = 61.0
     duty.tick(NOON + 40 * 86400)

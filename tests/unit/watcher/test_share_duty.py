@@ -77,9 +77,9 @@ def test_rows_that_are_recorded_after_the_request_was_read_are_deleted_as_well(
     a.send(1)
     ask(reader)
     waiting = [True]
-    monkeypatch.setattr(share_duty, "waits", lambda *_: waiting[0])
+    monkeypatch.setattr(share_duty, "are_recorded", lambda *_: not waiting[0])
     apply(a)
-    assert read_applied(reader.records.files, MODEL) == {}  # requests are still in the spool
+    assert read_applied(reader.records.files, MODEL) == {}  # requests are still in a ring
     a.record(2, 3)
     a.share(NOON + 110)
     assert reader.ids() == ["a1", "a3"]

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.recorder import Recorder
-from tests.unit.monitoring.capture.spooling import NOON, keep_all
+from tests.unit.monitoring.capture.worker import NOON, recorder
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
 
 def record(home: Path) -> None:
-    Recorder(home, home / "requests.jsonl", keep_all, settle_s=0.0, batch_bytes=1).record(NOON)
+    recorder(home, batch_bytes=1500).record(NOON)
 
 
 def merge(home: Path) -> None:

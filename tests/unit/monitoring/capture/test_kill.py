@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.formats.captures import COUNTERS, LOCK, SCRATCH, captures_folder
+from serin.formats.serving.ring import ring_files
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import tidy
 from serin.monitoring.capture.read import captured, parts, read_part
 from tests.unit.monitoring.capture.killed import die_at, forget_some, record
-from tests.unit.monitoring.capture.spooling import NOON, Backend, log_line, request
+from tests.unit.monitoring.capture.worker import NOON, Worker, request
 
 NUMBERS = range(12)
 
@@ -26,7 +27,7 @@ NUMBERS = range(12)
 def forks() -> ForkServerContext:
     """Children that have everything imported already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["serin.monitoring.capture.forget", "serin.monitoring.capture.recorder"])
+    context.set_forkserver_preload(["tests.unit.monitoring.capture.killed"])
     return context
 
 
@@ -34,7 +35,7 @@ def kill_everywhere(step: str, start: Path, forks: ForkServerContext, check: Cal
     """Runs `step` on copies of `start`, killed at the first, second, ... change until it survives."""
     for change in range(1, 200):
         home = start.with_name(f"{step}-{change}")
-        shutil.copytree(start, home)
+        copy_home(start, home)
         child = forks.Process(target=die_at, args=(step, str(home), change))
         child.start()
         child.join(120)
@@ -44,6 +45,13 @@ def kill_everywhere(step: str, start: Path, forks: ForkServerContext, check: Cal
         if child.exitcode == 0:
             return change
     raise AssertionError("never survived")
+
+
+def copy_home(start: Path, home: Path) -> None:
+    """A copy with its own memory. Its writer has ended."""
+    shutil.copytree(start, home, symlinks=True)
+    (home / "stack" / "sockets").unlink()
+    (home / "stack" / "sockets").symlink_to(home / "memory")
 
 
 def ages(home: Path) -> list[int]:
@@ -58,7 +66,7 @@ def is_exact(home: Path) -> None:
     assert ages(home) == [1000 * number for number in NUMBERS]
     view = read_captures(home, "taxis")
     assert (view.requests, view.rows, view.dropped, view.damaged) == (len(NUMBERS), len(NUMBERS), 2, 0)
-    assert not list((home / "spool").rglob("*.rows"))
+    assert ring_files(home) == []
     assert not [path for path in captures_folder(home).rglob("*") if path.name.startswith(SCRATCH)]
 
 
@@ -68,18 +76,18 @@ def is_consistent(home: Path) -> None:
     view = read_captures(home, "taxis")
     assert len(before) == (view.rows if view else 0)
     copy = home.with_name("forgetting")
-    shutil.copytree(home, copy)
+    copy_home(home, copy)
     gone = forget(copy, "taxis", "age < 3000").rows
     assert gone == sum(age < 3000 for age in before)
     assert ages(copy) == on_disk(copy) == [age for age in before if age >= 3000]
     shutil.rmtree(copy)
 
 
-def spooled(home: Path) -> None:
-    backend = Backend(home)
-    (home / "requests.jsonl").write_text("".join(log_line(n, NOON) for n in NUMBERS))
+def answered(home: Path) -> None:
+    worker = Worker(home)
     for start in NUMBERS[::6]:
-        backend.leave([request(n, NOON - 1 + n // 8) for n in range(start, start + 6)], dropped=start // 3)
+        worker.leave([request(n, NOON - 1 + n // 8) for n in range(start, start + 6)], dropped=start // 3)
+    worker.ring.end()
 
 
 def test_every_request_is_recorded_once_wherever_the_recorder_is_killed(
@@ -87,7 +95,7 @@ def test_every_request_is_recorded_once_wherever_the_recorder_is_killed(
 ) -> None:
     start = tmp_path / "start"
     start.mkdir()
-    spooled(start)
+    answered(start)
 
     def is_right(home: Path) -> None:
         is_consistent(home)
@@ -102,7 +110,7 @@ def test_a_merge_that_is_killed_neither_hides_nor_doubles_rows(
 ) -> None:
     start = tmp_path / "start"
     start.mkdir()
-    spooled(start)
+    answered(start)
     record(start)
     seen = parts(start, "taxis")[0]
 
@@ -110,7 +118,7 @@ def test_a_merge_that_is_killed_neither_hides_nor_doubles_rows(
         assert ages(home) == [1000 * number for number in NUMBERS]  # before anything is cleaned up
         tables = [read_part(part, ["age"]) for part in parts(home, "taxis", after=seen.sequence)]
         after = [age for table in tables if table is not None for age in table["age"].to_pylist()]
-        assert after == [1000 * number for number in NUMBERS if number >= 6]
+        assert after == [1000 * number for number in NUMBERS if number >= seen.rows]
         is_exact(home)
 
     kill_everywhere("merge", start, forks, follower_is_right)
@@ -129,7 +137,7 @@ def test_after_a_deletion_no_file_has_the_rows_whatever_was_killed_before(
 ) -> None:
     start = tmp_path / "start"
     start.mkdir()
-    spooled(start)
+    answered(start)
     record(start)
 
     def deleted_means_deleted(home: Path) -> None:

@@ -16,7 +16,7 @@ from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.read import alike, captured, parts, read_part
 from serin.monitoring.capture.retention import delete_version, expire
 from serin.spec.monitoring import CaptureSpec
-from tests.unit.monitoring.capture.spooling import NOON
+from tests.unit.monitoring.capture.worker import NOON
 
 DAY_S = 86400.0
 

@@ -1,50 +1,49 @@
-"""The recorder: every request that a backend left is recorded once, whatever happens."""
+"""The recorder: every request that the gateway left is recorded once, whatever happens."""
 
-import os
+import gzip
 import resource
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serin.formats.captures import captures_folder
+from serin.formats.serving.ring import ring_files
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
-from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 from tests.kit.waiting import Clock
-from tests.unit.monitoring.capture.spooling import NOON, Backend, keep_all, log_line, request
-
-
-def recorder(home: Path, **options: object) -> Recorder:
-    return Recorder(home, home / "requests.jsonl", keep_all, settle_s=0.0, **options)  # type: ignore[arg-type]
+from tests.unit.monitoring.capture.worker import NOON, Worker, recorder, request
 
 
 def ages(home: Path) -> list[int]:
     return sorted(captured(home, "taxis", columns=["age"])["age"].to_pylist())
 
 
-def test_rows_have_their_columns_answers_and_the_lines_of_the_log(tmp_path: Path) -> None:
-    (tmp_path / "requests.jsonl").write_text(log_line(7, NOON, arm="candidate"))
-    Backend(tmp_path).leave([request(7, NOON, rows=2), request(8, NOON + 1)])
+def test_rows_have_their_columns_answers_and_what_the_gateway_knows(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    unknown = replace(request(8, NOON + 1), arm="", epoch=-1, us=float("nan"), client_id="")
+    worker.leave([request(7, NOON, rows=2, arm="candidate"), unknown])
     assert recorder(tmp_path).record(NOON + 9).requests == 2
     rows = captured(tmp_path, "taxis").drop_columns(["_t"]).to_pylist()
-    logged = {"_arm": "candidate", "_epoch": 4, "_status": 200, "_latency_ms": 2.5, "_client_id": "mine-7"}
+    known = {"_arm": "candidate", "_epoch": 4, "_latency_ms": 2.5, "_client_id": "mine-7"}
     assert rows[1] == {
-        "_id": "id-7", "_row": 1, "_release": "taxis-v1", "_source": "live", **logged,
+        "_id": "id-7", "_row": 1, "_release": "taxis-v1", "_source": "live", "_status": 200, **known,
         "name": "n7", "age": 7001, "fare": 1.75, "_answer_score": 2.75,
     }  # fmt: skip
     assert [row["_row"] for row in rows] == [0, 1, 0]
     assert rows[2]["_id"] == "id-8"
-    assert [rows[2][name] for name in logged] == [None] * 5
-    assert not list((tmp_path / "spool").rglob("*.rows"))
+    assert [rows[2][name] for name in known] == [None] * 4
+    assert worker.waits == 0
 
 
 def test_requests_of_two_hours_and_two_releases_are_kept_apart(tmp_path: Path) -> None:
-    Backend(tmp_path).leave([request(1, NOON - 1), request(2, NOON)])
-    Backend(tmp_path, "taxis-v2-baseline").leave([request(3, NOON)])
+    Worker(tmp_path).leave([request(1, NOON - 1), request(2, NOON)])
+    Worker(tmp_path, "taxis-v2-baseline").leave([request(3, NOON)])
     assert recorder(tmp_path).record(NOON).requests == 3
     folders = sorted(
         str(path.parent.relative_to(captures_folder(tmp_path, "taxis")))
@@ -54,64 +53,122 @@ def test_requests_of_two_hours_and_two_releases_are_kept_apart(tmp_path: Path) -
     assert set(captured(tmp_path, "taxis")["_release"].to_pylist()) == {"taxis-v1", "taxis-v2-baseline"}
 
 
-def test_a_file_waits_until_the_log_may_have_its_lines(tmp_path: Path) -> None:
-    clock = Clock()
-    late = Recorder(tmp_path, tmp_path / "requests.jsonl", keep_all, settle_s=2.0, clock=clock)
-    Backend(tmp_path).leave([request(1, NOON)])
-    assert late.record(NOON).requests == 0
-    (tmp_path / "requests.jsonl").write_text(log_line(1, NOON))
-    clock.t = 2.1
-    assert late.record(NOON).requests == 1
-    assert captured(tmp_path, "taxis")["_arm"].to_pylist() == ["stable"]
-
-
 def test_masked_columns_are_null_and_dropped_ones_are_missing(tmp_path: Path) -> None:
-    Backend(tmp_path).leave([request(1, NOON)])
+    Worker(tmp_path).leave([request(1, NOON)])
     hidden = CaptureSpec(share=1, mask=("name", "age"), drop=("fare",))
-    Recorder(tmp_path, tmp_path / "none", lambda _: hidden, settle_s=0).record(NOON)
+    recorder(tmp_path, lambda _: hidden).record(NOON)
     (row,) = captured(tmp_path, "taxis").to_pylist()
     assert (row["name"], row["age"], "fare" in row) == (None, None, False)
     assert not any(b"n1" in path.read_bytes() for path in tmp_path.rglob("*.parquet"))
 
 
-def test_what_a_backend_dropped_and_what_a_torn_file_lost_is_counted(tmp_path: Path) -> None:
-    backend = Backend(tmp_path, share=0.5)
-    backend.leave([request(1, NOON)], dropped=4)
-    backend.leave([request(2, NOON), request(3, NOON)], cut=5)
-    backend.leave([request(4, NOON)])
-    (backend.folder / "00000004.rows").write_text("not a spool file")
+def test_what_had_no_room_and_what_cannot_be_decoded_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(tmp_path, share=0.5)
+    worker.leave([request(1, NOON)], dropped=4)
+    broken = [
+        replace(request(2, NOON), request=b"{"),
+        replace(request(4, NOON), answer=b"[]"),
+        replace(request(6, NOON), request=request(6, NOON).request.replace(b"INT64", b"INT32")),
+        replace(request(8, NOON), encoding=3),
+    ]
+    worker.leave([*broken, request(3, NOON)])
     assert recorder(tmp_path).record(NOON).requests == 2
     view = read_captures(tmp_path, "taxis")
-    assert (view.requests, view.rows, view.dropped, view.damaged) == (2, 2, 6, 2)
+    assert (view.requests, view.rows, view.dropped, view.damaged) == (2, 2, 8, 4)
     assert view.releases["taxis-v1"].share == 0.5
-    assert backend.sent == view.requests + view.dropped
+    assert worker.ring.drawn == view.requests + view.dropped
+    assert "requests of taxis-v1 cannot be recorded: the answer cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [(1, gzip.compress), (2, zlib.compress)])
+def test_answers_that_were_sent_compressed_are_recorded_as_their_content(
+    tmp_path: Path, encoding: int, pack: Callable[[bytes], bytes]
+) -> None:
+    plain = request(2, NOON, rows=3)
+    bomb = pack(bytes(70 << 20))
+    Worker(tmp_path).leave(
+        [
+            replace(plain, answer=pack(plain.answer), encoding=encoding),
+            replace(plain, answer=bomb, encoding=encoding),
+        ]
+    )
+    assert recorder(tmp_path).record(NOON).requests == 1
+    assert captured(tmp_path, "taxis")["_answer_score"].to_pylist() == [1.5] * 3
+    assert read_captures(tmp_path, "taxis").dropped == 1
+
+
+def test_what_a_killed_gateway_had_counted_and_not_written_is_counted_as_lost(tmp_path: Path) -> None:
+    worker, other = Worker(tmp_path), Worker(tmp_path, "buses-v1")
+    worker.leave([request(1, NOON)])
+    worker.ring.drawn += 5
+    worker.ring.drop("taxis-v1", 3)  # no entry says of which release, and two are nowhere
+    keeper = recorder(tmp_path)
+    keeper.record(NOON)
+    assert read_captures(tmp_path, "taxis").dropped == 0, "the gateway lives and may still say it"
+    worker.ring.end()
+    keeper.record(NOON)
+    view = read_captures(tmp_path, "taxis")
+    assert (view.requests, view.dropped) == (1, 5)
+    assert ring_files(tmp_path) == [other.ring.path]
+    recorder(tmp_path).record(NOON)
+    assert read_captures(tmp_path, "taxis").dropped == 5
+
+
+def test_a_ring_that_is_damaged_is_left_behind_and_its_requests_are_lost(tmp_path: Path) -> None:
+    worker, keeper = Worker(tmp_path), recorder(tmp_path)
+    worker.leave([request(1, NOON)])
+    second = worker.ring.head
+    worker.leave([request(2, NOON), request(3, NOON)])
+    worker.ring.damage(second, bytes(8))
+    assert keeper.record(NOON).requests == 1
+    worker.leave([request(4, NOON)])
+    assert keeper.record(NOON).requests == 1
+    worker.ring.end()
+    keeper.record(NOON)
+    view = read_captures(tmp_path, "taxis")
+    assert (ages(tmp_path), view.dropped) == ([1000, 4000], 2)
+
+
+def test_a_model_that_cannot_be_written_does_not_cost_the_others_their_room(tmp_path: Path) -> None:
+    clock, worker = Clock(), Worker(tmp_path)
+    keeper = recorder(tmp_path, clock=clock)
+    captures_folder(tmp_path).mkdir()
+    captures_folder(tmp_path, "taxis").write_text("in the way")
+    long = request(2, NOON, rows=3000)
+    for _ in range(20):
+        assert worker.ring.write(replace(long, release="taxis-v1"))
+        assert worker.ring.write(replace(request(4, NOON), release="buses-v1"))
+        keeper.record(NOON)
+    assert len(captured(tmp_path, "buses")) == 20
+    captures_folder(tmp_path, "taxis").unlink()
+    clock.t = 60.0
+    worker.leave([request(6, NOON)])
+    keeper.record(NOON)
+    view = read_captures(tmp_path, "taxis")
+    assert (view.requests + view.dropped, worker.waits) == (21, 0)
+    assert view.requests > 1
+    assert view.dropped > 0
 
 
 def test_a_version_that_no_longer_exists_is_counted_as_dropped(tmp_path: Path) -> None:
     def settings(release: Release) -> CaptureSpec | None:
         return None if release.version == 1 else CaptureSpec(share=1)
 
-    Backend(tmp_path).leave([request(1, NOON)])
-    Backend(tmp_path, "taxis-v2").leave([request(2, NOON)])
-    Recorder(tmp_path, tmp_path / "none", settings, settle_s=0).record(NOON)
+    Worker(tmp_path).leave([request(1, NOON)])
+    Worker(tmp_path, "taxis-v2").leave([request(2, NOON)])
+    recorder(tmp_path, settings).record(NOON)
     view = read_captures(tmp_path, "taxis")
     assert (view.requests, view.dropped) == (1, 1)
     assert ages(tmp_path) == [2000]
 
 
-def test_an_open_file_is_taken_over_when_its_writer_is_dead(tmp_path: Path) -> None:
-    path = Backend(tmp_path).leave([request(1, NOON)], end=".open")
-    os.utime(path, (NOON, NOON))
-    assert recorder(tmp_path).record(NOON + 10).requests == 0
-    assert recorder(tmp_path).record(NOON + 60).requests == 1
-
-
 def test_a_clock_that_jumps_by_hours_neither_loses_nor_doubles(tmp_path: Path) -> None:
-    backend, keeper = Backend(tmp_path), recorder(tmp_path)
+    worker, keeper = Worker(tmp_path), recorder(tmp_path)
     jumps = (0, 5 * 3600, 5 * 3600, -7 * 3600, -7 * 3600, 0, 40 * 86400)
     for number, jump in enumerate(jumps):
-        path = backend.leave([request(number, NOON + jump + number)])
-        os.utime(path, (NOON + jump, NOON + jump))
+        worker.leave([request(number, NOON + jump + number)])
         if number % 2:
             keeper.record(NOON + jump)
     for at in (NOON + 40 * 86400, NOON):
@@ -119,29 +176,18 @@ def test_a_clock_that_jumps_by_hours_neither_loses_nor_doubles(tmp_path: Path) -
     assert ages(tmp_path) == [1000 * number for number in range(len(jumps))]
 
 
-def test_files_of_a_writer_keep_their_order_when_the_clock_went_back(tmp_path: Path) -> None:
-    backend = Backend(tmp_path)
-    for number, t in ((1, NOON + 9000), (2, NOON)):
-        path = backend.leave([request(number, t)])
-        os.utime(path, (t, t))
-    small = recorder(tmp_path, batch_bytes=1)  # a commit for each file
-    assert small.record(NOON).requests == 2
-    assert ages(tmp_path) == [1000, 2000]
-
-
-def test_a_time_that_is_not_a_number_is_replaced_by_the_files(tmp_path: Path) -> None:
-    path = Backend(tmp_path).leave([request(1, float("nan")), request(2, -5.0), request(3, 1e300)])
-    os.utime(path, (NOON, NOON))
+def test_a_time_that_is_not_a_number_is_replaced_by_the_recorders(tmp_path: Path) -> None:
+    Worker(tmp_path).leave([request(1, float("nan")), request(2, -5.0), request(3, 1e300)])
     assert recorder(tmp_path).record(NOON).requests == 3
     hours = sorted(path.parent.name for path in tmp_path.rglob("*.parquet"))
     assert hours == ["1970-01-01T00", "2026-03-01T12", "9999-01-01T00"]
 
 
-def test_a_folder_that_cannot_be_written_keeps_the_spool_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_keeps_the_ring_and_is_tried_again(tmp_path: Path) -> None:
     clock = Clock()
     keeper = recorder(tmp_path, clock=clock)
-    Backend(tmp_path).leave([request(1, NOON)])
-    Backend(tmp_path, "buses-v1").leave([request(2, NOON)])
+    Worker(tmp_path).leave([request(1, NOON)])
+    Worker(tmp_path, "buses-v1").leave([request(2, NOON)])
     captures_folder(tmp_path).mkdir()
     captures_folder(tmp_path, "taxis").write_text("in the way")
     first = keeper.record(NOON)
@@ -168,53 +214,36 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 def test_a_disk_that_is_full_in_the_middle_of_a_part_loses_nothing(tmp_path: Path) -> None:
     clock = Clock()
     keeper = recorder(tmp_path, clock=clock)
-    spooled = Backend(tmp_path).leave([request(number, NOON) for number in range(300)])
+    worker = Worker(tmp_path)
+    worker.leave([request(number, NOON) for number in range(300)])
     with no_file_larger_than(3000):
         outcome = keeper.record(NOON)
     assert (outcome.requests, list(outcome.failed)) == (0, ["taxis"])
-    assert spooled.exists()
+    assert worker.waits > 0
     assert not [path for path in captures_folder(tmp_path).rglob(".*") if path.is_file()]
     clock.t = 60.0
     assert keeper.record(NOON).requests == 300
     assert ages(tmp_path) == [1000 * number for number in range(300)]
 
 
-def test_replayed_requests_are_marked(tmp_path: Path) -> None:
-    Backend(tmp_path).leave([request(1, NOON, prefix="shadow-id")])
-    recorder(tmp_path).record(NOON)
-    assert captured(tmp_path, "taxis")["_source"].to_pylist() == ["shadow"]
-
-
-@pytest.mark.parametrize("most", [50, 10**6])
-def test_a_long_backlog_is_joined_with_a_bounded_part_of_the_log(
-    tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serin.monitoring.capture.recorder._READ_BYTES", 2000)
-    backend, keeper = Backend(tmp_path), recorder(tmp_path, batch_bytes=2000)
-    keeper._index._most = most
-    numbers = range(400)
-    (tmp_path / "requests.jsonl.1").write_text("".join(log_line(n, NOON + n) for n in numbers[:250]))
-    (tmp_path / "requests.jsonl").write_text("".join(log_line(n, NOON + n) for n in numbers[250:]))
-    for start in numbers[::10]:
-        path = backend.leave([request(n, NOON + n) for n in range(start, start + 10)])
-        os.utime(path, (NOON + start + 10, NOON + start + 10))
-    assert keeper.record(NOON + 9000).requests == 400
-    table = captured(tmp_path, "taxis", columns=["_arm", "_client_id"])
-    assert table["_arm"].null_count == 0
-    assert table["_client_id"].to_pylist() == [f"mine-{n}" for n in numbers]
-    assert keeper._index.lines <= most + 10
+def test_a_long_backlog_is_recorded_in_batches_that_are_bounded(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    worker.leave([request(number, NOON + number) for number in range(400)])
+    assert recorder(tmp_path, batch_bytes=20_000).record(NOON).requests == 400
+    assert ages(tmp_path) == [1000 * number for number in range(400)]
+    assert len(list(tmp_path.rglob("*.parquet"))) > 5
 
 
 @pytest.mark.parametrize("content", [b"", b'{"format": "serin.captures", "ver', b'{"other": 1}'])
 def test_damaged_counters_are_named_and_left_and_nothing_is_lost(tmp_path: Path, content: bytes) -> None:
-    backend, clock = Backend(tmp_path), Clock()
-    backend.leave([request(1, NOON)])
+    worker, clock = Worker(tmp_path), Clock()
+    worker.leave([request(1, NOON)])
     records = recorder(tmp_path, clock=clock)
     records.record(NOON)
     file = captures_folder(tmp_path, "taxis") / "counters.json"
     file.write_bytes(content)
-    backend.leave([request(2, NOON)])
-    Backend(tmp_path, "flights-v1").leave([request(3, NOON)])
+    worker.leave([request(2, NOON)])
+    Worker(tmp_path, "flights-v1").leave([request(3, NOON)])
     outcome = records.record(NOON)
     assert (outcome.requests, file.read_bytes()) == (1, content), "the other model is recorded"
     assert "counters.json" in str(outcome.failed["taxis"])
