@@ -5,7 +5,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import onnx
 from onnx import TensorProto, helper
 from tritonclient.grpc import service_pb2
 
+from serin.cluster.version_settings import model_timeouts, stored_timeouts
 from serin.formats.bundle import write_manifest
 from serin.formats.schema import OutputTensor, Schema, write_schema
-from serin.formats.serving.spool import SpoolBlock, Strings, read_spool, spool_folder, spool_root
-from serin.formats.serving.spool_blocks import COMPLETE
+from serin.formats.serving.recorded import Strings
+from serin.formats.serving.ring import Ring, ring_files
 from serin.formats.wire import Array
 from serin.serving.client.tensors import (
     HEADER_BYTES,
@@ -29,12 +30,12 @@ from serin.serving.client.tensors import (
     read_http_answer,
 )
 from serin.serving.envoy.gateway import Gateway
-from serin.serving.envoy.routes import Timeouts
 from serin.serving.triton.releases import Releases
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import end_all, start_gateway
+from tests.kit.decoding import built_decoder
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -126,8 +127,11 @@ class Recorder:
 
 @dataclass
 class RecordingStack:
+    """`folder`: the home, in memory, in which the gateway leaves its rings."""
+
     folder: Path
     host: ChildHost
+    store: Store
     releases: Releases
     gateway: Gateway
     port: int
@@ -136,52 +140,47 @@ class RecordingStack:
     def recorder(self, name: str) -> Recorder:
         return Recorder(self.port, self.by_name[name])
 
-    def spool(self, release: Release) -> Path:
-        return spool_folder(self.folder, release.name)
-
-    def blocks(self, release: Release) -> list[SpoolBlock]:
-        """Every block of the release's complete files."""
-        found = []
-        for path in sorted(self.spool(release).glob(f"*/*{COMPLETE}")):
-            file = read_spool(path)
-            assert (file.torn_bytes, file.header.release) == (0, release.name)
-            found += file.blocks
-        return found
-
-    def counters(self, release: Release) -> dict[str, tuple[int, int]]:
-        """How many requests each writer has drawn and lost, by its newest file."""
-        newest = {path.parent.name: path for path in sorted(self.spool(release).glob(f"*/*{COMPLETE}"))}
-        last = {writer: read_spool(path).blocks[-1] for writer, path in newest.items()}
-        return {writer: (block.sent, block.dropped) for writer, block in last.items()}
-
-    def total(self, before: dict[str, tuple[int, int]], release: Release | None = None) -> tuple[int, int]:
-        """The sums of `before` and of what the release's writers have counted since."""
-        pairs = ({**before, **self.counters(release)} if release else before).values()
-        return sum(sent for sent, _ in pairs), sum(dropped for _, dropped in pairs)
+    @contextmanager
+    def entries(self, release: Release) -> Iterator[list[int]]:
+        """The addresses of the release's entries that wait in the rings."""
+        rings, found = [Ring(path) for path in ring_files(self.folder)], list[int]()
+        try:
+            for ring in rings:
+                waiting, _ = ring.read(ring.tail)
+                found += [ring.address + each.place for each in waiting if each.release == release.name]
+            yield found
+        finally:
+            for ring in rings:
+                ring.close()
 
     def recorded(self, release: Release) -> dict[tuple[str, int], Row]:
         """All recorded rows by id and row number."""
-        found: dict[tuple[str, int], Row] = {}
-        for block in self.blocks(release):
-            columns = [_flat(values, block.rows) for values in (*block.inputs, *block.outputs)]
-            at = 0
-            for id_, client_id, rows in zip(
-                block.ids.to_list(), block.client_ids.to_list(), block.request_rows.tolist(), strict=True
-            ):
-                for number in range(rows):
-                    values = tuple(column[at + number] for column in columns)
-                    assert (id_, number) not in found, "recorded twice"
-                    found[id_, number] = Row(
-                        client_id, values[: len(SCHEMA.inputs)], values[len(SCHEMA.inputs) :]
-                    )
-                at += rows
+        with self.entries(release) as entries:
+            block = built_decoder()(SCHEMA, (), entries)
+        assert not block.faults
+        assert all(given.all() for given in block.given)
+        rows, found = int(block.request_rows.sum()), dict[tuple[str, int], Row]()
+        columns = [_flat(values, rows) for values in (*block.inputs, *block.outputs)]
+        at = 0
+        for id_, client_id, count in zip(
+            block.ids.to_arrow().to_pylist(),
+            block.client_ids.to_arrow().to_pylist(),
+            block.request_rows.tolist(),
+            strict=True,
+        ):
+            for number in range(count):
+                values = tuple(column[at + number] for column in columns)
+                assert (id_, number) not in found, "recorded twice"
+                found[id_, number] = Row(
+                    client_id, values[: len(SCHEMA.inputs)], values[len(SCHEMA.inputs) :]
+                )
+            at += count
         return found
 
     def wait_for_requests(self, release: Release, count: int) -> None:
-        """Waits until so many requests were written or counted as dropped."""
-
         def there() -> bool:
-            return sum(block.requests for block in self.blocks(release)) >= count
+            with self.entries(release) as entries:
+                return len(entries) >= count
 
         wait_for(f"{count} recorded requests", there, self.host, release.name, within_s=30)
 
@@ -190,28 +189,28 @@ class RecordingStack:
         wait_for(release.name, lambda: self.releases.state(release) == "ready", self.host, release.name)
 
     def route(self) -> None:
-        """Every release answers calls that name its version."""
-        endpoints = {release.name: self.releases.endpoint(release) for release in self.by_name.values()}
-        stable = next(iter(self.by_name.values()))
-        routes = ModelRoute(model=MODEL, epoch=1, stable=stable, candidate=None, candidate_percent=0)
-        limits = Timeouts(request_s=30.0, max_text_bytes=65_536)
-        self.gateway.apply([routes], endpoints, {MODEL: limits})
+        """Every release answers calls that name its version, and is recorded as its spec asks."""
+        releases = list(self.by_name.values())
+        endpoints = {release.name: self.releases.endpoint(release) for release in releases}
+        route = ModelRoute(model=MODEL, epoch=1, stable=releases[0], candidate=None, candidate_percent=0)
+        limits = model_timeouts(stored_timeouts(self.store), releases)
+        self.gateway.apply([route], endpoints, {MODEL: replace(limits, request_s=30.0)})
 
 
 @contextmanager
 def recording_stack(**specs: str) -> Iterator[RecordingStack]:
     """`specs`: a name and a spec for each release."""
-    folder, host = Path(tempfile.mkdtemp(prefix="serin-e2e-")), ChildHost()
+    folder, host = Path(tempfile.mkdtemp(prefix="serin-e2e-", dir="/dev/shm")), ChildHost()
+    (folder / "stack").mkdir()
+    (folder / "stack" / "sockets").symlink_to(folder)
     store = Store(str(folder / "store"))
-    releases = Releases(
-        folder / "releases", host=host, store=store, devices=lambda: (), spool=spool_root(folder)
-    )
+    releases = Releases(folder / "releases", host=host, store=store, devices=lambda: ())
     try:
         by_name = {name: publish(store, spec) for name, spec in specs.items()}
         for release in by_name.values():
             releases.start(release)
         gateway, port = start_gateway(folder, host)
-        stack = RecordingStack(folder, host, releases, gateway, port, by_name)
+        stack = RecordingStack(folder, host, store, releases, gateway, port, by_name)
         for release in by_name.values():
             stack.bring_up(release)
         stack.route()
@@ -264,6 +263,5 @@ def _plain(values: Array) -> list[Any]:
 
 def _flat(values: Any, rows: int) -> list[Any]:
     if isinstance(values, Strings):
-        return values.to_list()
-    assert len(values) == rows
-    return _plain(values)
+        return list(values.to_arrow().to_pylist())
+    return _plain(values.reshape(rows, -1))

@@ -1,5 +1,6 @@
 """Servers of KServe v2 behind a real Envoy that records, and what is in its rings."""
 
+import ctypes
 import http.client
 import time
 from collections.abc import Iterator
@@ -54,9 +55,8 @@ class Record(NamedTuple):
 
 def read_ring(ring: Ring) -> list[Record]:
     """All entries that wait in a ring."""
-    return [
-        _record(bytes(ring.bytes[each.place :][: each.end - each.start])) for each in ring.entries(ring.tail)
-    ]
+    entries, _ = ring.read(ring.tail)
+    return [_record(ctypes.string_at(ring.address + each.place, each.end - each.start)) for each in entries]
 
 
 def _record(entry: bytes) -> Record:
