@@ -60,6 +60,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── ServingError
 │   ├── TritonMissing           no Triton to be found on this machine
 │   ├── TritonInstallFailed     Triton's environment could not be made
+│   ├── DecoderMissing          the library that decodes recorded requests was not built
 │   ├── BackendRefused          a way of serving that this server, machine or bundle cannot honour
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
@@ -660,6 +661,10 @@ class TritonInstallFailed(ServingError):
         "Triton could not be installed; {step} failed: {reason}; fix that and run `serin install triton` again, "
         "or name another Triton with SERIN_TRITON"
     )
+
+
+class DecoderMissing(ServingError):
+    template = "this version's decoder of recorded requests was not built; run `serin install gateway`"
 
 
 class BackendRefused(ServingError):

@@ -15,7 +15,7 @@ def measure(*, full: bool, say: Callable[[str], None]) -> Report:
     recorded = records.measure_records(full=full, say=say)
     drift = drift_race.measure_drift(full=full, say=say)
     shifts = shift_table.measure_shifts(runs=11 if full else 3, say=say)
-    costs = capture.measure_capture(rounds=rounds, lap_s=lap_s, say=say)
+    costs = capture.measure_capture(rounds=rounds, lap_s=lap_s, rush_s=60.0 if full else 6.0, say=say)
     return Report(
         benchmark="watch",
         mode="full" if full else "quick",

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from serin.formats.schema import InputColumn, Schema, outputs_of
 from serin.formats.serving.request_log import START, read_requests
-from serin.formats.serving.spool import spool_folder
-from serin.formats.serving.spool_blocks import Recorded, encode_block, encode_header
 from serin.monitoring.capture.merge import merge_parts
-from serin.monitoring.capture.recorder import Recorder, request_table
+from serin.monitoring.capture.recorder import Plan, Recorder
 from serin.monitoring.history.sketch import MINUTE_S, Series, Sketch, Tally, bins_of
 from serin.monitoring.history.store import DAY_S, History
 from serin.spec.monitoring import CaptureSpec
+from tests.kit.decoding import built_decoder
+from tests.kit.rings import Exchange, RingWriter, binary_body, json_answer, json_request
 
 RELEASE = "model-v1"
 REQUESTS_PER_S, TICK_S = 1000, 3
-INPUTS = [
-    *((f"number_{n}", "float", [1]) for n in range(10)),
-    *((f"integer_{n}", "int", [1]) for n in range(5)),
-    *((f"word_{n}", "string", [1]) for n in range(5)),
-]
-OUTPUTS = [("score", "FP32", [1])]
+SCHEMA = Schema(
+    task="binary",
+    inputs=(
+        *(InputColumn(name=f"number_{n}", dtype="FP32", kind="float") for n in range(10)),
+        *(InputColumn(name=f"integer_{n}", dtype="INT64", kind="int") for n in range(5)),
+        *(InputColumn(name=f"word_{n}", dtype="BYTES", kind="string") for n in range(5)),
+    ),
+    outputs=outputs_of("binary"),
+)
+FORMS = {"binary": 1, "json": 1, "binary_64": 64, "json_64": 64}  # rows of a request
 MODELS, DAYS = 100, 30
 _BEGIN = 1_790_000_000.0
 _LATENCIES = 600  # of a minute, so that its histogram is not empty in places
@@ -38,8 +42,8 @@ _LATENCIES = 600  # of a minute, so that its histogram is not empty in places
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     log_lines_per_s: float  # to objects, per second of CPU
-    log_rows_per_s: float  # to an Arrow table
     recorder_share: float  # of one core, at REQUESTS_PER_S of one row with 20 columns
+    row_us: dict[str, float]  # CPU of the recorder per row, by the form of requests
     merge_share: float
     bytes_per_row: float  # in the records, after merging
     history_bytes: float  # of MODELS with two releases each over DAYS
@@ -49,15 +53,20 @@ def measure_records(*, full: bool, say: Callable[[str], None]) -> Records:
     with tempfile.TemporaryDirectory(prefix="serin-bench-") as scratch:
         home = Path(scratch)
         say("records: reading the gateway's log")
-        objects, rows = _read_speeds(home / "read.jsonl", 400_000 if full else 100_000)
-        say("records: recording at 1,000 requests/s")
-        recorder_s, merge_s, size = _record(home, 120 if full else 30)
+        objects = _read_speed(home / "read.jsonl", 400_000 if full else 100_000)
+        row_us = {}
+        for form in reversed(FORMS):
+            say(f"records: recording 1,000 rows/s, {form}")
+            own = home / form
+            own.mkdir()
+            recorder_s, merge_s, size = _record(own, 120 if full else 30, form)
+            row_us[form] = recorder_s / (REQUESTS_PER_S // FORMS[form] * FORMS[form]) * 1e6
         say("records: 30 days of history")
         history = _history_bytes(home, 4 if full else 2)
     return Records(
         log_lines_per_s=objects,
-        log_rows_per_s=rows,
         recorder_share=recorder_s,
+        row_us=row_us,
         merge_share=merge_s,
         bytes_per_row=size,
         history_bytes=history,
@@ -73,38 +82,31 @@ def _log_line(number: int, t: float) -> str:
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
-def _read_speeds(log: Path, lines: int) -> tuple[float, float]:
+def _read_speed(log: Path, lines: int) -> float:
     log.write_text("".join(_log_line(number, _BEGIN + number / 1000) for number in range(lines)))
-    best_s = [float("inf"), float("inf")]
+    best_s = float("inf")
     for _ in range(3):
         began, offset, more = time.process_time(), START, True
         while more:
             batch = read_requests(log, offset, max_bytes=4 << 20)
             offset, more = batch.offset, batch.more
-        best_s[0] = min(best_s[0], time.process_time() - began)
-        data, began = log.read_bytes(), time.process_time()
-        request_table(data)
-        best_s[1] = min(best_s[1], time.process_time() - began)
-    return lines / best_s[0], lines / best_s[1]
+        best_s = min(best_s, time.process_time() - began)
+    return lines / best_s
 
 
-def _record(home: Path, seconds: int) -> tuple[float, float, float]:
+def _record(home: Path, seconds: int, form: str) -> tuple[float, float, float]:
     """CPU of the recorder and of merging per second of traffic, and the bytes of a row. Traffic is written beforehand;
     only the recorder's own work is measured."""
-    draw = np.random.default_rng(0)
-    head = encode_header(model="model", release=RELEASE, share=1.0, inputs=INPUTS, outputs=OUTPUTS)
-    folder, log = spool_folder(home, RELEASE) / "0001-1-bench", home / "requests.jsonl"
-    folder.mkdir(parents=True)
-    recorder = Recorder(home, log, lambda _: CaptureSpec(share=1), settle_s=0.0)
+    rows = FORMS[form]
+    sent = [_exchange(number, form) for number in range(REQUESTS_PER_S // rows)]
+    ring = RingWriter(home, capacity=64 << 20)
+    plan = Plan(schema=SCHEMA, settings=CaptureSpec(share=1))
+    recorder = Recorder(home, lambda _: plan, built_decoder())
     spent_s = 0.0
     for second in range(seconds):
-        numbers = range(second * REQUESTS_PER_S, (second + 1) * REQUESTS_PER_S)
-        with log.open("a") as lines:
-            lines.write("".join(_log_line(n, _BEGIN + n / REQUESTS_PER_S) for n in numbers))
-        block = encode_block([_request(n, draw) for n in numbers], sent=numbers.stop, dropped=0)
-        path = folder / f"{second + 1:08d}.rows"
-        path.write_bytes(head + block)
-        os.utime(path, (_BEGIN + second + 1,) * 2)
+        for each in sent:
+            written = ring.write(replace(each, t=_BEGIN + second, id=f"{second:08d}-{each.id}"))
+            assert written, "the ring is large enough"
         if (second + 1) % TICK_S == 0:
             began = time.process_time()
             recorder.record(_BEGIN + second + 1)
@@ -113,16 +115,28 @@ def _record(home: Path, seconds: int) -> tuple[float, float, float]:
     merge_parts(home, "model", _BEGIN + DAY_S)
     merge_s = time.process_time() - began
     size = sum(path.stat().st_size for path in home.rglob("*.parquet"))
-    return spent_s / seconds, merge_s / seconds, size / (seconds * REQUESTS_PER_S)
+    ring.end()
+    return spent_s / seconds, merge_s / seconds, size / (seconds * len(sent) * rows)
 
 
-def _request(number: int, draw: np.random.Generator) -> Recorded:
-    numbers = [draw.normal(size=(1, 1)).astype(np.float32) for _ in range(10)]
-    integers = [draw.integers(0, 10_000, size=(1, 1)) for _ in range(5)]
-    words = [np.array([[b"word %d" % (number * k % 50)]], dtype=object) for k in range(5)]
-    id_ = f"2bd78f91-b507-4e93-9361-{number:012d}".encode()
-    t = _BEGIN + number / REQUESTS_PER_S
-    return Recorded(t, id_, b"", 1, [*numbers, *integers, *words, np.ones((1, 1), np.float32)])
+def _exchange(number: int, form: str) -> Exchange:
+    """A request with 20 columns."""
+    rows, draw = FORMS[form], np.random.default_rng(number)
+    columns: dict[str, tuple[str, tuple[int, int], list[Any]]] = {}
+    for each in SCHEMA.inputs:
+        if each.kind == "float":
+            values = draw.normal(size=rows).astype(np.float32).tolist()
+        elif each.kind == "int":
+            values = draw.integers(0, 10_000, rows).tolist()
+        else:
+            values = [f"word {word}" for word in draw.integers(0, 50, rows)]
+        columns[each.name] = each.dtype, (rows, 1), values
+    answers = {"score": ("FP32", (rows, 1), draw.normal(size=rows).astype(np.float32).tolist())}
+    known: dict[str, Any] = {"t": 0.0, "id": f"b507-4e93-9361-{number:012d}", "release": RELEASE}
+    if form.startswith("json"):
+        return Exchange(request=json_request(columns), answer=json_answer(answers), **known)
+    (request, length), (answer, end) = binary_body("inputs", columns), binary_body("outputs", answers)
+    return Exchange(request=request, answer=answer, request_json=length, answer_json=end, **known)
 
 
 def _history_bytes(home: Path, models: int) -> float:
@@ -155,12 +169,14 @@ def _tally(latency: Sketch) -> Tally:
 
 
 def table(records: Records) -> list[str]:
-    read = f"{records.log_lines_per_s:,.0f} lines/s of one core (as a table: {records.log_rows_per_s:,.0f})"
+    read = f"{records.log_lines_per_s:,.0f} lines/s of one core"
     work = f"{records.recorder_share:.1%} of a core to record and {records.merge_share:.1%} to merge"
+    forms = ", ".join(f"{us:.1f} us as {form}" for form, us in records.row_us.items())
     return [
         "watch, the recorder and its state",
         f"  the gateway's log is read at {read}",
         f"  1,000 requests/s with 20 columns take {work}; {records.bytes_per_row:.0f} bytes a row",
+        f"  a row takes {forms}",
         f"  the history of {MODELS} models over {DAYS} days takes {records.history_bytes / 1e6:,.0f} MB",
         "",
     ]
@@ -170,6 +186,7 @@ def last_line(records: Records) -> dict[str, float]:
     return {
         "log_lines_per_s": records.log_lines_per_s,
         "recorder_share": records.recorder_share,
+        **{f"recorder_row_us_{form}": us for form, us in records.row_us.items()},
         "history_mb": records.history_bytes / 1e6,
     }
 

@@ -21,7 +21,13 @@ from serin.host.state import read_stack
 from serin.host.wiring import key_trouble
 from serin.machine import environment
 from serin.machine.hardware import inventory
-from serin.serving.triton.installation import NO_FILTER, find_request_filter, find_triton, shortcomings
+from serin.serving.triton.installation import (
+    NO_FILTER,
+    find_decoder,
+    find_request_filter,
+    find_triton,
+    shortcomings,
+)
 
 # NVIDIA's security bulletin 5875; the wheel's 2.51 is older and therefore only ever listens on the loopback interface.
 PRODUCTION_TRITON = "26.07"
@@ -116,14 +122,15 @@ def _triton() -> Finding:
 
 
 def _filter() -> list[Finding]:
-    """Reports the request filter only where it is missing."""
-    if find_request_filter() is not None:
-        return []
-    return [
-        Finding(
-            what="gateway", verdict="note", found="no request filter", advice=NO_FILTER.partition(": ")[2]
-        )
-    ]
+    """Reports the gateway's libraries only where they are missing."""
+    found = []
+    if find_request_filter() is None:
+        advice = NO_FILTER.partition(": ")[2]
+        found.append(Finding(what="gateway", verdict="note", found="no request filter", advice=advice))
+    if find_decoder() is None:
+        advice = "requests are not recorded; run `serin install gateway`"
+        found.append(Finding(what="recorder", verdict="note", found="no decoder", advice=advice))
+    return found
 
 
 def _gpus() -> Finding:

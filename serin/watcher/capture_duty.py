@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from serin.errors import NotFound, SerinError, TritonInstallFailed
+from serin.errors import DecoderMissing, NotFound, SerinError
 from serin.formats.captures import read_document, versions_captured
 from serin.formats.schema import Schema, read_schema
 from serin.formats.serving.recorded import RecordedBlock
@@ -235,7 +235,7 @@ def new_recorder(home: Path, store: Store) -> Recorder:
 
 
 def decode(schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> RecordedBlock:
-    """Calls the compiled decoder. Raises TritonInstallFailed where it was not built."""
+    """Calls the compiled decoder. Raises DecoderMissing where it was not built."""
     return _decoder()(schema, hidden, entries)
 
 
@@ -243,8 +243,7 @@ def decode(schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> R
 def _decoder() -> Decoder:
     library = find_decoder()
     if library is None:
-        reason = "it was not built for this version: run `serin install gateway`"
-        raise TritonInstallFailed(step="loading the recorder's decoder", reason=reason)
+        raise DecoderMissing
     return Decoder(library)
 
 

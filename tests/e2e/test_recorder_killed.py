@@ -27,6 +27,7 @@ from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.e2e.recording_stack import SCHEMA, Recorder, RecordingStack, Row, recording_stack
 from tests.fakes.live_quality import spec
+from tests.kit.decoding import built_decoder
 from tests.kit.waiting import running, tail, until
 from tests.signals import hit, kill_9
 from tests.unit.serving import bundles
@@ -45,6 +46,7 @@ def _spec(share: float) -> str:
 @contextmanager
 def watcher(stack: RecordingStack) -> Iterator[subprocess.Popen[bytes]]:
     """The real process. Killed at the end of the block, whatever it is doing."""
+    built_decoder()
     variables = environment.child_environment(
         SERIN_HOME=str(stack.folder), SERIN_STORE=str(stack.folder / "store")
     )

@@ -12,7 +12,7 @@ import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -97,7 +97,7 @@ class Recorder:
         return max((ring.fill for ring in self._rings.values()), default=0.0)
 
     def record(self, now: float) -> Outcome:
-        """Records what is in the rings. What cannot be written stays there and is tried again later."""
+        """Records what is in the rings now. What cannot be written stays there and is tried again later."""
         memory, outcome = memory_folder(self._home), Outcome()
         if memory is None or not memory.is_dir():
             return outcome
@@ -105,8 +105,9 @@ class Recorder:
             self._retry()
             self._open()
             places = {ring.name: ring.tail for ring in self._rings.values()}
+            ends = {ring.name: ring.head for ring in self._rings.values()}
             held: dict[str, int] = {}
-            while batch := self._batch(places):
+            while batch := self._batch(places, ends):
                 self._record_batch(batch, outcome, held, now)
                 for ring in self._rings.values():
                     ring.release(held.get(ring.name, places[ring.name]))
@@ -132,12 +133,13 @@ class Recorder:
                     except RingBroken as error:
                         self._say(str(error))
 
-    def _batch(self, places: dict[str, int]) -> list[_Read]:
-        """The next entries of all rings. `places`: how far each was read, brought up to date."""
+    def _batch(self, places: dict[str, int], ends: Mapping[str, int]) -> list[_Read]:
+        """The next entries of all rings. `places`: how far each was read, brought up to date. `ends`: how far they are
+        to be read at least."""
         found: list[_Read] = []
         room = self._batch_bytes
         for ring in self._rings.values():
-            while room > 0 and places[ring.name] < ring.head:
+            while room > 0 and places[ring.name] < ends[ring.name]:
                 before = places[ring.name]
                 try:
                     entries, places[ring.name] = ring.read(before, room)

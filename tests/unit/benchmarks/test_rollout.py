@@ -12,7 +12,7 @@ from benchmarks.rollout.promotion import EQUAL, seconds_to_promote
 from benchmarks.rollout.scenarios import LASTING, NULLS, PRICE, WORSE
 from benchmarks.rollout.simulate import Cell, simulate
 from benchmarks.watch import drift_race
-from benchmarks.watch.capture import Costs, Lap, Pair, last_line, table
+from benchmarks.watch.capture import Costs, Lap, Pair, Rush, last_line, table
 from benchmarks.watch.drift_race import RULES, Raced
 
 
@@ -120,12 +120,13 @@ def _laps(*speeds: float, p99_ms: float, cpu_us: float) -> list[Lap]:
 def test_costs_are_compared_within_a_round() -> None:
     without = _laps(1000, 500, 2000, p99_ms=2.0, cpu_us=100)
     recorded = _laps(980, 490, 1960, p99_ms=2.0, cpu_us=103)
-    costs = Costs({"onnx_native": Pair(without, recorded)}, recorder_us=30.0, requests=7, dropped=1)
+    rush = Rush(seconds=60.0, requests=9, dropped=0, fill=0.3, memory_mb=200.0)
+    costs = Costs({"binary": Pair(without, recorded)}, recorder_us=30.0, requests=7, dropped=1, rush=rush)
     line = last_line(costs)
-    assert round(line["onnx_native_throughput"], 9) == 0.98
+    assert round(line["binary_throughput"], 9) == 0.98
     assert round(line["capture_cost"], 9) == 0.02
-    assert round(line["onnx_native_cpu"], 9) == 1.03
-    assert round(line["onnx_native_p99_added_ms"], 3) == 0.041
+    assert round(line["binary_cpu"], 9) == 1.03
+    assert round(line["binary_p99_added_ms"], 3) == 0.041
     assert (line["recorder_us"], line["dropped"]) == (30.0, 1.0)
     assert "7 requests recorded, 1 dropped" in "\n".join(table(costs))
 

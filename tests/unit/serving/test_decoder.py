@@ -5,6 +5,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.formats.serving.recorded import RecordedBlock, Strings, Values
 from serin.formats.serving.ring import GRPC
 from tests.kit.decoding import built_decoder
-from tests.kit.rings import Exchange, wire
+from tests.kit.rings import Exchange, json_answer, json_request, wire
 from tests.unit.serving.plain_decoder import CONTENTS, Unreadable, rows_of
 
 SCHEMA = Schema(
@@ -227,3 +228,59 @@ def test_it_reads_what_a_plain_decoder_reads(kind: Any) -> None:
         check(exchanges, hidden)
 
     compare()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(json_exchanges(), binary_exchanges(), grpc_exchanges()),
+    st.integers(0, 10**6),
+    st.binary(min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_damaged_bytes_are_read_completely_or_not_at_all(
+    exchange: Exchange, place: int, damage: bytes, cut: bool
+) -> None:
+    bodies = {"request": exchange.request, "answer": exchange.answer}
+    name = sorted(bodies)[place % 2]
+    at = place % (len(bodies[name]) + 1)
+    behind = b"" if cut else bodies[name][at + len(damage) :]
+    broken = replace(exchange, **{name: bodies[name][:at] + damage + behind})
+    good = Exchange(request=json_request({"night": ("BOOL", [1, 1], [True])}), answer=json_answer({}), t=2.0)
+    block = decode([good, broken, good])
+    assert block.requests + sum(block.faults.values()) == 3
+    rows = block.rows
+    for column, values in zip(SCHEMA.inputs, block.inputs, strict=True):
+        assert values is not None
+        assert len(values) == rows * WIDTHS[column.name]
+    for output, found, there in zip(SCHEMA.outputs, block.outputs, block.given, strict=True):
+        assert (len(found), len(there)) == (rows * WIDTHS[output.name], block.requests)
+    night = listed(block.inputs[3])  # type: ignore[arg-type]
+    assert (night[0], night[-1]) == (1, 1)
+
+
+def test_an_entry_has_the_clients_id_or_that_of_the_request() -> None:
+    body = json_request({"night": ("INT8", [1, 1], [1])}, id='of "the" body\u00e9')
+    own = Exchange(request=body, answer=json_answer({}), t=1.0, client_id="x" * 200)
+    message = service_pb2.ModelInferRequest(id="of the message")
+    message.inputs.add(name="night", datatype="INT8", shape=[1, 1]).contents.int_contents.append(0)
+    call = Exchange(request=message.SerializeToString(), answer=b"", t=1.0, protocol=GRPC)
+    block = decode([own, replace(own, client_id=""), call])
+    assert block.client_ids.to_arrow().to_pylist() == ["x" * 128, 'of "the" bodyé', "of the message"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (b"[]", "the request cannot be read"),
+        (json_request({"night": ("INT8", [1, 1], [1])})[:-1], "the request cannot be read"),
+        (json_request({"night": ("INT8", [1, 1], [300])}), "the request has other inputs than the model's"),
+        (json_request({"night": ("INT8", [2, 1], [1])}), "the request has other inputs than the model's"),
+        (json_request({"night": ("FP32", [1, 1], [1])}), "the request has other inputs than the model's"),
+        (json_request({"night": ("INT8", [10**9, 1], [1])}), "the request has other inputs than the model's"),
+        (json_request({"other": ("INT8", [1, 1], [1])}), "the request has other inputs than the model's"),
+        (b'{"inputs":[{"name":"night","name":"night"}]}', "the request cannot be read"),
+    ],
+)
+def test_a_request_that_is_not_the_models_is_counted_with_its_reason(request_: bytes, reason: str) -> None:
+    block = decode([Exchange(request=request_, answer=json_answer({}), t=1.0)])
+    assert (block.requests, dict(block.faults)) == (0, {reason: 1})

@@ -2,6 +2,7 @@
 // An entry that cannot be read is counted by its reason and leaves nothing in them.
 
 #include <array>
+#include <atomic>
 #include <exception>
 #include <memory>
 
@@ -221,6 +222,7 @@ extern "C" {
 // Decodes the entries at these addresses. Null: there is not enough memory.
 void* serin_decode(const char* columns, size_t size, const uint64_t* entries, size_t count) {
   try {
+    std::atomic_thread_fence(std::memory_order_acquire);  // the ring's head was read before
     auto made = std::make_unique<serin::Decoded>(serin::Decoded{serin::Decoder({columns, size}), {}});
     for (size_t each = 0; each < count; ++each) made->decoder.decode(reinterpret_cast<const char*>(entries[each]));
     made->buffers = made->decoder.buffers();
