@@ -23,6 +23,7 @@ from serin.machine.ports import LOOPBACK
 from serin.machine.process import Process, start_ticks
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.keys import KeyFile
+from serin.serving.envoy.rings import NO_RINGS
 from serin.serving.triton.installation import NO_FILTER, find_request_filter
 from serin.serving.triton.process import TritonPorts, reclaim_shared_memory
 
@@ -74,11 +75,12 @@ def prepare_gateway(
 ) -> str:
     """Write the settings that the gateway starts with and log what keeps clients away from it. Return the address on
     which clients reach it: without the request filter only this machine's."""
-    request_filter = find_request_filter()
-    build_gateway(home).write_bootstrap(
+    request_filter, gateway = find_request_filter(), build_gateway(home)
+    gateway.write_bootstrap(
         port, address, tls=tls, expert=expert, request_filter=request_filter, pages=pages, peers=peers
     )
-    for problem in (None if request_filter else NO_FILTER, key_trouble(home)):
+    unrecorded = None if gateway.ring_settings() else NO_RINGS.format(folder=gateway.rings.parent)
+    for problem in (unrecorded if request_filter else NO_FILTER, key_trouble(home)):
         if problem:
             logger.info(problem)
     return address if request_filter else LOOPBACK

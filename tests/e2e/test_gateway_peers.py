@@ -15,11 +15,13 @@ import pytest
 
 from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
+from serin.formats.serving.ring import Ring
 from serin.machine.ports import free_ports
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway, PeerPort
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from tests.e2e.ring_scene import Record, read_ring
 from tests.e2e.serving_certificates import Authority, Pair
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
@@ -29,7 +31,7 @@ from tests.kit.web import Handler, ask, in_a_thread
 from tests.signals import hit
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
-LIMITS = {"m": Timeouts(request_s=8.0, promised_s=0.02)}
+LIMITS = {"m": Timeouts(request_s=8.0, promised_s=0.02, shares={V1.name: 1.0, V2.name: 1.0})}
 
 
 class Server(ThreadingHTTPServer):
@@ -93,7 +95,10 @@ def host(folder: Path, authority: Authority) -> Iterator[Host]:
     (port,) = free_ports(1)
     place = PeerPort(address="127.0.0.1", port=port, files=files)
     servers = {release.name: Server() for release in (V1, V2)}
-    with ExitStack() as exits, lone_gateway(peers=place) as (gateway, public, processes):
+    with (
+        ExitStack() as exits,
+        lone_gateway(peers=place, place=Path("/dev/shm")) as (gateway, public, processes),
+    ):
         for server in servers.values():
             exits.enter_context(in_a_thread(server))
         yield Host(gateway, public, f"127.0.0.1:{port}", processes, files, servers)
@@ -152,6 +157,29 @@ def test_a_peer_answers_and_only_the_first_gateway_logs_the_request(hosts: tuple
     assert (seen["x-request-id"], seen["x-serin-client-id"]) == (id_, "mine")
     assert not b.gateway.log.exists() or b.gateway.log.read_bytes() == b""
     assert b.servers["m-v2"].seen == []
+
+
+def test_the_first_gateway_records_a_request_under_the_release_that_answered_on_a_peer(
+    hosts: tuple[Host, Host, Host],
+) -> None:
+    a, b, _ = hosts
+    b.servers["m-v2"].status = 500
+    route(a, b, percent=100.0)
+    before = recorded(a)
+    status, id_ = a.ask()
+    assert status == 200
+    wait_for("the record", lambda: recorded(a) != before, a.processes)
+    (record,) = recorded(a)[len(before) :]
+    assert (record.id, record.release, record.arm) == (id_, "m-v1", "candidate")
+    assert recorded(b) == []
+
+
+def recorded(host: Host) -> list[Record]:
+    rings = [Ring(path) for path in sorted(host.gateway.rings.glob("*.ring"))]
+    found = [record for ring in rings for record in read_ring(ring)]
+    for ring in rings:
+        ring.close()
+    return sorted(found, key=lambda record: record.t)
 
 
 def test_the_peer_port_answers_nobody_without_a_certificate_of_the_authority(

@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from serin.formats.serving.request import Request
 from serin.formats.serving.request_log import read_requests
 from serin.formats.serving.ring import ALL, ENTRY, GRPC, GZIP, HTTP, LOSSES, PLAIN, SUFFIX
 from serin.serving.envoy import rings
-from serin.serving.envoy.gateway import PROCESS_NAME
+from serin.serving.envoy.gateway import PROCESS_NAME, validate
 from tests.e2e.ring_scene import INFER, MESSAGE, V1, V2, Record, Scene, read_ring, recording_gateway
 from tests.e2e.serving_host import wait_for
 
@@ -201,6 +202,18 @@ def test_calls_of_a_version_are_recorded_as_pinned(scene: Scene) -> None:
     assert [(record.arm, record.release) for record in taken(scene, 1)] == [("pinned", V1.name)]
 
 
+def test_a_server_of_somebody_else_is_recorded_as_the_client_wrote_it(scene: Scene) -> None:
+    server = scene.servers[V1]
+    ours, server.endpoint = server.endpoint, replace(server.endpoint, elsewhere=True)
+    try:
+        scene.route(v1=1.0)
+        scene.post(NULL)
+        (record,) = taken(scene, 1)
+    finally:
+        server.endpoint = ours
+    assert (record.request, record.release, record.arm) == (NULL, V1.name, "stable")
+
+
 def test_new_weights_and_shares_need_no_other_listener(scene: Scene) -> None:
     before = scene.gateway.admin.stats(r"^listener_manager\.listener_(modified|added)$")
     with scene.rings() as found:
@@ -326,7 +339,7 @@ def test_a_gateway_without_rings_answers_and_says_why_nothing_is_recorded(
 ) -> None:
     wanted = f"{1 << 60} {tmp_path / 'rings'}" if where == "on a disk" else None
 
-    def settings(folder: Path, _: int) -> str:
+    def settings(folder: Path, *_: int) -> str:
         return wanted or f"{1 << 60} {folder}"
 
     monkeypatch.setattr("serin.serving.envoy.gateway.ring_settings", settings)
@@ -336,6 +349,12 @@ def test_a_gateway_without_rings_answers_and_says_why_nothing_is_recorded(
         assert scene.call()[0] == grpc.StatusCode.OK
         assert "requests are not recorded" in (scene.gateway.folder / "envoy.log").read_text()
         assert not list(scene.gateway.rings.glob("*"))
+
+
+def test_settings_that_are_only_checked_leave_no_ring(scene: Scene) -> None:
+    before = set(scene.gateway.rings.iterdir())
+    validate(scene.gateway.folder / "bootstrap.json", Path("its.yaml"))
+    assert set(scene.gateway.rings.iterdir()) == before
 
 
 def test_the_ring_is_there_before_the_first_request_and_goes_unused(monkeypatch: pytest.MonkeyPatch) -> None:

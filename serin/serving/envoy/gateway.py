@@ -131,7 +131,7 @@ class Gateway:
                 max_heap_bytes=self._max_heap_bytes, max_connections=self._max_connections
             ),
             request_filter=request_filter,
-            rings=ring_settings(self.rings, self._workers),
+            rings=self.ring_settings(),
             http_filters=added.http_filters,
         )
         self._add_ports(document["static_resources"], peers, pages if tls else None)
@@ -143,6 +143,10 @@ class Gateway:
         self._documents.place("listener", [document["static_resources"]["listeners"].pop(0)])
         write_secret(path, json.dumps(document, indent=1))
         return path
+
+    def ring_settings(self) -> str:
+        """Returns where requests are recorded from the next start on; empty: nowhere."""
+        return ring_settings(self.rings, self._workers, memory_bytes())
 
     def _add_ports(self, resources: Document, peers: PeerPort | None, pages: Pages | None) -> None:
         if peers:

@@ -1,4 +1,4 @@
-"""How large the rings are in which the gateway records requests."""
+"""How large the rings are in which the gateway records requests, and where there are none."""
 
 from pathlib import Path
 
@@ -6,21 +6,33 @@ import pytest
 
 from serin.serving.envoy.rings import ring_settings
 
+MIB = 1 << 20
+PLENTY = 1 << 40
+MEMORY = Path("/dev/shm")
 
-def test_rings_take_a_quarter_of_the_memory_that_is_free_and_no_crumbs(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("free_mib", "memory_mib", "ring_mib"),
+    [
+        (4096, 1 << 20, 64),
+        (64, 1 << 20, 8),
+        (4096, 512, 16),
+        (8, 1 << 20, 1),
+        (7, 1 << 20, None),
+        (4096, 31, None),
+    ],
+)
+def test_rings_take_little_of_the_memory_and_no_crumbs(
+    free_mib: int, memory_mib: int, ring_mib: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Place:
-        f_frsize = 1 << 20
-        f_bavail = 0
+        f_frsize, f_bavail = MIB, free_mib
 
-    sizes = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serin.serving.envoy.rings.os.statvfs", lambda _: Place)
-        for Place.f_bavail in (4096, 64, 8, 7):
-            sizes[Place.f_bavail] = ring_settings(tmp_path / "rings", 2)
-    page = 4096
-    assert sizes == {
-        4096: f"{(64 << 20) - page} {tmp_path / 'rings'}",
-        64: f"{(8 << 20) - page} {tmp_path / 'rings'}",
-        8: f"{(1 << 20) - page} {tmp_path / 'rings'}",
-        7: "",
-    }
+    monkeypatch.setattr("serin.serving.envoy.rings.os.statvfs", lambda _: Place)
+    wanted = f"{ring_mib * MIB - 4096} {MEMORY / 'rings'}" if ring_mib else ""
+    assert ring_settings(MEMORY / "rings", 2, memory_mib * MIB) == wanted
+
+
+def test_there_are_none_outside_of_memory() -> None:
+    assert ring_settings(Path("/proc/self"), 2, PLENTY) == ""
+    assert ring_settings(Path(__file__), 2, PLENTY) == ""
