@@ -12,7 +12,7 @@ _PAGE_BYTES: Final = 4096
 _FREE_SHARE: Final = 4  # a quarter of what is free there, for all rings together ...
 _MEMORY_SHARE: Final = 16  # ... and no more of the memory that processes may have: rings count as theirs
 NO_RINGS: Final = (
-    "requests are not recorded: {folder} must be in memory, with 4 MB free for each of the gateway's threads; give this "
+    "requests are not recorded: {folder} must be in memory, with 4 MB free for each thread of the gateway; give this "
     "machine or container a larger /dev/shm"
 )
 

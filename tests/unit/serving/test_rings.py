@@ -1,10 +1,14 @@
-"""How large the rings are in which the gateway records requests, and where there are none."""
+"""The rings in which the gateway records requests: how large they are, where there are none, and one that is written and
+read at the same time, in a program under sanitizers."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from serin.machine.native.compiler import machine_compiler
 from serin.serving.envoy.rings import ring_settings
+from serin.serving.native.request_filter import SOURCES
 
 MIB = 1 << 20
 PLENTY = 1 << 40
@@ -36,3 +40,27 @@ def test_rings_take_little_of_the_memory_and_no_crumbs(
 def test_there_are_none_outside_of_memory() -> None:
     assert ring_settings(Path("/proc/self"), 2, PLENTY) == ""
     assert ring_settings(Path(__file__), 2, PLENTY) == ""
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_every_request_is_read_once_as_it_was_written_or_counted_as_lost(
+    tmp_path: Path, sanitizer: str
+) -> None:
+    compiler = machine_compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler is on PATH")
+    program, source = tmp_path / "stress", Path(__file__).with_name("ring_stress.cc")
+    flags = ("-std=c++17", "-g", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-pthread")
+    made = subprocess.run(
+        [*compiler.command, *flags, f"-I{SOURCES}", "-o", program, source], capture_output=True, text=True
+    )
+    if made.returncode and "san" in made.stderr and "error:" not in made.stderr:
+        pytest.skip("the compiler has no sanitizers here")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([program, tmp_path, "5000", str(1 << 16)], capture_output=True, text=True)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("this kernel's address space is not one that the sanitizer knows")
+    assert done.returncode == 0, done.stderr[-3000:]
+    read, full, large, fillers = map(int, done.stdout.split())
+    assert read + full + large == 5000
+    assert min(read, full, large, fillers) > 0
