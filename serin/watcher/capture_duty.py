@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 
@@ -163,43 +164,39 @@ class CaptureDuty(Duty):
 
 
 class RecorderThread:
-    """Records every three seconds, or when a ring is a quarter full. Starts when its outcome is first asked for."""
+    """Records every three seconds, or when a ring is a quarter full. Starts when its outcome is first asked for, and
+    again after an error."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._rounds: Future[None] | None = None
         self._failed: dict[str, Exception] = {}
-        self._error: Exception | None = None
-        self._thread: threading.Thread | None = None
 
     def outcome(self) -> Outcome:
         """What could not be written last. Raises the error that ended the last round."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-            self._thread.start()
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            return Outcome(failed=dict(self._failed))
+        before = self._rounds
+        if before is None or before.done():
+            self._rounds = self._pool.submit(self._run)
+            if before is not None:
+                before.result()
+        return Outcome(failed=self._failed)
 
     def close(self) -> None:
         """Records once more what is there."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_S)
+        if self._rounds is not None:
+            wait([self._rounds], _STOP_S)
+        self._pool.shutdown(wait=False)
 
     def _run(self) -> None:
-        while True:
+        last = False
+        while not last:
             last = self._stop.is_set()
-            try:
-                failed, error = self._recorder.record(time.time()).failed, None
-            except Exception as found:  # noqa: BLE001 (reported by the duty; the next round tries again)
-                failed, error = dict[str, Exception](), found
-            with self._lock:
-                self._failed, self._error = failed, error
-            if last:
-                return
-            self._wait(hurries=error is None and not failed)
+            self._failed = self._recorder.record(time.time()).failed
+            if not last:
+                self._wait(hurries=not self._failed)
 
     def _wait(self, *, hurries: bool) -> None:
         """Waits for the next round. `hurries`: not so long when a ring fills up."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import math
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import pyarrow as pa
 
 from serin import metrics
 from serin.formats.serving.lots import is_drawn
+from serin.formats.serving.ring import ring_files
 from serin.machine import environment
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
 from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
 from serin.monitoring.quality.view import QualityView, read_quality
+from serin.serving.envoy.gateway import PROCESS_NAME
 from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -145,6 +149,43 @@ def test_rows_are_exact_at_any_share_although_the_watcher_is_killed() -> None:
             _is_exact(stack, stack.by_name[name], client, drawn[name])
         assert 0 < len(drawn["tenth"]) < len(drawn["all"])
         assert _counted(stack, stack.by_name["none"]) == (0, 0)
+
+
+CLIENTS = 3
+
+
+def test_what_was_answered_is_recorded_although_gateway_and_watcher_are_killed() -> None:
+    with recording_stack(all=_spec(1.0)) as stack:
+        clients = [stack.recorder("all") for _ in range(CLIENTS)]
+        log, release = stack.folder / "watcher.log", stack.by_name["all"]
+        threads = [threading.Thread(target=_ask_until_it_fails, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        with watcher(stack) as first:
+            until(lambda: _counted(stack, release)[0] > 0, "a record", alive=running(first), said=tail(log))
+            hit(first.pid)
+            first.wait()
+        stack.host.kill(PROCESS_NAME)
+        for thread in threads:
+            thread.join()
+        assert ring_files(stack.folder), "nobody has read the end"
+        with watcher(stack) as second:
+            until(lambda: not ring_files(stack.folder), "the rest", alive=running(second), said=tail(log))
+        answered = {key: row for client in clients for key, row in client.rows.items()}
+        rows = _recorded(stack, release).to_pylist()
+        found = {(row["_id"], row["_row"]): row["_answer_score"] for row in rows}
+        assert len(found) == len(rows), "recorded twice"
+        for key, row in answered.items():
+            assert found[key] == np.frombuffer(row.got[0], "f4")[0]
+        unseen = {found for found, _ in found.keys() - answered.keys()}
+        assert len(unseen) <= CLIENTS, "answers that were on their way"
+        assert _counted(stack, release) == (len({id_ for id_, _ in found}), 0)
+
+
+def _ask_until_it_fails(client: Recorder) -> None:
+    with suppress(OSError, http.client.HTTPException):
+        for number in itertools.count():
+            client.binary(bundles.rows((1, 3, 20)[number % 3], seed=number))
 
 
 def _is_exact(stack: RecordingStack, release: Release, client: Recorder, drawn: set[str]) -> None:

@@ -112,7 +112,7 @@ class Recorder:
                 for ring in self._rings.values():
                     ring.release(held.get(ring.name, places[ring.name]))
             for ring in list(self._rings.values()):
-                ring.release(held.get(ring.name, places[ring.name]))  # also behind what is no request
+                ring.release(held.get(ring.name, places[ring.name]))  # also behind a filler
                 self._finish(ring)
         outcome.failed = {model: error for model, (_, error) in self._failed.items()}
         return outcome

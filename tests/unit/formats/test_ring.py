@@ -6,6 +6,7 @@ import pytest
 
 from serin.errors import RingBroken
 from serin.formats.serving.ring import Ring, remove_drained, ring_files
+from serin.machine.in_memory import memory_folder, remove_sockets
 from tests.kit.rings import BOOT, Exchange, RingWriter
 
 
@@ -84,3 +85,18 @@ def test_an_entry_that_cannot_be_one_is_not_read(tmp_path: Path, damage: bytes) 
     with pytest.raises(RingBroken, match="an entry of"):
         ring.read(position)
     ring.close()
+
+
+def test_the_folder_in_memory_outlives_the_stack_while_a_ring_holds_requests(tmp_path: Path) -> None:
+    writer = RingWriter(tmp_path)
+    writer.write(exchange(1))
+    writer.end()
+    assert remove_drained(tmp_path) == 1
+    remove_sockets(tmp_path)
+    ring = Ring(writer.path)
+    assert numbers(ring) == [1]
+    ring.release(ring.head)
+    ring.close()
+    assert remove_drained(tmp_path) == 0
+    remove_sockets(tmp_path)
+    assert memory_folder(tmp_path) is None

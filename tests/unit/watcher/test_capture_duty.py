@@ -8,10 +8,12 @@ import pytest
 from serin.formats.captures import captures_folder, parts_of_hour
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.capture.read import captured
+from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
-from serin.watcher.capture_duty import CaptureDuty, ClockTrust, read_capture_spec
-from tests.kit.waiting import Clock
-from tests.unit.monitoring.capture.worker import NOON, Worker, keep_all, recorder, request
+from serin.watcher import capture_duty as capture_duty_module
+from serin.watcher.capture_duty import CaptureDuty, ClockTrust, RecorderThread, read_capture_spec
+from tests.kit.waiting import Clock, until
+from tests.unit.monitoring.capture.worker import NOON, Worker, keep_all, plans, recorder, request
 
 
 class OpenAlerts:
@@ -50,6 +52,48 @@ def test_records_that_cannot_be_written_are_one_log_line_and_one_alert_until_the
     duty.tick(NOON + 90)
     assert alerts.open == {}
     assert captured(tmp_path, "taxis")["age"].to_pylist() == [1000]
+
+
+def test_the_thread_records_without_waiting_for_a_tick_and_once_more_at_the_end(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    duty = CaptureDuty(tmp_path, OpenAlerts(), settings=keep_all, recorder=recorder(tmp_path))
+    duty.tick(NOON)
+    worker.leave([request(number, NOON) for number in range(4)])
+    until(lambda: worker.waits == 0, "a round of the thread")
+    worker.leave([request(number, NOON) for number in range(4, 9)])
+    duty.close()
+    assert captured(tmp_path, "taxis").num_rows == 9
+
+
+def test_a_ring_that_fills_up_is_not_left_for_three_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_duty_module, "_ROUND_S", 3600.0)
+    worker = Worker(tmp_path)
+    thread = RecorderThread(recorder(tmp_path))
+    thread.outcome()
+    for number in range(0, 40, 2):
+        worker.leave([request(number, NOON, rows=2000)])
+        until(lambda: worker.waits < worker.ring.capacity / 2, "a round of the thread")
+    assert worker.ring.full == 0
+    thread.close()
+    assert captured(tmp_path, "taxis").num_rows == 40_000
+
+
+def test_an_error_of_the_thread_is_that_of_the_duty(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    worker.leave([request(1, NOON)])
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    keeper = Recorder(tmp_path, plans(keep_all), broken)  # type: ignore[arg-type]
+    thread = RecorderThread(keeper)
+    thread.outcome()
+    with pytest.raises(ZeroDivisionError):
+        until(lambda: thread.outcome() is None, "an error")
+    thread.close()
+    assert worker.waits > 0
 
 
 def test_dropped_requests_raise_an_alert_that_ends_by_itself(tmp_path: Path) -> None:
