@@ -208,19 +208,6 @@ def test_a_good_spec_says_which_rows_were_read(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("backend", "share", "said"),
-    [("onnxruntime", 0.1, True), ("fil", 1, True), ("onnxruntime", 0, False), ("auto", 0.1, False),
-     ("onnx_python", 0.1, False)],
-)  # fmt: skip
-def test_a_backend_that_cannot_record_requests_is_named(
-    tmp_path: Path, backend: str, share: float, said: bool
-) -> None:
-    more = {"serving": {"backend": backend}, "monitoring": {"capture": {"share": share}}}
-    told = told_of(tmp_path, {**good(), **more})
-    assert (f"serving.backend: {backend} cannot; leave it out" in told) == said
-
-
-@pytest.mark.parametrize(
     ("capture", "says"),
     [
         ("{share: 0}", "live version 1: none are recorded (monitoring.capture.share is 0)"),

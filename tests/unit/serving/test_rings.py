@@ -1,5 +1,4 @@
-"""The rings in which the gateway records requests: how large they are, where there are none, and one that is written and
-read at the same time, in a program under sanitizers."""
+"""The gateway's rings: how large they are, where there are none, and one that is read while it is written."""
 
 import subprocess
 from pathlib import Path
