@@ -41,8 +41,7 @@ ALL: Final = 0xFFFFFFFF
 _CAPACITY, _DRAWN, _FULL, _LARGE, _HEAD, _TAIL = 1, 2, 3, 4, 8, 16  # in words of eight bytes
 _ENCODING, _LENGTHS = 11, 12  # in FIXED
 _MOST_INFLATED: Final = 64 << 20
-_SIZE = struct.Struct("<IH2x")
-_GLANCE = struct.Struct("<24xii8xd8xII")  # of FIXED: code, grpc, share, encoding and the release's length
+_GLANCE = struct.Struct("<IH18xii8xd8xII")  # of FIXED: code, grpc, share, encoding and the release's length
 
 
 class Entry(NamedTuple):
@@ -70,16 +69,15 @@ class Ring:
             os.close(self._file)
             raise RingBroken(path=str(path), reason=str(error)) from error
         self._map.madvise(mmap.MADV_DONTDUMP)
+        self.address = ctypes.addressof(
+            ctypes.c_char.from_buffer(self._map)
+        )  # of the first byte in this process
+        self._names: dict[bytes, str] = {}
         self._words = memoryview(self._map)[: min(len(self._map), DATA) // 8 * 8].cast("Q")
         good = len(self._map) > DATA and self._map[: len(MAGIC)] == MAGIC
         if not good or not 0 < self.capacity <= len(self._map) - DATA:
             self.close()
             raise RingBroken(path=str(path), reason="its first bytes are not a ring's")
-
-    @property
-    def address(self) -> int:
-        """Where the file's first byte is in this process."""
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     @property
     def capacity(self) -> int:
@@ -113,19 +111,25 @@ class Ring:
         head, capacity, found, began = self.head, self.capacity, list[Entry](), since
         if not self.tail <= since <= head or head - self.tail > capacity:
             raise RingBroken(path=str(self.path), reason=f"{since} is not between its tail and its head")
+        data, stop, names = self._map, DATA + capacity, self._names
         while since < head and since - began < most_bytes:
             place = DATA + since % capacity
-            size, kind = _SIZE.unpack_from(self._map, place)
-            end, least = since + size, _SIZE.size if kind == FILLER else FIXED.size
-            if size % 8 or size < least or end > head or place + size > DATA + capacity:
+            if stop - place < FIXED.size:  # too little for anything but a filler
+                since += stop - place
+                continue
+            size, kind, code, grpc, share, encoding, length = _GLANCE.unpack_from(data, place)
+            end = since + size
+            short = kind != FILLER and size < FIXED.size + length
+            if size % 8 or not size or short or end > head or place + size > stop:
                 if found:
                     break
                 raise RingBroken(path=str(self.path), reason=f"an entry of {size} bytes at {since}")
             if kind != FILLER:
-                code, grpc, share, encoding, length = _GLANCE.unpack_from(self._map, place)
-                name = self._map[place + FIXED.size : place + min(FIXED.size + length, size)]
+                name = data[place + FIXED.size : place + FIXED.size + length]
+                if name not in names:
+                    names[name] = name.decode(errors="replace")
                 lost = code + grpc if kind == LOSSES else 0
-                found.append(Entry(since, end, place, name.decode(errors="replace"), share, encoding, lost))
+                found.append(Entry(since, end, place, names[name], share, encoding, lost))
             since = end
         return found, since
 

@@ -15,9 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +35,8 @@ from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 
 log = logging.getLogger(__name__)
+
+K = TypeVar("K")
 
 BATCH_BYTES: Final = 16 << 20  # of all rings, decoded and committed at once
 _CROWDED: Final = 0.75  # the share of a ring from which on nothing is held for a model that cannot be written
@@ -68,6 +69,13 @@ class _Read(NamedTuple):
     ring: Ring
     entry: Entry
     release: Release
+
+
+def _grouped(reads: Sequence[_Read], key: Callable[[_Read], K]) -> dict[K, list[_Read]]:
+    found: dict[K, list[_Read]] = {}
+    for read in reads:
+        found.setdefault(key(read), []).append(read)
+    return found
 
 
 class Recorder:
@@ -148,18 +156,23 @@ class Recorder:
                     places[ring.name] = ring.head
                     break
                 room -= places[ring.name] - before
-                for entry in entries:
-                    try:
-                        found.append(_Read(ring, entry, Release.parse(entry.release)))
-                    except NameInvalid as error:
-                        self._say(f"a recorded request is dropped: {error}")
+                releases = {name: self._release(name) for name in {entry.release for entry in entries}}
+                found += [
+                    _Read(ring, entry, release)
+                    for entry in entries
+                    if (release := releases[entry.release]) is not None
+                ]
         return found
 
+    def _release(self, name: str) -> Release | None:
+        try:
+            return Release.parse(name)
+        except NameInvalid as error:
+            self._say(f"recorded requests are dropped: {error}")
+            return None
+
     def _record_batch(self, batch: list[_Read], outcome: Outcome, held: dict[str, int], now: float) -> None:
-        by_model: dict[str, list[_Read]] = {}
-        for read in batch:
-            by_model.setdefault(read.release.model, []).append(read)
-        for model, reads in by_model.items():
+        for model, reads in _grouped(batch, lambda read: read.release.model).items():
             if model not in self._failed:
                 try:
                     outcome.requests += self._record(model, reads, now)
@@ -194,7 +207,8 @@ class Recorder:
             document["last"] = last_number(self._home, model)
             counters = Counters.of(document)
             before = counters.requests
-            fresh = [read for read in reads if read.entry.end > counters.writer(read.ring.name).position]
+            done = {ring: counters.writer(ring.name).position for ring in {read.ring for read in reads}}
+            fresh = [read for read in reads if read.entry.end > done[read.ring]]
             if fresh:
                 rows = self._rows(fresh, counters, now)
                 for (ring, release), lost in self._given_up.get(model, Counter[tuple[str, str]]()).items():
@@ -208,24 +222,24 @@ class Recorder:
     def _rows(self, reads: Sequence[_Read], counters: Counters, now: float) -> list[tuple[int, pa.Table]]:
         """The rows of each version. The counters are brought up to date."""
         tables: dict[int, list[pa.Table]] = {}
-        for read in reads:
-            writer, counts = counters.writer(read.ring.name), counters.release(read.release.name)
-            writer.position, writer.release = read.entry.end, read.release.name
-            counts.share = read.entry.share
-            counts.dropped += read.entry.lost
-            writer.lost += read.entry.lost
-            writer.requests += not read.entry.lost
-        by_release = sorted(
-            (read for read in reads if not read.entry.lost), key=lambda read: read.release.name
-        )
-        for name, group in groupby(by_release, key=lambda read: read.release.name):
-            table = self._table(list(group), counters, now)
+        for ring, group in _grouped(reads, lambda read: read.ring).items():
+            writer, last = counters.writer(ring.name), group[-1]
+            writer.position, writer.release = last.entry.end, last.release.name
+            writer.lost += sum(read.entry.lost for read in group)
+            writer.requests += sum(not read.entry.lost for read in group)
+        for release, group in _grouped(reads, lambda read: read.release).items():
+            counts = counters.release(release.name)
+            counts.share = group[-1].entry.share
+            counts.dropped += sum(read.entry.lost for read in group)
+            table = self._table([read for read in group if not read.entry.lost], counters, now)
             if table is not None:
-                tables.setdefault(Release.parse(name).version, []).append(table)
+                tables.setdefault(release.version, []).append(table)
         return [(version, alike(some)) for version, some in tables.items()]
 
     def _table(self, reads: list[_Read], counters: Counters, now: float) -> pa.Table | None:
         """The rows of entries of one release, in the order of their arrival; None when none can be recorded."""
+        if not reads:
+            return None
         release = reads[0].release
         counts, plan = counters.release(release.name), self._plans(release)
         if plan is None:

@@ -126,7 +126,8 @@ class Decoder {
       parts[part] = rest.substr(0, fixed.lengths[part]);
       rest.remove_prefix(parts[part].size());
     }
-    Message request, answer;
+    Message &request = request_, &answer = answer_;
+    request.clear(), answer.clear();
     bool grpc = fixed.protocol == kGrpc;
     if (!message(parts[kRequestBody], fixed.request_json, grpc, true, request)) return kRequestFault;
     if (!message(parts[kAnswerBody], fixed.answer_json, grpc, false, answer)) return kAnswerFault;
@@ -200,6 +201,7 @@ class Decoder {
 
   std::vector<Column> inputs_, outputs_;
   std::vector<Mark> marks_;
+  Message request_, answer_;  // of one entry after the other
   std::vector<double> t_, us_;
   std::vector<int32_t> codes_;
   std::vector<int64_t> epochs_;

@@ -118,6 +118,8 @@ struct Message {
   std::vector<std::string> classified;
   std::deque<std::string> names;  // that were written with escapes
 
+  void clear() { tensors.clear(), id.clear(), classified.clear(), names.clear(); }
+
   Tensor* find(Text name, size_t hint) {
     if (hint < tensors.size() && tensors[hint].name == name) return &tensors[hint];
     for (Tensor& each : tensors) {
