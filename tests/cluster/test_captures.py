@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from serin.formats.schema import write_schema
 from serin.formats.shared_captures import combined_home
 from serin.host.state import Stack, write_stack
 from serin.machine import environment
@@ -25,8 +26,9 @@ from serin.store.store import Store
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.kit.commands import serin_process
+from tests.kit.decoding import built_decoder
 from tests.kit.waiting import until
-from tests.unit.monitoring.capture.worker import Worker, request
+from tests.unit.monitoring.capture.worker import SCHEMA, Worker, request
 
 MODEL = "taxis"
 SPEC = "monitoring: {capture: {share: 1}}\n"
@@ -148,6 +150,7 @@ def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("SERIN_HOME", str(folder / "reader"))
         publish(Store.open())
+        built_decoder()
         network = Network()
         with fault_proxy(variables["AWS_ENDPOINT_URL"], network.choose) as proxy:
             hosts = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
@@ -163,6 +166,7 @@ def scene(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 def publish(store: Store) -> None:
     with store.workspace() as folder:
         (folder / "spec.yaml").write_text(SPEC)
+        write_schema(folder, SCHEMA)
         (folder / "manifest.json").write_text(json.dumps({"name": MODEL, "version": 1}))
         store.publish_bundle(MODEL, store.reserve_version(MODEL), folder)
 
