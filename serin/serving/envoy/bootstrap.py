@@ -17,7 +17,6 @@ from serin.serving.envoy.api_types import (
     CONNECTION_BUFFER_BYTES,
     EARLY_HEADER_MUTATION,
     HEADER_MUTATION,
-    REQUEST_FILTER,
     REQUEST_HEADER,
     REVERSE_BRIDGE,
     STREAM_IDLE_S,
@@ -29,7 +28,6 @@ from serin.serving.envoy.api_types import (
     followed,
     header_matches,
     listener,
-    module_filter,
     router,
     set_header,
     skipped_filter,
@@ -61,20 +59,17 @@ def bootstrap(
     tls: bool,
     max_request_bytes: int,
     overload: Document,
-    request_filter: Path | None = None,
-    rings: str = "",
+    request_filter: Document | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
     """`file` says where each document is that Envoy follows. `log` and `refusals` are the two logs it writes
     (access_logs.py). The caller moves the first listener of the document to its file.
-    `request_filter`: the library that reads requests before they are routed (native/request_filter.py). Without it the
+    `request_filter`: the filter that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
-    `rings`: where it records requests (rings.py); empty: nowhere.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
     """
     limits = rate_filters(file("caller-rates"), file("model-rates"))
-    reader = [module_filter(REQUEST_FILTER, request_filter, rings)] if request_filter else []
-    last, unlimited = (_http_filters(max_request_bytes, [*reader, *each]) for each in (limits, []))
+    last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, file("refusal-rate"))]
     # The request filter answers what the keys refuse, unless filters of the user are between them.
     answers = not request_filter or bool(http_filters)
@@ -213,12 +208,15 @@ def _own_headers() -> list[Document]:
     ]
 
 
-def _http_filters(max_request_bytes: int, checks: Sequence[Document]) -> list[Document]:
+def _http_filters(
+    max_request_bytes: int, request_filter: Document | None, limits: Sequence[Document]
+) -> list[Document]:
     return [
         drain_filter(),
         # Whole bodies with a length: Triton 2.51 has holes around chunked ones, and a second try needs the body.
         extension("buffer", BUFFER, max_request_bytes=max_request_bytes),
-        *checks,
+        *([request_filter] if request_filter else []),
+        *limits,
         extension("bridge", REVERSE_BRIDGE, content_type=_PROTOBUF, withhold_grpc_frames=True),
         router(suppress_envoy_headers=True),
     ]

@@ -22,7 +22,7 @@ from serin.machine.in_memory import RINGS
 from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import REQUEST_FILTER, Document, Kind
+from serin.serving.envoy.api_types import REQUEST_FILTER, Document, Kind, module_filter
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
@@ -130,8 +130,9 @@ class Gateway:
             overload=overload_manager(
                 max_heap_bytes=self._max_heap_bytes, max_connections=self._max_connections
             ),
-            request_filter=request_filter,
-            rings=self.ring_settings(),
+            request_filter=module_filter(REQUEST_FILTER, request_filter, self.ring_settings())
+            if request_filter
+            else None,
             http_filters=added.http_filters,
         )
         self._add_ports(document["static_resources"], peers, pages if tls else None)
