@@ -23,7 +23,7 @@ os.environ["SERIN_HOME"] = str(_STATE / "serin")
 os.environ["PREFECT_HOME"] = str(_STATE / "prefect")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["DO_NOT_TRACK"] = "1"
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # a test's gRPC server ended one in 20 of the processes that it started
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # its handlers ended one in 20 of the processes that tests start
 
 # The same examples in every run, however slow the machine: what fails is what was changed. Others are drawn by `make
 # soak`, or with --hypothesis-profile=default --hypothesis-seed=N.
