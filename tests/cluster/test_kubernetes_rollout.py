@@ -31,7 +31,11 @@ from tests.e2e.serving_certificates import Authority
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
-SPEC = "objectives: {latency_ms: 3000}\nserving: {request_timeout: 10s, replicas: 2}\n"
+SPEC = """
+objectives: {latency_ms: 3000}
+serving: {request_timeout: 10s, replicas: 2}
+monitoring: {capture: {share: 1}}
+"""
 PLAN = Plan(
     steps=(50.0, 100.0), step_s=3.0, min_requests=30, margin=3.0, bad_margin=8.0, warmup_s=0.0, bake_s=3.0,
     deadline_s=600.0, slo_ms=None, load_s=300.0,
@@ -191,6 +195,16 @@ def test_a_rollout_is_promoted_although_its_controller_dies(cluster: Cluster) ->
     wait_until(lambda: live_deployments(cluster) == {f"{MODEL}-v2"}, "the old release gone", cluster.kubelet)
     numbers = [each.seq for each in rollouts().decisions(MODEL)]
     assert numbers == list(range(1, len(numbers) + 1)), "no decision is doubled or lost"
+
+
+def test_what_was_asked_at_each_gateway_is_recorded_in_the_store(cluster: Cluster) -> None:
+    objects, prefix = open_objects(os.environ["SERIN_STORE"]), f"captures/records/{MODEL}/"
+
+    def recorded_by() -> set[str]:
+        parts = [key for key in objects.keys(prefix) if key.endswith(".parquet")]
+        return {key.removeprefix(prefix).partition("/")[0] for key in parts}
+
+    wait_until(lambda: len(recorded_by()) == 2, "records of both gateways", cluster.kubelet, 200.0)
 
 
 def test_a_candidate_whose_pods_die_is_rolled_back_and_no_client_notices(cluster: Cluster) -> None:

@@ -29,11 +29,8 @@ FIXED: Final = struct.Struct("<IHHddiiqdIII7I")
 answer's JSON (ALL: all), encoding of the answer, and the lengths of release, arm, id, client id, model, request and
 answer, whose bytes follow."""
 
-ENTRY, FILLER, LOSSES = (
-    1,
-    2,
-    3,
-)  # kinds; LOSSES: `code` and `grpc` count requests of a release that were dropped
+ENTRY, FILLER = 1, 2
+LOSSES: Final = 3  # the kind whose `code` and `grpc` count requests of a release that were dropped
 HTTP, GRPC = 1, 2
 PLAIN, GZIP, DEFLATE = 0, 1, 2
 ALL: Final = 0xFFFFFFFF

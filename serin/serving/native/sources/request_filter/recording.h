@@ -18,7 +18,7 @@ constexpr Text kFilterSpace = "model_name";  // of a route's metadata for this f
 constexpr Text kLogSpace = "serin";          // of what the request log has, too
 constexpr size_t kFrameBytes = 5;            // a gRPC message's flag and length
 
-// murmur3-32 with seed 0, as serin.formats.serving.ring draws.
+// murmur3-32 with seed 0, as serin/formats/serving/lots.py.
 inline uint32_t lot(Text id) {
   auto rotate = [](uint32_t value, int by) { return (value << by) | (value >> (32 - by)); };
   auto scramble = [&](uint32_t word) { return rotate(word * 0xCC9E2D51u, 15) * 0x1B873593u; };
