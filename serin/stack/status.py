@@ -15,7 +15,7 @@ from serin.host.guard import Guard, read_guard
 from serin.host.metrics_address import metrics_url
 from serin.host.state import POOLS, Stack, read_stack
 from serin.host.supervisor import Child, find_supervisor, process_line, with_problems
-from serin.host.wiring import CONSOLE, build_gateway, request_log
+from serin.host.wiring import CONSOLE, WATCHER, build_gateway, request_log
 from serin.machine.contained import contained
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import read_alerts
@@ -75,7 +75,7 @@ class Status:
             for release in model.releases
             if release.weight_percent > 0
         }
-        processes = all(child.state == "running" for child in self.processes if not _is_release(child.name))
+        processes = all(_runs(child) for child in self.processes if not _is_release(child.name))
         parts = all(part.ready for part in (self.gateway, self.prefect) if part)
         return processes and parts and serving <= self.ready
 
@@ -311,6 +311,11 @@ def _live_words(model: ModelStatus) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} ms"
+
+
+def _runs(child: Child) -> bool:
+    """`serin up` does not wait for the watcher."""
+    return child.state == "running" or (child.name == WATCHER and child.state == "starting")
 
 
 def _is_release(name: str) -> bool:

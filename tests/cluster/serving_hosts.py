@@ -115,7 +115,7 @@ class Cluster:
             t=time.time(),
             hosts={name: tuple(where) for name, where in hosts.items()},
             routes=routes,
-            timeouts={MODEL: {"request_s": 10.0, "promised_s": 0.5}},
+            timeouts={MODEL: {"request_s": 10.0, "promised_s": 0.5, "shares": dict.fromkeys(hosts, 1.0)}},
             arms=arms or {},
         )
         with self.store_host.inside():

@@ -77,6 +77,7 @@ WELL = Status(
 
 def test_a_stack_with_everything_ready_is_well() -> None:
     assert WELL.well
+    assert replace(WELL, processes=(*WELL.processes, child("watcher", "starting"))).well, "right after `up`"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_a_stack_with_everything_ready_is_well() -> None:
         replace(WELL, gateway=Address(url="", ready=False)),
         replace(WELL, prefect=Address(url="", ready=False)),
         replace(WELL, processes=(child("gateway"), child("controller", "failed"))),
+        replace(WELL, processes=(child("gateway"), child("watcher", "failed"))),
         replace(WELL, supervisor_problem="FROZEN: process 7 was stopped by a signal"),
         replace(WELL, processes=(replace(child("gateway"), problem="FROZEN", frozen=True),)),
         replace(WELL, ready=frozenset({"flights-v1"})),  # the candidate has traffic and does not answer
