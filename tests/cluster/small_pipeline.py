@@ -62,7 +62,7 @@ def host_environment(home: Path, store: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_alone(folder: Path, *command: str | Path) -> dict[str, Any]:
-    """What a stage returns on this machine alone, with a home of its own."""
+    """What a stage returns on one machine, in a separate home."""
     own = host_environment(folder / "home-alone", {})
     done = subprocess.run(
         [*SERIN, *command, "--json"], env=own, stdout=subprocess.PIPE, text=True, check=True, timeout=400

@@ -14,7 +14,7 @@ from serin.serving.native.compiler import build_library, build_mark
 
 _SOURCES = Path(__file__).parent / "sources"
 SOURCE = _SOURCES / "recorder" / "decode.cc"
-_SHARED = ("faults.h", "json_data.h", "json_text.h", "message.h")
+_SHARED = ("entry.h", "faults.h", "json_data.h", "json_text.h", "message.h")
 
 
 def decoder_path(folder: Path) -> Path:

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 
+#include "../request_filter/entry.h"
 #include "values.h"
 
 namespace serin {
@@ -14,20 +15,9 @@ namespace {
 enum Fault : uint32_t { kNone, kRequestFault, kInputsFault, kAnswerFault, kFaults };
 enum Part { kRelease, kArm, kId, kClientId, kModel, kRequestBody, kAnswerBody, kParts };
 
-constexpr uint32_t kAll = 0xffffffff;
-constexpr uint16_t kGrpc = 2;
 constexpr size_t kLongestId = 128;  // longer ids are cut
 
-struct Fixed {
-  uint32_t size;
-  uint16_t kind, protocol;
-  double t, us;
-  int32_t code, grpc;
-  int64_t epoch;
-  double share;
-  uint32_t request_json, answer_json, encoding, lengths[kParts];
-};
-static_assert(sizeof(Fixed) == 88, "as in ring.py");
+static_assert(size_t{kParts} == kTexts);
 
 struct Strings {
   std::vector<uint32_t> lengths;
@@ -118,7 +108,7 @@ class Decoder {
   }
 
   Fault read(const char* at) {
-    Fixed fixed;
+    EntryHead fixed;
     std::memcpy(&fixed, at, sizeof fixed);
     Text parts[kParts], rest(at + sizeof fixed, fixed.size - sizeof fixed);
     for (int part = 0; part < kParts; ++part) {
@@ -146,8 +136,8 @@ class Decoder {
     if (grpc) {
       if (!read_grpc(body, request, found)) return false;
     } else {
-      if (json != kAll && json > body.size()) return false;
-      size_t length = json == kAll ? body.size() : json;
+      if (json != kAllJson && json > body.size()) return false;
+      size_t length = json == kAllJson ? body.size() : json;
       if (!JsonMessage(body.substr(0, length), found).read(request ? "inputs" : "outputs", body.substr(length))) return false;
     }
     return !found.has_twins();

@@ -240,22 +240,6 @@ class DataRewriter : JsonText {
     return cut ? found + "..." : found;
   }
 
-  static bool is_utf8(Text text) {
-    for (size_t at = 0; at < text.size();) {
-      unsigned char first = static_cast<unsigned char>(text[at]);
-      size_t more = first < 0x80 ? 0 : first < 0xC2 ? 9 : first < 0xE0 ? 1 : first < 0xF0 ? 2 : first < 0xF5 ? 3 : 9;
-      if (at + more >= text.size()) return false;
-      for (size_t next = 1; next <= more; ++next) {
-        unsigned char c = static_cast<unsigned char>(text[at + next]);
-        unsigned char least = next > 1 ? 0x80 : first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
-        unsigned char most = next > 1 ? 0xBF : first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
-        if (c < least || c > most) return false;
-      }
-      at += more + 1;
-    }
-    return true;
-  }
-
   size_t most_, copied_ = 0;
   bool changed_ = false;
 };

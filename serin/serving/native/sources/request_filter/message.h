@@ -71,27 +71,6 @@ inline bool are_varints(Text bytes) {
   return true;
 }
 
-// No character in more bytes than it needs, no surrogates, nothing above U+10FFFF.
-inline bool is_utf8(Text text) {
-  for (size_t at = 0; at < text.size();) {
-    auto byte = [&](size_t index) { return static_cast<unsigned char>(text[index]); };
-    unsigned first = byte(at++), low = 0x80, high = 0xbf;
-    if (first < 0x80) continue;
-    if (first < 0xc2 || first > 0xf4) return false;
-    size_t more = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
-    if (text.size() - at < more) return false;
-    if (first == 0xe0) low = 0xa0;
-    if (first == 0xed) high = 0x9f;
-    if (first == 0xf0) low = 0x90;
-    if (first == 0xf4) high = 0x8f;
-    for (; more > 0; --more, low = 0x80, high = 0xbf) {
-      unsigned next = byte(at++);
-      if (next < low || next > high) return false;
-    }
-  }
-  return true;
-}
-
 template <typename Visit>
 bool read_message(Text bytes, const Field* known, Visit visit);
 

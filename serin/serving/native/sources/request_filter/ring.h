@@ -26,13 +26,12 @@
 #include <string_view>
 #include <vector>
 
+#include "entry.h"
 #include "envoy_api.h"
 
 namespace serin {
 
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kAllJson = 0xffffffff;
-constexpr size_t kTexts = 7;
 constexpr size_t kLargestShare = 8;  // of a ring, that one entry may take: an eighth
 
 struct RingHeader {
@@ -44,21 +43,6 @@ struct RingHeader {
 };
 static_assert(offsetof(RingHeader, drawn) == 16 && offsetof(RingHeader, head) == 64);
 static_assert(offsetof(RingHeader, tail) == 128 && std::atomic<uint64_t>::is_always_lock_free);
-
-enum EntryKind : uint16_t { kRecorded = 1, kFiller = 2, kLost = 3 };
-enum Protocol : uint16_t { kHttp = 1, kGrpc = 2 };
-enum Encoding : uint32_t { kPlain = 0, kGzip = 1, kDeflate = 2, kUnknown = 3 };
-
-struct EntryHead {
-  uint32_t size;
-  uint16_t kind, protocol;
-  double t, us;
-  int32_t code, grpc;
-  int64_t epoch;
-  double share;
-  uint32_t request_json, answer_json, encoding, lengths[kTexts];
-};
-static_assert(sizeof(EntryHead) == 88);
 
 using Texts = std::string_view[kTexts];  // release, arm, id, client id, model, request, answer
 
