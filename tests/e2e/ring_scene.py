@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
-from tests.kit.web import Handler, in_a_thread
+from tests.kit.web import Handler, WebServer, in_a_thread
 from tests.unit.serving.bundles import MODEL
 
 V1, V2 = Release(model=MODEL, version=1), Release(model=MODEL, version=2)
@@ -93,11 +92,9 @@ class Server:
         return self.answer if self.answer is not None else b'{"outputs": [], "by": "' + self.name + b'"}'
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Http(WebServer):
     def __init__(self, known: Server) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.known = known
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tests.e2e.fuzz_messages import Field as WireField
 from tests.e2e.fuzz_requests import GrpcCall, framed
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import start_gateway
-from tests.kit.web import Handler
+from tests.kit.web import Handler, WebServer
 from tests.unit.serving.bundles import MODEL
 
 _METHODS = {
@@ -154,7 +153,7 @@ def _frame(draw: random.Random, message: bytes) -> bytes:
 @contextmanager
 def guarded() -> Iterator[Guarded]:
     host, folder = ChildHost(), Path(tempfile.mkdtemp(prefix="serin-e2e-"))
-    web = ThreadingHTTPServer(("127.0.0.1", 0), _Web)
+    web = WebServer(_Web)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     calls = grpc.server(futures.ThreadPoolExecutor(2), handlers=[_Calls()])
     place = Endpoint(

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.fuzz_requests import good_frame
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
-from tests.kit.web import Handler, ask, in_a_thread, web_server
+from tests.kit.web import Handler, WebServer, ask, in_a_thread, web_server
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
@@ -359,10 +358,9 @@ STABLE, CANDIDATE = Release(model="m", version=1), Release(model="m", version=2)
 HANGS_UP, ASKED = 0, 24
 
 
-class Server(ThreadingHTTPServer):
+class Server(WebServer):
     """Answers every inference in the one way it was told to."""
 
-    daemon_threads = True
     status = 200
 
 
@@ -402,7 +400,7 @@ def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_a
         (200, HANGS_UP): {("stable", 200, 1), ("candidate", 200, 2)},
         (HANGS_UP, HANGS_UP): {("stable", 503, 2), ("candidate", 503, 2)},
     }
-    servers = [in_a_thread(Server(("127.0.0.1", 0), Answering)) for _ in range(2)]
+    servers = [in_a_thread(Server(Answering)) for _ in range(2)]
     with servers[0] as stable, servers[1] as candidate, lone_gateway() as (gateway, port, host):
         places = {
             release.name: Endpoint(http=f"127.0.0.1:{each.server_port}", grpc="127.0.0.1:1")

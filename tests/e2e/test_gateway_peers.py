@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -27,20 +26,18 @@ from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import lone_gateway
 from tests.kit.threads import beside
 from tests.kit.waiting import until
-from tests.kit.web import Handler, ask, in_a_thread
+from tests.kit.web import Handler, WebServer, ask, in_a_thread
 from tests.signals import hit
 
 V1, V2 = Release(model="m", version=1), Release(model="m", version=2)
 LIMITS = {"m": Timeouts(request_s=8.0, promised_s=0.02, shares={V1.name: 1.0, V2.name: 1.0})}
 
 
-class Server(ThreadingHTTPServer):
+class Server(WebServer):
     """A release that keeps the headers of its requests."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Peer)
+        super().__init__(Peer)
         self.status = 200
         self.seen: list[dict[str, str]] = []
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import lone_gateway
-from tests.kit.web import Handler, web_server
+from tests.kit.web import Handler, WebServer, web_server
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
@@ -48,7 +47,7 @@ class Provider:
                 document = json.dumps(provider.document(self.path)).encode()
                 self.answer(document, 503 if provider.down else 200)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        self._server = WebServer(Answers)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

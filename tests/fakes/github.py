@@ -4,10 +4,9 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Any
 
-from tests.kit.web import Handler, in_a_thread
+from tests.kit.web import Handler, WebServer, in_a_thread
 
 TOKEN = "t0ken"
 
@@ -38,7 +37,7 @@ class FakeGitHub:
             def _say(self, code: int, content: Any) -> None:
                 self.answer(json.dumps(content).encode(), code)
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        self.http = WebServer(Answering)
 
     @property
     def environment(self) -> dict[str, str]:

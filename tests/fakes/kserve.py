@@ -4,19 +4,16 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Any
 
-from tests.kit.web import Handler, in_a_thread
+from tests.kit.web import Handler, WebServer, in_a_thread
 
 MODEL = "sentiment"
 
 
-class KServe(ThreadingHTTPServer):
-    daemon_threads = True
-
+class KServe(WebServer):
     def __init__(self, *, delay_s: float = 0.0, datatype: str = "FP32", columns: int = 1) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.delay_s, self.datatype, self.columns = delay_s, datatype, columns
         self.ready = True
         self.platform = ""

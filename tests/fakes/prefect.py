@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Any
 
 from serin.prefect import rest_api
-from tests.kit.web import Handler, in_a_thread
+from tests.kit.web import Handler, WebServer, in_a_thread
 
 FAILED_RUN = {
     "id": "7",
@@ -51,7 +50,7 @@ class Server:
 
             do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 (names that http.server looks for)
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        self.http = WebServer(Answering)
         self.url = f"http://127.0.0.1:{self.http.server_port}/api"
 
 

@@ -29,6 +29,17 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+class WebServer(ThreadingHTTPServer):
+    """On a free port of this machine, a thread per connection. Many may connect at once: a connection beyond the
+    backlog, which is 5 by default, waits a second for its next try, and a gateway gives it up."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+
+
 @contextmanager
 def in_a_thread(server: S) -> Iterator[S]:
     """Serves within the block; then the server is closed and its thread has ended."""
@@ -45,7 +56,7 @@ def in_a_thread(server: S) -> Iterator[S]:
 @contextmanager
 def web_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """The port at which `handler` answers."""
-    with in_a_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+    with in_a_thread(WebServer(handler)) as server:
         yield server.server_port
 
 

@@ -233,6 +233,7 @@ class Trials:
         self._gpus_each, self._side_by_side = share_devices(spec, training, len(inventory()))
         self._code = own_code(model)  # trials of other code are not compared with each other
         self._end = threading.Event()  # no more trials; running ones save and stop
+        self._closing = threading.Lock()
         self._began = time.monotonic()
 
     def run(self, stop: threading.Event) -> None:
@@ -285,24 +286,28 @@ class Trials:
                 metrics = self._folds(trial, model, training, devices, stop, pruned)
         except Preempted:
             if pruned.is_set():
-                trial.end("pruned", seconds=time.monotonic() - began)
-                self._tell(trial, f"stopped early ({text})")
+                self._close(trial, "pruned", f"stopped early ({text})", began)
             return  # asked to stop: it stays as running, and the next search resumes it
         except _FAULTS as error:
             reason = _why(error)
-            trial.end("failed", seconds=time.monotonic() - began, reason=reason)
-            self._tell(trial, f"failed ({text}): {reason.splitlines()[0]}")
+            self._close(trial, "failed", f"failed ({text}): {reason.splitlines()[0]}", began, reason=reason)
             return
         found = objective(metrics)
         if found is None:
-            trial.end(
-                "failed", seconds=time.monotonic() - began, reason="it reported no metric of the valid rows"
+            reason = "it reported no metric of the valid rows"
+            self._close(
+                trial, "failed", f"failed ({text}): no metric of the valid rows", began, reason=reason
             )
-            self._tell(trial, f"failed ({text}): no metric of the valid rows")
             return
-        trial.end("complete", value=found, metrics=metrics, seconds=time.monotonic() - began)
         name = objective_name(metrics)
-        self._tell(trial, f"{name} {metrics[name]:.4f} ({text})")
+        said = f"{name} {metrics[name]:.4f} ({text})"
+        self._close(trial, "complete", said, began, value=found, metrics=metrics)
+
+    def _close(self, trial: Trial, state: str, text: str, began: float, **found: Any) -> None:
+        """Records a trial's end and says it. One trial at a time, so that each line counts one more than the last."""
+        with self._closing:
+            trial.end(state, seconds=time.monotonic() - began, **found)
+            self._tell(trial, text)
 
     def _folds(
         self,

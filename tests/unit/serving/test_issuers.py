@@ -1,6 +1,5 @@
 import json
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from serin.serving.envoy.issuers import Issuer, lua_issuers, provider
 from serin.serving.envoy.jwks import JwksFolder
 from serin.serving.envoy.keys import KeyFile
 from tests.kit.commands import serin_main as serin
-from tests.kit.web import Handler, in_a_thread
+from tests.kit.web import Handler, WebServer, in_a_thread
 
 RSA = {"kty": "RSA", "kid": "a", "n": "AQAB", "e": "AQAB"}
 URL = "https://login.example.com"
@@ -84,7 +83,7 @@ class Server:
                 status, body, headers = server.answers.get(self.path, (404, b"", {}))
                 self.answer(body, status, **headers)
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        self.http = WebServer(Answering)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def say(self, path: str, document: object, status: int = 200, **headers: str) -> None:

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from serin.spec.split import SplitSpec
 from serin.spec.training import TrainingSpec
 from serin.spec.yaml_file import read_yaml
 from serin.training.search.search import SearchResult, search, share_devices, write_chosen
-from serin.training.search.study import Study
+from serin.training.search.study import Study, Trial
 from tests.fakes.datasets import make_dataset
 from tests.fakes.postgres import running_postgres
 from tests.kit.waiting import running, until
@@ -56,12 +58,38 @@ def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looke
     assert table[0] == "trial,state,valid_auc,seconds,training.learning_rate,reason"
     assert len(table) == 3
     assert (tmp_path / "search" / "importance.svg").read_text().startswith("<svg")
-    assert sum("2 of 2 done" in line for line in said) == 1
+    assert [line.partition("; ")[2][:11] for line in said if " of 2 done" in line] == [
+        "1 of 2 done",
+        "2 of 2 done",
+    ]
+
+
+@pytest.mark.usefixtures("warm")
+def test_each_trial_that_ends_counts_one_more_when_all_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, end = threading.Barrier(2), Trial.end
+
+    def end_together(trial: Trial, state: str, **found: Any) -> None:
+        end(trial, state, **found)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1)
+
+    monkeypatch.setattr(Trial, "end", end_together)
+    said: list[str] = []
+    with heard(said.append):
+        search_in(tmp_path, SearchSpec(space=SPACE, sampler="grid", parallel=2, pruner="none"))
+    assert [line.partition("; ")[2][:11] for line in said if " of 2 done" in line] == [
+        "1 of 2 done",
+        "2 of 2 done",
+    ]
 
 
 SEARCHES = """
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from serin.store.artifacts import Dataset
 from serin.spec.search import RangeSpec, SearchSpec
 from serin.spec.model import ModelSpec
