@@ -83,9 +83,9 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ReplayEnded             the process that sends recorded requests exited; it is started again
 │   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
-│   ├── JournalHeld             another controller decides for this model
+│   ├── JournalHeld             another controller decides in this home
 │   ├── LeadershipLost          another controller leads now; this one steps down
-│   └── JournalUnknown          a journal of another format or version
+│   └── JournalUnknown          a decision of another format or version
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
@@ -798,8 +798,8 @@ class LeadershipLost(RolloutError):
 JournalUnknown = _kind(
     RolloutError,
     "JournalUnknown",
-    "{path} is not a journal this version can read (it begins with {found}); it was left as it is. Finish its "
-    "rollout with the Serin that wrote it, then move the file away",
+    "{path} is not a decision that this version can read (it begins with {found}); it was left as it is. Restore it "
+    "from a backup, or, if another Serin wrote it, finish the rollout with that one; then move it away",
 )
 StageFailed = _kind(SerinError, "StageFailed", "{stage} failed in run {run!r}: {reason}")
 StageLost = _kind(SerinError, "StageLost", "{stage} was lost with run {run!r}: {reason}", retryable=True)

@@ -22,9 +22,9 @@ import psutil
 from benchmarks.scale.hosts_reports import HOSTS
 from serin.cluster.controller import LedController
 from serin.formats.bundle import write_manifest
-from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.cluster.host_report import PREFIX
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
+from serin.formats.serving.journal import DecisionCache
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, Mailbox
 from serin.rollout.run.leadership import Leadership

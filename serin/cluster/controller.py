@@ -21,7 +21,6 @@ from serin.cluster.agents import AgentProcesses
 from serin.cluster.combined_fleet import SchemaOf, check_same_requests
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
-from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
 from serin.cluster.version_settings import (
     check_trusted,
@@ -31,7 +30,7 @@ from serin.cluster.version_settings import (
     stored_timeouts,
 )
 from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
-from serin.formats.cluster.decisions import DecisionCache, journaled_models
+from serin.formats.serving.journal import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
 from serin.machine.durable import make_private
@@ -40,6 +39,7 @@ from serin.rollout.decide.state import Rollout
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
+from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.ports import EvenClock, Processes, Replay
 from serin.store.artifacts import Endpoint, Release

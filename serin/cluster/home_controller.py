@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
@@ -23,13 +24,15 @@ from serin.machine.in_memory import write_problems
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
+from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.leadership import HomeLock
 from serin.rollout.run.ports import Fleet
-from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 log = logging.getLogger("serin.cluster.home_controller")  # not __name__, which is __main__ here
@@ -81,7 +84,14 @@ def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeout
 
 
 def run(home: Path, stop: threading.Event) -> None:
-    """Ticks until `stop` is set."""
+    """Ticks until `stop` is set. Raises JournalHeld while another process decides in this home, and LeadershipLost when
+    one has."""
+    with HomeLock(home) as leadership:
+        _run(home, leadership, stop)
+
+
+def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
+    objects = HomeObjects(home)
     store, gateway, external = Store.open(), build_gateway(home), External(home)
     ours = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
     fleet = CombinedFleet(ours, external, stored_schema(store))
@@ -93,9 +103,9 @@ def run(home: Path, stop: threading.Event) -> None:
             time.time,
             lambda release: read_quality_blocks(home, release.model, release.name),
         ),
-        journals=JournalFolder(home),
+        journals=StoreJournals(objects, leadership, leadership.term),
         versions=CombinedVersions(store, external),
-        commands=Inbox(home),
+        commands=Inbox(objects, partial(leadership.check, leadership.term)),
         replayer=Replayer(home, store, external, fleet.endpoint),
         check=lambda release: None if external.has(release) else check_trusted(store)(release),
     )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from serin.cluster.hosts import Hosts
 from serin.formats.cluster.host_report import AgentReport
 from serin.formats.cluster.leader import KEY, Leader
-from serin.rollout.run.access import StoreRollouts, find_cluster
+from serin.rollout.run.access import Rollouts, find_cluster
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, statuses
 from serin.store.objects import Objects
 
@@ -115,7 +115,7 @@ def read_cluster_status(home: Path) -> ClusterStatus | None:
         leader=leader if leader != first and leader and leader.holder else None,
         hosts=dict(sorted(hosts.reports.items())),
         silent=_silent(before, hosts.reports),
-        models=tuple(statuses(StoreRollouts(objects))),
+        models=tuple(statuses(Rollouts(objects))),
     )
 
 

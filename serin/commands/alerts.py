@@ -226,10 +226,10 @@ def _acknowledged(record: AlertRecord) -> str:
 def _hint_if_nothing_matches(made: Silence, now: float) -> None:
     """A silence may be made before its model is served, so one that matches nothing is not refused."""
     from serin.monitoring.alerts.book import read_alerts
-    from serin.rollout.run.record import JournalFolder
+    from serin.rollout.run.access import home_rollouts
 
     home = environment.home()
-    served = JournalFolder(home).models()
+    served = home_rollouts(home).models()
     alerts = (record.alert for record in read_alerts(home, resolved=0).open)
     if made.may_cover(served) or any(made.covers(alert.key, alert.model, now) for alert in alerts):
         return

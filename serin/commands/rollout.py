@@ -199,12 +199,12 @@ def tell_controller(
     kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
 ) -> None:
     from serin.host.state import running_stack
-    from serin.rollout.run.access import HomeRollouts, find_rollouts
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.commands import Command
     from serin.rollout.run.status import status_of
 
     rollouts = find_rollouts()
-    if isinstance(rollouts, HomeRollouts):
+    if rollouts.log is not None:  # one machine's
         running_stack(environment.home())  # raises NotUp: nobody would answer
     if kind != "start" and status_of(rollouts, model) is None:
         raise NotFound(kind="rollout of", name=model, known=rollouts.models())

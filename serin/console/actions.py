@@ -22,7 +22,8 @@ from serin.console.state import Console, Session
 from serin.console.views.models import known_model
 from serin.errors import SerinError
 from serin.monitoring.alerts.book import AlertBook, read_alerts
-from serin.rollout.run.commands import Command, Kind, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.serving.external import External
 from serin.store.store import Store
@@ -99,7 +100,7 @@ class Actions:
             version=int(version) if kind == "rollback" and version.isdecimal() else None,
         )
         try:
-            answer = await run_in_threadpool(Mailbox(self._console.home).ask, command)
+            answer = await run_in_threadpool(home_rollouts(self._console.home).mailbox.ask, command)
         except SerinError as error:
             raise HTTPException(503, str(error)) from error
         log.info("%s: %s %s: %s", session.who, kind, model, "accepted" if answer.accepted else answer.reason)

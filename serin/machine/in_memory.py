@@ -15,9 +15,9 @@ from serin.machine.durable import write_whole
 from serin.machine.environment import runtime_folder
 
 _PROBLEMS: Final = "problems"
-JOURNALS: Final = "journals"  # decisions that no disk has yet; they outlive the stack
+OBJECTS: Final = "objects"  # decisions and commands that no disk has yet; they outlive the stack
 RINGS: Final = "rings"  # requests that are not recorded yet; they outlive the stack as well
-_KEPT: Final = (JOURNALS, RINGS)
+_KEPT: Final = (OBJECTS, RINGS)
 
 
 def memory_folder(home: Path) -> Path | None:
@@ -66,14 +66,11 @@ def remove_sockets(home: Path) -> int:
         return 0
     found = list(folder.iterdir()) if folder.is_dir() else []
     for path in found:
-        if path.is_dir() and path.name not in _KEPT:
-            shutil.rmtree(path, ignore_errors=True)
-        elif not path.is_dir():
+        if not path.is_dir():
             path.unlink(missing_ok=True)
+        elif path.name not in _KEPT or not any(file.is_file() for file in path.rglob("*")):
+            shutil.rmtree(path, ignore_errors=True)
     try:
-        for name in _KEPT:
-            with contextlib.suppress(FileNotFoundError):
-                (folder / name).rmdir()
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
     except OSError:  # not empty

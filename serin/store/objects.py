@@ -138,7 +138,11 @@ class FolderObjects:
             raise ObjectExists(key=key, url=self.url) from None
         finally:
             scratch.unlink(missing_ok=True)
-        sync(path.parent)
+        try:
+            sync(path.parent)
+        except OSError:  # it was not written
+            path.unlink(missing_ok=True)
+            raise
 
     def replace(self, key: str, content: bytes, tag: str) -> str:
         path = self._path(key)

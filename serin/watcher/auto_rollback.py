@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from serin.formats.serving.journal import last_decision
 from serin.monitoring.rollbacks import Rollback, read_rollbacks, refusal, save_rollbacks
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Mailbox, new_id
-from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command, new_id
+from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class AutoRollback:
     command is submitted again; the controller obeys it once."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self._home, self._rollouts = home, home_rollouts(home)
 
     def refusal(self, model: ModelStatus, now: float) -> str | None:
         """Returns why the live version must not be rolled back automatically now, or None."""
@@ -46,7 +46,7 @@ class AutoRollback:
         )
         save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
-        Mailbox(self._home).submit(self._command(model.name, rollback))
+        self._rollouts.mailbox.submit(self._command(model.name, rollback))
 
     def settle(self, model: ModelStatus, now: float) -> None:
         """Stores the controller's answer to the last rollback. Without one in time, or when another version has become
@@ -55,16 +55,16 @@ class AutoRollback:
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
-        answer = Mailbox(self._home).read_answer(last.command)
+        answer = self._rollouts.mailbox.read_answer(last.command)
         current = model.live == last.from_version and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
-            Mailbox(self._home).submit(self._command(model.name, last))
+            self._rollouts.mailbox.submit(self._command(model.name, last))
             return
         if answer is None:
-            Mailbox(self._home).withdraw(last.command)
+            self._rollouts.mailbox.withdraw(last.command)
             if abs(now - last.t) < _ANSWER_S:
                 return  # it may have been obeyed a moment ago
-            answer = Mailbox(self._home).read_answer(last.command)
+            answer = self._rollouts.mailbox.read_answer(last.command)
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
         settled = replace(last, outcome=outcome, accepted=accepted)
@@ -86,6 +86,6 @@ class AutoRollback:
     def _plan(self, model: str) -> Plan:
         """The last rollout's plan. If the version it returns to is bad too, the bake asks a person instead of going
         back and forth."""
-        decision = last_decision(JournalFolder(self._home).path(model))
+        decision = self._rollouts.last(model)
         assert decision is not None, "a model with a live version has a journal"
         return replace(decision2rollout(decision).plan, mode="hold")

@@ -27,7 +27,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from serin.errors import SerinError, SpecError
-from serin.formats.serving.journal import last_decision
 from serin.host.console import own_secret
 from serin.host.gpu_use import read_gpu_use
 from serin.host.metrics_address import candidates, remove_address, token_file, write_address
@@ -38,7 +37,8 @@ from serin.monitoring.drift.read import read_drift
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.quality.view import read_quality
 from serin.rollout.decide.evidence import Evidence
-from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, ReleaseStatus, status
 from serin.rollout.run.story import point
 from serin.serving.envoy.gateway import Gateway
@@ -130,7 +130,7 @@ def rollouts(home: Path) -> Iterator[Metric]:
 
 
 def _evidence(home: Path, model: ModelStatus) -> Iterator[tuple[str, float]]:
-    decision = last_decision(JournalFolder(home).path(model.name))
+    decision = home_rollouts(home).last(model.name)
     if decision is None or not decision.evidence.get("guards"):
         return
     now = decision2rollout(decision)

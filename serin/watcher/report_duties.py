@@ -16,7 +16,7 @@ from serin.monitoring.alerts.alert import Alert, Alerts, Kind, Severity
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.history.read import HistoryPoint, read_history
 from serin.rollout.decide.state import Hold
-from serin.rollout.run.access import HomeRollouts, Rollouts, StoreRollouts
+from serin.rollout.run.access import Rollouts, home_rollouts
 from serin.rollout.run.status import ModelStatus, problems, status, statuses
 from serin.spec.names import is_model_name
 from serin.store.artifacts import Release
@@ -101,7 +101,7 @@ class RolloutsDuty(Duty):
 
     def __init__(self, home: Path, alerts: Alerts) -> None:
         self._home, self._alerts = home, alerts
-        self._shared: StoreRollouts | None = None
+        self._shared: Rollouts | None = None
         self._since: dict[str, float] = {}  # by what is held, and why
 
     def tick(self, now: float) -> None:
@@ -124,11 +124,11 @@ class RolloutsDuty(Duty):
     def _rollouts(self) -> Rollouts:
         """Raises StoreUnreachable."""
         if not has_agent(self._home):
-            return HomeRollouts(self._home)
+            return home_rollouts(self._home)
         url = environment.store_url()
         StoreProbe(url).check(_STORE_S)
         if self._shared is None:
-            self._shared = StoreRollouts(open_objects(url))
+            self._shared = Rollouts(open_objects(url))
         return self._shared
 
 

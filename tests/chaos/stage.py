@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from serin.formats.serving.journal import Decision, last_decision, read_decisions
+from serin.formats.serving.journal import Decision
 from serin.host.process_scan import stack_processes
 from serin.host.state import read_stack
 from serin.host.supervisor import Supervisor
@@ -31,7 +31,8 @@ from serin.host.wiring import build_gateway, controller_process, request_log
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Release
@@ -119,20 +120,18 @@ class Stage:
     up_again: Callable[[], None] = lambda: None
 
     @property
-    def journal(self) -> Path:
-        return self.home / "rollouts" / MODEL / "journal.jsonl"
-
-    @property
     def requests(self) -> Path:
         return request_log(self.home)
 
     def now(self) -> Rollout | None:
-        decision = last_decision(self.journal)
+        decision = home_rollouts(self.home).last(MODEL)
         return decision2rollout(decision) if decision else None
 
     def decisions(self, release: Release) -> list[Decision]:
         return [
-            found for found in read_decisions(self.journal) if decision2rollout(found).candidate == release
+            found
+            for found in home_rollouts(self.home).decisions(MODEL)
+            if decision2rollout(found).candidate == release
         ]
 
     def publish(self, change: Callable[[str], str] | None = None, **settings: str) -> Release:
@@ -153,8 +152,9 @@ class Stage:
         self._tell(Command(kind="abort", model=release.model, by="chaos"))
 
     def _tell(self, what: Command) -> None:
-        command = Mailbox(self.home).submit(what)
-        answer = self.wait(lambda: Mailbox(self.home).read_answer(command), "the controller's answer", 30)
+        mailbox = home_rollouts(self.home).mailbox
+        command = mailbox.submit(what)
+        answer = self.wait(lambda: mailbox.read_answer(command), "the controller's answer", 30)
         assert answer.accepted, answer.reason
 
     def until(self, release: Release, wanted: Callable[[Rollout], bool], within_s: float) -> Rollout:

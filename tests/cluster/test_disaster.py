@@ -15,7 +15,8 @@ import pytest
 
 from serin.errors import PredictionFailed
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import RolloutStatus, model_status
 from serin.serving.client.client import Client
 from serin.serving.tuning.load import Closed, model_target, run_load
@@ -117,7 +118,9 @@ def _lose(home: Path, backup: Path, scores: dict[int, Any]) -> float:
     with suppress(_Lost), serving_alone(home) as alone:  # which kills everything after an error
         alone.roll_out(MODEL, 1)
         assert np.allclose(_answer(alone), scores[1], atol=1e-6)
-        answer = Mailbox(home).ask(Command(kind="start", model=MODEL, version=2, by="test", plan=OPEN))
+        answer = home_rollouts(home).mailbox.ask(
+            Command(kind="start", model=MODEL, version=2, by="test", plan=OPEN)
+        )
         assert answer.accepted, answer.reason
         alone.until("some traffic", lambda: _rollout(home).weight_percent == 25.0)
         began = _rollout(home).began

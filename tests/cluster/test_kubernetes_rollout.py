@@ -18,7 +18,7 @@ import pytest
 from serin.errors import PredictionFailed
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import StoreRollouts
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.serving.client.client import Answers, Client
@@ -104,8 +104,8 @@ def leader() -> str:
     return str(json.loads(found.content)["holder"]).partition("/")[0] if found else ""
 
 
-def rollouts() -> StoreRollouts:
-    return StoreRollouts(open_objects(os.environ["SERIN_STORE"]))
+def rollouts() -> Rollouts:
+    return Rollouts(open_objects(os.environ["SERIN_STORE"]))
 
 
 def start(version: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from serin.cluster.agents import place
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.access import StoreRollouts
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.serving.triton.repository import build_repository
@@ -43,13 +43,13 @@ class Scene:
 
     def now(self) -> Rollout | None:
         with self.cluster.store_host.inside():
-            found = StoreRollouts(self.cluster.objects).last(MODEL)
+            found = Rollouts(self.cluster.objects).last(MODEL)
         return decision2rollout(found) if found else None
 
     def start(self, release: Release, plan: Plan) -> None:
         command = Command(kind="start", model=MODEL, version=release.version, by="test", plan=plan)
         with self.cluster.store_host.inside():
-            answer = StoreRollouts(self.cluster.objects).mailbox.ask(command, timeout_s=120.0)
+            answer = Rollouts(self.cluster.objects).mailbox.ask(command, timeout_s=120.0)
         assert answer.accepted, answer.reason
 
     def until(

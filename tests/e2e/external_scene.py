@@ -14,10 +14,10 @@ from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.home_controller import GatewayRouter
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.judge import LogJudge
-from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
@@ -26,7 +26,7 @@ from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe
-from tests.fakes.rollout import FakeFleet
+from tests.fakes.rollout import FakeFleet, home_inbox, home_journals
 from tests.kit.threads import beside
 
 # Wide margins: what is shown here is the way, not the power, and proof of a narrow one takes a minute.
@@ -80,7 +80,8 @@ class Scene:
     def start(self, server: KServe) -> None:
         place = Endpoint(http=server.address, grpc=server.address)
         version = self.external.register(MODEL, place).version
-        Mailbox(self.home).submit(Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN))
+        start = Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN)
+        home_rollouts(self.home).mailbox.submit(start)
 
     def until(self, *phases: Phase, version: int, within_s: float) -> Rollout:
         end = time.monotonic() + within_s
@@ -105,9 +106,9 @@ def scene() -> Iterator[Scene]:
             router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
-            journals=JournalFolder(home),
+            journals=home_journals(home),
             versions=CombinedVersions(Store(str(home / "store")), external),
-            commands=Inbox(home),
+            commands=home_inbox(home),
         )
         try:
             yield Scene(home, port, gateway, controller, external)

@@ -11,7 +11,8 @@ from serin.host.process_scan import stack_processes
 from serin.host.wiring import build_gateway
 from serin.machine.ports import free_ports
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import model_status
 from tests.kit.waiting import running, tail, until
 from tests.signals import kill_9
@@ -31,7 +32,7 @@ class Alone:
 
     def roll_out(self, model: str, version: int) -> None:
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0)
-        answer = Mailbox(self.home).ask(
+        answer = home_rollouts(self.home).mailbox.ask(
             Command(kind="start", model=model, version=version, by="test", plan=plan)
         )
         assert answer.accepted, answer.reason

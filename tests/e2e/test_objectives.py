@@ -19,10 +19,10 @@ from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.rollbacks import read_rollbacks
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.judge import LogJudge
-from serin.rollout.run.record import JournalFolder
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
@@ -34,7 +34,7 @@ from tests.e2e.external_scene import PLAN, Scene, asking, scene
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe, serving
-from tests.fakes.rollout import FakeFleet, FakeVersions
+from tests.fakes.rollout import FakeFleet, FakeVersions, home_inbox, home_journals
 from tests.fakes.webhooks import webhook
 from tests.unit.monitoring.request_lines import GOOD, append
 
@@ -72,7 +72,7 @@ class Watched:
         place = Endpoint(http=server.address, grpc=server.address)
         version = self.stack.external.register(MODEL, place).version
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0, drain_s=1.0, warmup_s=0.0)
-        Mailbox(self.stack.home).submit(
+        home_rollouts(self.stack.home).mailbox.submit(
             Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
         )
         self.stack.until(Phase.PROMOTED, version=version, within_s=60)
@@ -157,9 +157,9 @@ def two_servers(fleet: Servers) -> Iterator[Scene]:
             router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
-            journals=JournalFolder(home),
+            journals=home_journals(home),
             versions=FakeVersions(published={MODEL: [1, 2]}),
-            commands=Inbox(home),
+            commands=home_inbox(home),
         )
         try:
             yield Scene(home, port, gateway, controller, External(home))
@@ -172,7 +172,9 @@ def two_servers(fleet: Servers) -> Iterator[Scene]:
 
 def start(stack: Scene, version: int) -> None:
     plan = replace(PLAN, steps=(25.0, 100.0), baseline=True, deadline_s=300.0)
-    Mailbox(stack.home).submit(Command(kind="start", model=MODEL, version=version, by="test", plan=plan))
+    home_rollouts(stack.home).mailbox.submit(
+        Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
+    )
 
 
 def until_held(stack: Scene, hold: Hold | None, within_s: float = 60.0) -> Rollout:

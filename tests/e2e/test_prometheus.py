@@ -23,7 +23,8 @@ from serin.machine.ports import free_ports
 from serin.machine.process import Process
 from serin.monitoring.alerts.book import AlertBook
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
 from serin.watcher.history_duty import HistoryDuty, Promises
@@ -225,7 +226,7 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
 
 def serve_first_version(home: Path, model: str) -> None:
     with running_controller(home, model):
-        Mailbox(home).submit(Command(kind="start", model=model, version=1, by="test"))
+        home_rollouts(home).mailbox.submit(Command(kind="start", model=model, version=1, by="test"))
         until(lambda: ((found := model_status(home, model)) and found.live) or None, "live", within_s=30)
 
 

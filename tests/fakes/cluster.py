@@ -9,12 +9,12 @@ from serin.cluster.agents import AgentProcesses
 from serin.cluster.controller import ClusterFleet, ClusterVersions, LedController, Loop
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
-from serin.cluster.journal import StoreJournals
 from serin.cluster.judge import ClusterJudge
-from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.schema import Schema
+from serin.formats.serving.journal import DecisionCache
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
+from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,11 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.shadow import Batch, Difference, Mismatch
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import Judgement
-from serin.rollout.run.record import JournalFolder, rollout2decision
+from serin.rollout.run.commands import Inbox
+from serin.rollout.run.journal import StoreJournals
+from serin.rollout.run.record import rollout2decision
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.home_objects import HomeObjects
 
 
 @dataclass
@@ -304,6 +308,25 @@ def distinct(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
+class Leading:
+    """The leadership of a process that is the only one."""
+
+    def __init__(self) -> None:
+        self.holder = f"test-{secrets.token_hex(4)}"
+
+    def check(self, term: int) -> None: ...
+
+    def lose(self, term: int) -> None: ...
+
+
+def home_journals(home: Path, **settings: Any) -> StoreJournals:
+    return StoreJournals(HomeObjects(home), Leading(), 1, **settings)
+
+
+def home_inbox(home: Path) -> Inbox:
+    return Inbox(HomeObjects(home))
+
+
 def go_live(home: Path, release: Release, t: float, **facts: Any) -> None:
     """Writes into the journal that a release was promoted, or what `facts` say of its rollout."""
     usual = {
@@ -314,6 +337,5 @@ def go_live(home: Path, release: Release, t: float, **facts: Any) -> None:
         "since": t,
         "evidence_from": t,
     }
-    with JournalFolder(home).open(release.model) as journal:
-        decided = Rollout(id=f"r{release.version}", candidate=release, plan=Plan(), **(usual | facts))
-        journal.append(rollout2decision(decided, t))
+    decided = Rollout(id=f"r{release.version}", candidate=release, plan=Plan(), **(usual | facts))
+    home_journals(home).open(release.model).append(rollout2decision(decided, t))

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.ports import EvenClock
-from serin.rollout.run.record import JournalFolder
-from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions
+from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, FakeVersions, home_inbox, home_journals
 from tests.kit.threads import beside
 
 _SPEED = 10.0
@@ -33,9 +31,9 @@ def running_controller(
         router=FakeRouter(),
         fleet=fleet or FakeFleet(),
         judge=judge or FakeJudge(step_s=0, bake_s=0),
-        journals=JournalFolder(home),
+        journals=home_journals(home),
         versions=FakeVersions(published={model: [1, 2, 3]}),
-        commands=Inbox(home),
+        commands=home_inbox(home),
         clock=QuickClock(),
     )
 

@@ -13,7 +13,8 @@ from prefect.flow_runs import resume_flow_run
 from flows import roll_out as flow_module
 from flows.roll_out import roll_out
 from serin.errors import NotFound, RolloutFailed
-from serin.rollout.run.commands import Command, Kind, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import history, model_status
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -103,7 +104,7 @@ async def _roll_out_while(command: Kind, home: Path) -> Release:
                 break
             await asyncio.sleep(0.1)
     by_hand = Command(kind=command, model=NAME, by="ann", why="by hand")
-    told = await asyncio.to_thread(Mailbox(home).ask, by_hand, timeout_s=30.0)
+    told = await asyncio.to_thread(home_rollouts(home).mailbox.ask, by_hand, timeout_s=30.0)
     assert told.accepted, told.reason
     return await running
 

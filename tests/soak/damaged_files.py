@@ -35,9 +35,9 @@ from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.rollbacks import Rollback, save_rollbacks
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Command, Inbox, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
-from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import problems, status
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.external import External
@@ -55,7 +55,7 @@ from serin.watcher.quality_duty import QualityDuty
 from serin.watcher.report_duties import RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty
 from tests.fakes.gpus import write_inventory
-from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter
+from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, home_inbox, home_journals
 from tests.unit.console.conftest import visitor
 from tests.unit.console.scenes import furnish
 from tests.unit.serving.bundles import MODEL
@@ -169,7 +169,7 @@ class Walk:
 
     def _controller(self, case: str, file: Path) -> None:
         """The other model's command is obeyed, and a model's state is known or its file is named."""
-        asked = Mailbox(self.home).submit(Command(kind="pause", model=OTHER, by="walk"))
+        asked = home_rollouts(self.home).mailbox.submit(Command(kind="pause", model=OTHER, by="walk"))
         with contextlib.ExitStack() as ending:
 
             def tick() -> Controller:
@@ -181,7 +181,7 @@ class Walk:
 
             controller = self._run(f"{case}: controller", tick, file)
         own = file.parts[0] in ("rollouts", "external") and OTHER in str(file)
-        answer = None if own else Mailbox(self.home).read_answer(asked)
+        answer = None if own else home_rollouts(self.home).mailbox.read_answer(asked)
         if not own and (answer is None or not answer.accepted):
             self.wrong.append(f"{case}: the command for {OTHER} was not obeyed: {answer}")
         shown = (
@@ -190,7 +190,7 @@ class Walk:
         told = {**(self._run(f"{case}: problems", lambda: problems(self.home), file) or {})}
         told |= controller.problems if controller else {}
         for model in {MODEL, OTHER} - shown - told.keys():
-            if not (file.name == "journal.jsonl" and model in file.parts):
+            if not (file.parent.name == "decisions" and model in file.parts):
                 self.wrong.append(f"{case}: nothing is said about {model}")
         if shown - {MODEL, OTHER} - told.keys():
             self.wrong.append(f"{case}: {shown - {MODEL, OTHER}} are taken for models")
@@ -216,7 +216,7 @@ def _furnish(home: Path) -> None:
     store.set_alias(MODEL, "candidate", 2)
     controller = _decider(home)
     for version in (1, 2):
-        Mailbox(home).submit(Command(kind="start", model=OTHER, version=version, by="walk"))
+        home_rollouts(home).mailbox.submit(Command(kind="start", model=OTHER, version=version, by="walk"))
         for _ in range(40):
             controller.tick()
             if {now.phase for now in controller.rollouts() if now.model == OTHER} & {
@@ -257,9 +257,9 @@ def _decider(home: Path) -> Controller:
         router=FakeRouter(),
         fleet=FakeFleet(ready_after=0),
         judge=FakeJudge(step_s=1e9, bake_s=1e9),
-        journals=JournalFolder(home),
+        journals=home_journals(home),
         versions=CombinedVersions(Store.open(), External(home)),
-        commands=Inbox(home),
+        commands=home_inbox(home),
     )
 
 
@@ -298,7 +298,7 @@ def _kept(path: Path, damaged: bytes) -> bool:
     with contextlib.suppress(OSError):
         if path.read_bytes() == damaged:
             return True
-    if path.name == "journal.jsonl" or path.suffix in (".sqlite", ".parquet"):
+    if path.suffix in (".sqlite", ".parquet"):
         return True  # it may grow, and a damaged end is kept beside it
     return any(each.is_file() and damaged in each.read_bytes() for each in beside)
 

@@ -10,6 +10,7 @@ from prefect.artifacts import Artifact
 from serin.errors import ControllerSilent, RolloutFailed, RolloutRefused
 from serin.pipeline import roll_out as use_case
 from serin.rollout.decide.state import Phase, Verdict
+from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Answer, Command, Mailbox
 from serin.rollout.run.status import history, model_status
 from serin.spec.pipeline import PipelineSpec
@@ -85,7 +86,7 @@ def test_a_version_cannot_jump_the_queue(home: Path) -> None:
     waiting = FakeJudge(step_s=0, bake_s=0, verdicts={50.0: Verdict.WAIT})
     with running_controller(home, "flights", waiting):
         roll_out(FIRST)
-        Mailbox(home).ask(Command(kind="start", model="flights", version=2, by="somebody"))
+        home_rollouts(home).mailbox.ask(Command(kind="start", model="flights", version=2, by="somebody"))
         with pytest.raises(RolloutRefused, match="version 2 is"):
             roll_out(Release(model="flights", version=3))
 

@@ -15,7 +15,7 @@ from serin.host.state import write_stack
 from serin.host.wiring import key_file
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
-from serin.rollout.run.record import JournalFolder
+from tests.fakes.rollout import home_journals
 from tests.fakes.webhooks import webhook
 from tests.kit.commands import serin_main as serin
 from tests.kit.stacks import stack_in
@@ -141,9 +141,7 @@ def test_a_silence_that_matches_no_model_and_no_open_alert_says_so(
     home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], hinted: bool
 ) -> None:
     AlertBook(home).fire(ALERT, time.time())
-    journal = JournalFolder(home).path("taxis")
-    journal.parent.mkdir(parents=True)
-    journal.touch()
+    home_journals(home).open("taxis")
     assert serin("alerts", "silence", *arguments) == 0
     said = capsys.readouterr()
     assert said.out.startswith("silence 1 lasts until")

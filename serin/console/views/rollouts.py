@@ -27,7 +27,7 @@ from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import HomeRollouts
+from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, history, problems
@@ -137,7 +137,7 @@ def _decisions(home: Path, model: str, rollout: str) -> list[Decision]:
     with _LOCK:
         known, read = _READERS.get((home, model), ("", None))
         if read is None or known != rollout:
-            read = HomeRollouts(home).reader(model, rollout)
+            read = home_rollouts(home).reader(model, rollout)
             _READERS[home, model] = rollout, read
         return read()
 

@@ -11,71 +11,49 @@ from functools import partial
 from pathlib import Path
 
 from serin.errors import StoreNotConditional
-from serin.formats.cluster.decisions import DecisionCache, journaled_models
 from serin.formats.cluster.leader import KEY
-from serin.formats.serving.journal import Decision, JournalReader, read_decisions
+from serin.formats.serving.journal import Decision, DecisionCache, journaled_models
 from serin.machine import environment
 from serin.machine.process import stack_decides
 from serin.rollout.run.commands import Mailbox
-from serin.rollout.run.record import JournalFolder
+from serin.rollout.run.record import check_newest
 from serin.spec.names import valid_model_name
+from serin.store.home_objects import HomeObjects
 from serin.store.objects import Objects
 from serin.store.open import open_objects
 
 
-class HomeRollouts:
-    """The rollouts of one machine's stack. `log`: the request log of its gateway."""
+class Rollouts:
+    """The rollouts whose journals these objects hold. `log`: the request log of the only gateway; None: each host has
+    its own."""
 
-    def __init__(self, home: Path) -> None:
-        self.mailbox = Mailbox(home)
-        self.log: Path | None = home / "gateway" / "requests.jsonl"
-        self._journals = JournalFolder(home)
-
-    def models(self) -> list[str]:
-        """Returns every model that ever had a rollout, sorted."""
-        return self._journals.models()
-
-    def last(self, model: str) -> Decision | None:
-        return self._journals.last(valid_model_name(model))
-
-    def decisions(self, model: str, rollout: str | None = None) -> list[Decision]:
-        """Returns every decision about a model, oldest first, or those of one rollout."""
-        decisions = read_decisions(self._path(model), self._journals.spare(model))
-        return [decision for decision in decisions if rollout is None or decision.rollout == rollout]
-
-    def reader(self, model: str, rollout: str) -> Callable[[], list[Decision]]:
-        """Returns what reads one rollout's decisions, oldest first: at each call only what is new is read."""
-        return JournalReader(self._path(model), rollout, self._journals.spare(model)).decisions
-
-    def _path(self, model: str) -> Path:
-        return self._journals.path(valid_model_name(model))
-
-
-class StoreRollouts:
-    """The same of several hosts that share a store. There is no `log`: each host has its own."""
-
-    def __init__(self, objects: Objects) -> None:
-        self.mailbox = Mailbox(objects)
-        self.log: Path | None = None
+    def __init__(self, objects: Objects, log: Path | None = None) -> None:
+        self.mailbox, self.log = Mailbox(objects), log
         self._objects, self._cache = objects, DecisionCache(objects)
 
     def models(self) -> list[str]:
+        """Returns every model that ever had a rollout, sorted."""
         return journaled_models(self._objects)
 
     def last(self, model: str) -> Decision | None:
-        return self._cache.last(valid_model_name(model))
+        """Returns the newest decision. Raises FileBroken when it says nothing about a rollout of this model."""
+        return check_newest(model, self._cache.last(valid_model_name(model)), self._objects.url)
 
     def decisions(self, model: str, rollout: str | None = None) -> list[Decision]:
+        """Returns every decision about a model, oldest first, or those of one rollout."""
         if rollout is None:
             return self._cache.all(valid_model_name(model))
         return self._cache.of_rollout(valid_model_name(model), rollout)
 
     def reader(self, model: str, rollout: str) -> Callable[[], list[Decision]]:
-        """Leaves out what compaction has removed."""
+        """Returns what reads one rollout's decisions, oldest first: at each call only what is new is read. What
+        compaction has removed is left out."""
         return partial(self._cache.of_rollout, valid_model_name(model), rollout)
 
 
-Rollouts = HomeRollouts | StoreRollouts
+def home_rollouts(home: Path) -> Rollouts:
+    """Returns the rollouts of one machine's stack."""
+    return Rollouts(HomeObjects(home), home / "gateway" / "requests.jsonl")
 
 
 def find_rollouts(home: Path | None = None) -> Rollouts:
@@ -83,7 +61,7 @@ def find_rollouts(home: Path | None = None) -> Rollouts:
     those of the cluster. Raises StoreUnreachable."""
     home = environment.home() if home is None else home
     objects = find_cluster(home)
-    return HomeRollouts(home) if objects is None else StoreRollouts(objects)
+    return home_rollouts(home) if objects is None else Rollouts(objects)
 
 
 def find_cluster(home: Path) -> Objects | None:

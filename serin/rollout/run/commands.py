@@ -1,11 +1,10 @@
 """Commands from a person or a flow to the controller that decides, and its answers.
 
-    <home>/rollouts/inbox/<id>.json     written by `Mailbox.submit`, removed by the controller when it is answered
-    <home>/rollouts/answers/<id>.json   kept for a week
+    rollouts/inbox/<id>.json     written by `Mailbox.submit`, removed by the controller when it is answered
+    rollouts/answers/<id>.json   kept for a week
 
-Where several hosts share a store, both are objects in it, under the same names. Where a home's disk takes no more, both
-are in the stack's folder in memory: `abort` must not wait for a disk. Files appear by rename, so that nobody reads a
-partial one. Ids sort by time: commands are applied in the order given.
+Both are objects: of the home of one machine's stack, or of the store that several hosts share. Where a home's disk is
+full, both are kept in memory: `abort` must not wait for a disk. Ids sort by time: commands are applied in that order.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from serin.errors import ControllerSilent, SerinError
 from serin.machine.documents import parse_json
-from serin.machine.durable import write_whole
-from serin.machine.in_memory import memory_folder
 from serin.machine.typed_json import Document, checked, json2value, value2json
 from serin.rollout.decide.plan import StoredPlan
 from serin.spec.names import valid_model_name
-from serin.store.objects import Objects
+from serin.store.objects import FolderObjects, Objects
 
 logger = logging.getLogger(__name__)
 
@@ -86,54 +82,16 @@ class Answer(Document, form="serin.answer"):
     rollout: str | None = None  # the rollout it started or changed
 
 
-class _Files:
-    """Commands and answers as files of a home: on disk, and in memory where a stack was started."""
-
-    poll_s, patience_s = 0.05, 10.0
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-
-    def paths(self, box: str, name: str) -> list[Path]:
-        memory = memory_folder(self._home)
-        folders = [self._home / "rollouts" / box, *([memory / box] if memory else [])]
-        return [folder / f"{name}.json" for folder in folders]
-
-    def names(self, box: str) -> list[str]:
-        return sorted({file.stem for path in self.paths(box, "*") for file in path.parent.glob(path.name)})
-
-    def read(self, box: str, name: str) -> bytes | None:
-        for path in self.paths(box, name):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return path.read_bytes()
-        return None
-
-    def write(self, box: str, name: str, content: bytes) -> None:
-        """Writes the file where it is taken first."""
-        for path in (paths := self.paths(box, name)):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, content)
-                return
-            except OSError:
-                if path is paths[-1]:
-                    raise
-
-    def remove(self, box: str, name: str) -> None:
-        for path in self.paths(box, name):
-            path.unlink(missing_ok=True)
-
-
-class _StoredObjects:
-    """Commands and answers as objects of a store."""
-
-    poll_s, patience_s = 0.2, 30.0  # a change of the leader takes up to ten seconds
+class _Messages:
+    """Commands and answers as objects."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        # Of several hosts: a change of the leader takes up to ten seconds.
+        self.poll_s, self.patience_s = (0.05, 10.0) if isinstance(objects, FolderObjects) else (0.2, 30.0)
 
-    def paths(self, box: str, name: str) -> list[str]:
-        return [f"rollouts/{box}/{name}.json"]
+    def key(self, box: str, name: str) -> str:
+        return f"rollouts/{box}/{name}.json"
 
     def names(self, box: str) -> list[str]:
         prefix = f"rollouts/{box}/"
@@ -141,25 +99,21 @@ class _StoredObjects:
         return [name for name in names if "/" not in name]  # else a model has the name of this folder
 
     def read(self, box: str, name: str) -> bytes | None:
-        stored = self._objects.read(f"rollouts/{box}/{name}.json")
+        stored = self._objects.read(self.key(box, name))
         return stored.content if stored else None
 
     def write(self, box: str, name: str, content: bytes) -> None:
-        self._objects.put(f"rollouts/{box}/{name}.json", content)
+        self._objects.put(self.key(box, name), content)
 
     def remove(self, box: str, name: str) -> None:
-        self._objects.remove(f"rollouts/{box}/{name}.json")
-
-
-def _messages(place: Path | Objects) -> _Files | _StoredObjects:
-    return _Files(place) if isinstance(place, Path) else _StoredObjects(place)
+        self._objects.remove(self.key(box, name))
 
 
 class Mailbox:
-    """A caller's way to a controller, now or when one next runs: that of a home, or the leading one of a store."""
+    """A caller's way to the controller that leads, now or when one next runs."""
 
-    def __init__(self, place: Path | Objects) -> None:
-        self._messages = _messages(place)
+    def __init__(self, objects: Objects) -> None:
+        self._messages = _Messages(objects)
 
     def submit(self, command: Command) -> str:
         """Returns the command's id. Submitting a command again changes nothing."""
@@ -169,7 +123,7 @@ class Mailbox:
     def read_answer(self, command_id: str) -> Answer | None:
         content = self._messages.read(ANSWERS, _valid_id(command_id))
         advice = "remove it and give the command again"
-        path = self._messages.paths(ANSWERS, command_id)[0]
+        path = self._messages.key(ANSWERS, command_id)
         return None if content is None else parse_json(path, content, Answer.from_json, advice=advice)
 
     def withdraw(self, command_id: str) -> None:
@@ -195,8 +149,8 @@ class Mailbox:
 class Inbox:
     """The controller's side. `check` raises where this controller may not answer any more."""
 
-    def __init__(self, place: Path | Objects, check: Callable[[], None] = lambda: None) -> None:
-        self._messages, self._check = _messages(place), check
+    def __init__(self, objects: Objects, check: Callable[[], None] = lambda: None) -> None:
+        self._messages, self._check = _Messages(objects), check
         self._unreadable: dict[str, str] = {}
         before = f"{datetime.now(UTC) - _KEEP_ANSWERS:{_TIME}}"
         for name in self._messages.names(ANSWERS):

@@ -7,14 +7,20 @@ old. If it is frozen between the check and a write, the conditional write decide
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol, Self
 
-from serin.errors import LeadershipLost, ObjectChanged, ObjectExists, SerinError
+from serin.errors import JournalHeld, LeadershipLost, ObjectChanged, ObjectExists, SerinError
 from serin.formats.cluster.leader import KEY, Leader
+from serin.machine import environment
+from serin.machine.durable import make_private
+from serin.machine.locks import try_lock
 from serin.store.objects import Objects
 
 logger = logging.getLogger(__name__)
@@ -27,6 +33,54 @@ _SILENT_S: Final = 5.0  # a record that has not changed for this long may be tak
 def uptime() -> float:
     """Returns seconds that also count while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Leads(Protocol):
+    """What a process that acts for others asks before it does."""
+
+    @property
+    def holder(self) -> str: ...
+
+    def check(self, term: int) -> None:
+        """Raises LeadershipLost unless this process leads in `term` now."""
+        ...
+
+    def lose(self, term: int) -> None:
+        """Gives up the leadership of `term`: something was written that this process did not write."""
+        ...
+
+
+class HomeLock:
+    """The leadership of a home: the lock of a file, which the kernel gives back when its process ends. Use it as a
+    context manager. Raises JournalHeld while another process leads."""
+
+    term: Final = 1
+
+    def __init__(self, home: Path) -> None:
+        self.holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
+        path = make_private(home) / "rollouts" / "controller.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lost = False
+        if not try_lock(self._file):
+            os.close(self._file)
+            raise JournalHeld(path=path)
+
+    def check(self, term: int) -> None:
+        if self._lost or term != self.term:
+            raise LeadershipLost(leader="unknown")
+
+    def lose(self, term: int) -> None:
+        self._lost = self._lost or term == self.term
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Leadership:

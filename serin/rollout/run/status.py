@@ -11,8 +11,8 @@ from serin.formats.serving.journal import Decision
 from serin.machine.contained import contained
 from serin.machine.in_memory import read_problems
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import HomeRollouts, Rollouts
-from serin.rollout.run.record import decision2rollout, torn_journals
+from serin.rollout.run.access import Rollouts, home_rollouts
+from serin.rollout.run.record import decision2rollout
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Release
 
@@ -72,24 +72,24 @@ class ModelStatus:
 def status(home: Path) -> list[ModelStatus]:
     """Returns one entry for each model that ever had a rollout in `home`, by name. `problems` has those whose journal
     cannot be read."""
-    return statuses(HomeRollouts(home))
+    return statuses(home_rollouts(home))
 
 
 def problems(home: Path, model: str | None = None) -> dict[str, str]:
     """Returns by model what keeps it from being decided about, or its state from being known; names the file and the
     way out. It needs neither the disk's space nor a controller. `model`: of this one alone."""
-    rollouts, failed = HomeRollouts(home), dict[str, str]()
+    rollouts, failed = home_rollouts(home), dict[str, str]()
     models = rollouts.models() if model is None else [model]
     _readable(rollouts, models, failed)
     reported = read_problems(home)
     if model is not None:
         reported = {model: reported[model]} if model in reported else {}
-    return {**failed, **torn_journals(home, models), **reported}
+    return {**failed, **reported}
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
     """Returns the status of one model in `home`; None if it never had a rollout."""
-    return status_of(HomeRollouts(home), model)
+    return status_of(home_rollouts(home), model)
 
 
 def statuses(rollouts: Rollouts) -> list[ModelStatus]:
@@ -144,7 +144,7 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
     """Returns every decision about `model` in `home`, oldest first, or those of one rollout."""
-    return HomeRollouts(home).decisions(model, rollout)
+    return home_rollouts(home).decisions(model, rollout)
 
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:

@@ -22,6 +22,7 @@ STORE: Final = "store"
 
 DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/prefect.db")
 JOURNALS: Final = "rollouts"
+JOURNALED: Final = "cluster/models"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
 _FILES: Final = ("keys.json", ".keys-required", "metrics-token", "prefect-login")
 _FOLDERS: Final = (
@@ -84,13 +85,17 @@ def home_files(home: Path, *, captures: bool) -> Iterator[Path]:
 
 def is_known(name: str) -> bool:
     """Whether this entry of a home is listed here, as backed up or left out."""
-    tops = {each.split("/")[0] for each in (*_FILES, *_FOLDERS, *DATABASES, JOURNALS, _CAPTURES, *LEFT_OUT)}
+    tops = {
+        each.split("/")[0]
+        for each in (*_FILES, *_FOLDERS, *DATABASES, JOURNALS, JOURNALED, _CAPTURES, *LEFT_OUT)
+    }
     return name in tops
 
 
 def journal_files(home: Path) -> Iterator[Path]:
     """Journals. A waiting command would be obeyed long after it was given, and answers are for the waiting."""
-    yield from (path for path in _inside(home, JOURNALS) if path.name == "journal.jsonl")
+    yield from _inside(home, JOURNALED)
+    yield from (path for path in _inside(home, JOURNALS) if path.parent.name == "decisions")
 
 
 def model_files(store: Path) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serin.errors import BackupRefused
-from serin.formats.serving.journal import last_decision
+from serin.formats.serving.journal import load_decision
 from serin.host.state import read_stack
 from serin.machine.durable import sync
 from serin.rollout.decide.state import Phase
@@ -177,15 +177,12 @@ def _read(home: Path, store: Store) -> dict[str, bytes]:
 
 
 def _moment(store: Store, files: dict[str, bytes]) -> _Moment:
-    unfinished, journals = [], f"{contents.HOME}/{contents.JOURNALS}/"
-    with tempfile.TemporaryDirectory() as folder:
-        for name, data in files.items():
-            if name.startswith(journals) and name.endswith("/journal.jsonl"):
-                copy = Path(folder) / "journal.jsonl"
-                copy.write_bytes(data)
-                decision = last_decision(copy)
-                if decision is not None and not Phase(decision.phase).final:
-                    unfinished.append(name.split("/")[-2])
+    newest: dict[str, tuple[str, bytes]] = {}  # by model; names sort by number
+    for name, data in sorted(files.items()):
+        if name.endswith(".json") and name.split("/")[-2] == "decisions":
+            newest[name.split("/")[-3]] = (name, data)
+    last = {model: load_decision(name, data) for model, (name, data) in newest.items()}
+    unfinished = [model for model, decision in last.items() if not Phase(decision.phase).final]
     live = {}
     for model in store.models():
         aliases = files.get(f"{contents.STORE}/models/{model}/aliases.json")

@@ -21,9 +21,12 @@ from serin.errors import BackupBroken, BackupRefused
 from serin.machine import environment
 from serin.machine.durable import make_private, sync
 from serin.rollout.decide.state import restored
-from serin.rollout.run.record import JournalFolder, decision2rollout, rollout2decision
+from serin.rollout.run.journal import StoreJournals
+from serin.rollout.run.leadership import HomeLock
+from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.stack.backup import contents
 from serin.stack.backup.contents import Entry, Manifest
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 _BLOCK = 1 << 20
@@ -58,17 +61,17 @@ def _hold_rollouts(home: Path, manifest: Manifest, path: Path) -> tuple[str, ...
     """Returns the models whose rollout is held; that of another one had decided and is completed."""
     created, held = datetime.fromtimestamp(manifest.created, UTC), []
     reason = f"restored from a backup of {created:%Y-%m-%d %H:%M} UTC"
-    journals = JournalFolder(home)
-    for model in manifest.open_rollouts:
-        now = time.time()
-        with journals.open(model) as journal:
-            last = journal.last()
-            if last is None:
+    with HomeLock(home) as lock:
+        journals = StoreJournals(HomeObjects(home), lock, lock.term)
+        for model in manifest.open_rollouts:
+            now, journal = time.time(), journals.open(model)
+            decisions = journal.all()
+            if not decisions:
                 raise BackupBroken(path=path, reason=f"it has no journal of the open rollout of {model}")
-            then = restored(decision2rollout(last), now, reason, by=environment.user())
+            then = restored(decision2rollout(decisions[-1]), now, reason, by=environment.user())
             journal.append(rollout2decision(then, now))
-        if then.hold:
-            held.append(model)
+            if then.hold:
+                held.append(model)
     return tuple(held)
 
 

@@ -13,7 +13,8 @@ import pytest
 from serin.host.console import Role, role_secret
 from serin.host.state import running_stack
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint
@@ -53,7 +54,7 @@ UNFOLDED = """(() => {
 def start(home: Path, server: KServe, plan: Plan) -> int:
     version = External(home).register(MODEL, Endpoint(http=server.address, grpc=server.address)).version
     command = Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
-    answer = Mailbox(home).ask(command, timeout_s=60)
+    answer = home_rollouts(home).mailbox.ask(command, timeout_s=60)
     assert answer.accepted, answer.reason
     return version
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
 from serin.store.trust import Trust, create_key, public_pem
@@ -17,7 +18,7 @@ def test_a_rollout_of_an_unsigned_version_is_refused_before_it_begins(stack: Sta
     trust.add("ci", tmp_path / "key.pub")
     try:
         start = Command(kind="start", model=bundle.model, version=bundle.version, by="ann")
-        answer = Mailbox(stack.home).ask(start)
+        answer = home_rollouts(stack.home).mailbox.ask(start)
     finally:
         trust.end()
     assert not answer.accepted

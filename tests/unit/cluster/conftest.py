@@ -8,7 +8,7 @@ import pytest
 from serin.formats.serving.journal import Decision
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import StoreRollouts
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.record import decision2rollout
 from tests.fakes.agents import FakeAgent
@@ -33,7 +33,7 @@ class Cluster:
     def __post_init__(self) -> None:
         versions = FakeVersions(published={"flights": [1, 2, 3], "taxis": [1, 2]})
         self.settings = Settings(time=self.time, versions=versions, judge=self.judge, wait=self._wait)
-        self.rollouts = StoreRollouts(self.store)
+        self.rollouts = Rollouts(self.store)
 
     def host(self, *names: str) -> None:
         for name in names:

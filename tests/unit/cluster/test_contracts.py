@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from serin.cluster.journal import StoreJournals
 from serin.errors import ControllerSilent, LeadershipLost, StoreUnreachable
-from serin.formats.cluster.decisions import DecisionCache
 from serin.formats.cluster.leader import KEY, Leader
-from serin.formats.serving.journal import Decision
-from serin.formats.serving.journal import Journal as HomeJournal
+from serin.formats.serving.journal import Decision, DecisionCache
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.access import HomeRollouts, Rollouts, StoreRollouts
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import INBOX, Answer, Command, Inbox
+from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.ports import Journal, Journals
-from serin.rollout.run.record import JournalFolder
+from serin.store.home_objects import HomeObjects
 from serin.store.objects import FolderObjects
 from tests.fakes.objects import MemoryClient, MemoryObjects, unreachable
+from tests.fakes.rollout import home_journals
 
 
 @dataclass
@@ -39,14 +38,14 @@ class Place:
         (self.inbox_folder / f"{name}.json").write_text(content)
 
 
-class SmallJournals(JournalFolder):
-    def open(self, model: str) -> HomeJournal:
-        return HomeJournal(self.path(model), compact_bytes=1)
-
-
 def in_home(folder: Path) -> Place:
-    inbox_folder = folder / "rollouts" / INBOX
-    return Place(lambda: SmallJournals(folder), lambda: Inbox(folder), HomeRollouts(folder), inbox_folder)
+    objects = HomeObjects(folder)
+    return Place(
+        lambda: home_journals(folder, compact_at=1, young_s=0.0),
+        lambda: Inbox(objects),
+        Rollouts(objects),
+        folder / "rollouts" / INBOX,
+    )
 
 
 def in_store(folder: Path) -> Place:
@@ -60,7 +59,7 @@ def in_store(folder: Path) -> Place:
             objects, leadership, 1, cache=DecisionCache(objects), compact_at=1, young_s=0.0
         ),
         lambda: Inbox(objects, lambda: leadership.check(1)),
-        StoreRollouts(objects),
+        Rollouts(objects),
         folder / "rollouts" / INBOX,
     )
 

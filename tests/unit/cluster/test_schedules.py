@@ -9,15 +9,14 @@ from functools import partial
 
 import pytest
 
-from serin.cluster.journal import StoreJournal
 from serin.errors import SerinError
-from serin.formats.cluster.decisions import load_decision, prefix_of
 from serin.formats.cluster.desired_state import PREFIX, DesiredState
-from serin.formats.serving.journal import Decision
+from serin.formats.serving.journal import Decision, load_decision, prefix_of
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.access import StoreRollouts
+from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import Command
+from serin.rollout.run.journal import StoreJournal
 from serin.rollout.run.record import decision2rollout
 from serin.store.artifacts import ModelRoute
 from tests.fakes.agents import FakeAgent
@@ -150,7 +149,7 @@ class Scene:
         self.schedule = Schedule(seed, failing=0.02, freezing=0.06)
         store = self.schedule.store
         self.agents = [FakeAgent(store, host) for host in ("a", "b")]
-        self.rollouts = StoreRollouts(store)
+        self.rollouts = Rollouts(store)
         self.believed: list[Decision] = []  # what controllers took for their decisions
         self.led: set[tuple[str, int]] = set()
         self.settings = Settings(

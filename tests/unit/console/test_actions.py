@@ -9,7 +9,8 @@ import pytest
 
 from serin.monitoring.alerts.book import read_alerts
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import ModelStatus, history, model_status
 from tests.fakes.rollout import FakeJudge
 from tests.fakes.running_controller import running_controller
@@ -27,7 +28,9 @@ def rollout(home: Path) -> Iterator[Path]:
     plan = Plan(drain_s=0.1, warmup_s=0.0, bake_s=0.0)
     with running_controller(home, MODEL, FakeJudge(step_s=3600.0, bake_s=0.0)):
         for version in (1, 2):
-            Mailbox(home).ask(Command(kind="start", model=MODEL, version=version, by="ann", plan=plan))
+            home_rollouts(home).mailbox.ask(
+                Command(kind="start", model=MODEL, version=version, by="ann", plan=plan)
+            )
             _until(home, lambda state: state.live == 1 and state.rollout.phase in ("promoted", "shifting"))
         _until(home, lambda state: state.rollout.phase == "shifting")
         yield home

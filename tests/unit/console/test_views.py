@@ -22,7 +22,6 @@ from serin.machine.ports import free_ports
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
 from serin.prefect.run_entries import RunEntry
-from serin.rollout.run.record import JournalFolder
 from tests.kit.commands import serin_main
 from tests.kit.waiting import until
 from tests.unit.console.conftest import visitor
@@ -159,21 +158,21 @@ def test_a_damaged_record_of_retrainings_is_reported_and_the_versions_are_shown(
     assert "test_auc" in page.text
 
 
-def test_a_torn_journal_is_named_wherever_the_state_of_its_model_is_shown(
+def test_a_damaged_decision_is_named_wherever_the_state_of_its_model_is_shown(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home"
     shutil.copytree(full, home)
     monkeypatch.setenv("SERIN_HOME", str(home))
-    journal = JournalFolder(home).path(MODEL)
-    journal.write_bytes(journal.read_bytes()[:-40])
+    newest = max((home / "rollouts" / MODEL / "decisions").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-40])
     guest = visitor(home).login("viewer")
     tabs = ("", "/rollout", "/traffic", "/drift", "/quality", "/captures")
     for page in ("/", "/rollouts", *(f"/models/{MODEL}{tab}" for tab in tabs)):
-        assert f"{journal} has" in guest.get(page).text, page
+        assert f"{newest} is not a decision" in guest.get(page).text, page
     for asked in ((), (MODEL,), ("--json",), (MODEL, "--json")):
         assert serin_main("rollout", "status", *asked) == 1
-        assert f"PROBLEM {MODEL}: {journal} has" in capsys.readouterr().err
+        assert f"PROBLEM {MODEL}: {newest} is not a decision" in capsys.readouterr().err
     assert serin_main("rollout", "status", "nosuch") != 0
     assert "PROBLEM" not in capsys.readouterr().err  # of another model
 

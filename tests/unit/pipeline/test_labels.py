@@ -12,16 +12,16 @@ from serin.api.model import Model
 from serin.cli import app
 from serin.errors import LabelsUnfit, NotFound, RolloutRefused, SourceUnreadable
 from serin.formats.captures import write_part
-from serin.formats.serving.journal import Decision, Journal
+from serin.formats.serving.journal import Decision
 from serin.pipeline import roll_out
 from serin.pipeline.roll_out import begin_rollout, follow_decisions
 from serin.pipeline.stage import StageResult
 from serin.rollout.run.commands import Answer, Mailbox
-from serin.rollout.run.record import JournalFolder
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.fakes.labelled import requests
+from tests.fakes.rollout import home_journals
 from tests.unit.serving import bundles
 
 SPEC = """
@@ -185,19 +185,19 @@ def test_a_decision_after_a_compaction_is_neither_missed_nor_repeated(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roll_out, "_POLL_S", 0.01)
-    path, heard, looks = JournalFolder(home).path("flights"), [], []
-    with Journal(path, compact_bytes=1) as journal:
-        for phase in ("pending", "loading", "verifying", "shifting"):
-            journal.append(decision(phase))
+    heard, looks = [], []
+    journal = home_journals(home, compact_at=1, young_s=0.0).open("flights")
+    for phase in ("pending", "loading", "verifying", "shifting"):
+        journal.append(decision(phase))
 
-        def until(decisions: list[Decision]) -> bool:
-            looks.append(len(decisions))
-            if len(looks) == 1:
-                assert journal.compact(lambda _: {1})
-                journal.append(decision("aborting"))
-                journal.append(decision("rolled_back"))
-            return len(looks) == 2
+    def until(decisions: list[Decision]) -> bool:
+        looks.append(len(decisions))
+        if len(looks) == 1:
+            assert journal.compact(lambda _: {1})
+            journal.append(decision("aborting"))
+            journal.append(decision("rolled_back"))
+        return len(looks) == 2
 
-        follow_decisions("flights", "r", lambda found: heard.append(found.phase), until=until)
-    assert looks == [4, 4], "as many lines as before, but others"
+    follow_decisions("flights", "r", lambda found: heard.append(found.phase), until=until)
+    assert looks == [4, 4], "as many decisions as before, but others"
     assert heard == ["pending", "loading", "verifying", "shifting", "aborting", "rolled_back"]

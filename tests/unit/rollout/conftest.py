@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from serin.formats.serving.journal import Journal
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.commands import Answer, Command, Inbox, Kind, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Answer, Command, Kind
 from serin.rollout.run.controller import Controller
-from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.verification import Beside, run
 from serin.store.artifacts import ModelRoute, Release
 from tests.fakes.rollout import (
@@ -23,6 +23,8 @@ from tests.fakes.rollout import (
     FakeRouter,
     FakeVersions,
     Mined,
+    home_inbox,
+    home_journals,
 )
 from tests.logs import heard
 
@@ -40,17 +42,6 @@ def release(version: int, model: str = "flights") -> Release:
     return Release(model=model, version=version)
 
 
-class SmallJournals(JournalFolder):
-    """Journals that count as large when they have so many bytes."""
-
-    def __init__(self, home: Path, compact_bytes: int) -> None:
-        super().__init__(home)
-        self._compact_bytes = compact_bytes
-
-    def open(self, model: str) -> Journal:
-        return Journal(self.path(model), spare=self.spare(model), compact_bytes=self._compact_bytes)
-
-
 @dataclass
 class Scene:
     """Everything a controller meets, and the controller. What is here stays when the controller dies."""
@@ -66,7 +57,7 @@ class Scene:
     bomb: Bomb = field(default_factory=Bomb)
     replayer: FakeReplayer = field(default_factory=FakeReplayer)
     beside: Beside | None = at_once  # None: as in a real controller, in threads
-    compact_bytes: int = 1  # so that journals are compacted again and again
+    compact_at: int = 1  # so that journals are compacted again and again
     said: list[str] = field(default_factory=list)
     check: Callable[[Release], None] | None = None
     _controller: Controller | None = None
@@ -82,14 +73,14 @@ class Scene:
                 fleet=Mined(self.fleet, self.bomb, "start", "stop", "verify"),
                 judge=self.judge,
                 journals=Mined(
-                    SmallJournals(self.home, self.compact_bytes),
+                    home_journals(self.home, compact_at=self.compact_at, young_s=0.0),
                     self.bomb,
                     "append",
                     "compact",
                     wrap="open",
                 ),
                 versions=Mined(self.versions, self.bomb, "set_alias"),
-                commands=Mined(Inbox(self.home), self.bomb, "answer"),
+                commands=Mined(home_inbox(self.home), self.bomb, "answer"),
                 clock=self.clock,
                 beside=self.beside,
                 replayer=self.replayer,
@@ -105,10 +96,12 @@ class Scene:
 
     def command(self, kind: Kind, version: int | None = None, **changes: Any) -> str:
         fields: dict[str, Any] = {"model": "flights", "by": "ann", "plan": PLAN if kind == "start" else None}
-        return Mailbox(self.home).submit(Command(kind=kind, version=version, **(fields | changes)))
+        return home_rollouts(self.home).mailbox.submit(
+            Command(kind=kind, version=version, **(fields | changes))
+        )
 
     def answer(self, command_id: str) -> Answer:
-        answer = Mailbox(self.home).read_answer(command_id)
+        answer = home_rollouts(self.home).mailbox.read_answer(command_id)
         assert answer is not None
         return answer
 
@@ -145,7 +138,7 @@ class Scene:
     def _must_be_journaled(self, routes: Sequence[ModelRoute]) -> None:
         """No traffic moves that no journal says."""
         for route in routes:
-            decision = JournalFolder(self.home).last(route.model)
+            decision = home_rollouts(self.home).last(route.model)
             assert decision is not None
             assert _traffic(decision2rollout(decision).route) == _traffic(route)
 

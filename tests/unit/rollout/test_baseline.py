@@ -20,8 +20,8 @@ from serin.rollout.decide.guards import bet_on_quality
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import fails_by_latency_alone, judge_step, weigh
+from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.judge import LogJudge
-from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import history, model_status
 from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
@@ -354,7 +354,7 @@ def test_a_rollout_in_its_bake_is_rolled_back_when_labels_come_that_are_worse(sc
     now = scene.until(Phase.ROLLED_BACK)
     assert now.live == Release(model="flights", version=1)
     scene.kill()
-    decisions = JournalFolder(scene.home).open("flights").all()
+    decisions = home_rollouts(scene.home).decisions("flights")
     failed = next(each for each in decisions if each.verdict == "fail")
     assert "its mean brier is 0.34 on 1500 labelled rows, at most 0.17 is allowed" in failed.reason
     assert failed.evidence["guards"]["quality"]["blocks"] == 30

@@ -6,14 +6,12 @@ from pathlib import Path
 import pytest
 
 from serin.errors import BundleUntrusted, JournalHeld
-from serin.formats.serving.journal import Journal
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Verdict
-from serin.rollout.run.commands import Inbox
-from serin.rollout.run.controller import Controller
+from serin.rollout.run.journal import StoreJournal
 from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.leadership import HomeLock
 from serin.rollout.run.ports import EvenClock
-from serin.rollout.run.record import JournalFolder
 from serin.rollout.run.status import history
 from serin.store.artifacts import ModelRoute, Release
 from tests.unit.rollout.conftest import PLAN, Scene, release
@@ -304,24 +302,17 @@ def test_tick_moves_no_traffic_when_the_decision_cannot_be_recorded(
         raise OSError(28, "disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", full)
+        patch.setattr(StoreJournal, "append", full)
         scene.tick(3)
         assert "disk full" in scene.controller.problems["flights"]
     assert scene.router.shares("flights") == [("flights-v1", 100)]
     scene.until(Phase.PROMOTED)
 
 
-def test_only_one_controller_decides_for_a_home(scene: Scene, tmp_path: Path) -> None:
-    scene.promote_first()
-    with pytest.raises(JournalHeld):
-        Controller(
-            router=scene.router,
-            fleet=scene.fleet,
-            judge=scene.judge,
-            journals=JournalFolder(tmp_path),
-            versions=scene.versions,
-            commands=Inbox(tmp_path),
-        )
+def test_only_one_controller_decides_for_a_home(tmp_path: Path) -> None:
+    with HomeLock(tmp_path), pytest.raises(JournalHeld, match="another rollout controller"):
+        HomeLock(tmp_path)
+    HomeLock(tmp_path).close()
 
 
 def test_a_rollout_of_a_release_that_must_not_run_is_refused_before_it_begins(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from serin.rollout.decide.advance import Seen, advance
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict, restored
 from serin.rollout.decide.verdict import Judgement
-from serin.rollout.run.access import HomeRollouts
+from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.controller import worth_keeping
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import history, model_status, problems
@@ -148,12 +148,14 @@ def test_a_crash_at_any_effect_changes_nothing_of_the_outcome(
             assert run(scene, story) == expected, f"crash {'after' if after else 'before'} {effect} ({at})"
 
 
-def test_a_torn_journal_line_is_a_decision_that_was_not_made(scene: Scene) -> None:
+def test_a_decision_whose_writing_was_not_completed_was_not_made(scene: Scene) -> None:
     scene.roll_out(lambda now: now.weight_percent == 5)
     scene.kill()
-    journal = scene.home / "rollouts" / "flights" / "journal.jsonl"
-    with journal.open("ab") as file:
-        file.write(b'{"t":1000009.0,"rollout":"x","phase":"shifting","step":1,"weight":50.0,"verd')
+    decisions = scene.home / "rollouts" / "flights" / "decisions"
+    scratch = decisions / f".{len(list(decisions.iterdir())) + 1:012d}.json.0123456789ab"
+    scratch.write_bytes(
+        b'{"format":"serin.decision","version":1,"decision":{"t":1000009.0,"weight":50.0,"verd'
+    )
     scene.tick()
     assert scene.router.shares("flights")[-1] == ("flights-v2", 5)
     scene.until(Phase.PROMOTED)
@@ -198,7 +200,7 @@ def test_a_bad_candidate_loses_its_traffic_within_the_tick_and_that_is_recorded_
         found = model_status(full.home, "flights")
         assert found
         assert (found.live, found.rollout.phase) == (1, "rolled_back"), "status knows it at once"
-        assert "journal.jsonl" in full.controller.problems["flights"]
+        assert "decisions" in full.controller.problems["flights"]
         assert "No space left on device" in full.controller.problems["flights"]
     full.tick()
     assert [decision.phase for decision in history(full.home, "flights")[len(before) :]] == [
@@ -269,7 +271,7 @@ def test_a_candidate_whose_rollout_cannot_be_recorded_for_long_loses_its_traffic
         assert share(full) == left
         assert "flights" in full.controller.problems
         write_problems(full.home, "controller", full.controller.problems)
-        assert "journal.jsonl" in problems(full.home)["flights"], "without a word from the disk"
+        assert "decisions" in problems(full.home)["flights"], "without a word from the disk"
     full.tick()
     assert full.controller.problems == {}
     assert release(1) in full.fleet.running()
@@ -349,18 +351,18 @@ def test_a_rollout_that_is_held_does_not_fill_the_disk_and_resumes_exactly(
     """Four hours in ticks of ten seconds; a line of the journal for each of them would be 11 MB."""
     verdict = Verdict.INCONCLUSIVE
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    scene = Scene(tmp_path, judge=GrowingJudge(), compact_bytes=1 << 20)
+    scene = Scene(tmp_path, judge=GrowingJudge(), compact_at=150)
     scene.promote_first()
     command = scene.command("start", 2)
     scene.judge.verdicts[5.0] = verdict
     held = scene.until_true(lambda now: now.hold is Hold(verdict.value))
-    read, sizes = HomeRollouts(tmp_path).reader("flights", held.id), []
-    journal = tmp_path / "rollouts" / "flights" / "journal.jsonl"
+    read, sizes = home_rollouts(tmp_path).reader("flights", held.id), []
+    journal = tmp_path / "rollouts" / "flights" / "decisions"
     for hour in range(4):
         for _ in range(360):
             scene.clock.t += 9.5
             scene.tick()
-        sizes.append(journal.stat().st_size)
+        sizes.append(sum(file.stat().st_size for file in journal.iterdir()))
         assert read() == history(tmp_path, "flights", held.id), f"hour {hour}"
     assert max(sizes) < 5e6
     before = scene.controller.rollouts()[0]

@@ -15,10 +15,10 @@ import pytest
 
 import serin
 from serin.errors import BackupBroken, BackupRefused
-from serin.formats.serving.journal import Journal, last_decision
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.commands import Command, Inbox, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.stack.backup import create
 from serin.stack.backup.contents import MANIFEST, is_known
@@ -27,6 +27,7 @@ from serin.stack.backup.restore import restore_backup
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.store.trust import Trust
+from tests.fakes.rollout import home_inbox, home_journals
 from tests.unit.serving import bundles
 
 SHIFTING = Rollout(
@@ -68,8 +69,7 @@ def stack(tmp_path: Path) -> tuple[Path, Store]:
 
 
 def decide(home: Path, rollout: Rollout) -> None:
-    with Journal(home / "rollouts" / bundles.MODEL / "journal.jsonl") as journal:
-        journal.append(rollout2decision(rollout, 2.0))
+    home_journals(home).open(bundles.MODEL).append(rollout2decision(rollout, 2.0))
 
 
 def target(tmp_path: Path) -> tuple[Path, Store]:
@@ -100,23 +100,23 @@ def test_a_restored_home_serves_the_same_versions_and_holds_the_rollout_that_was
         assert {file.name: file.read_bytes() for file in new.iterdir()} == {
             file.name: file.read_bytes() for file in old.iterdir()
         }
-    last = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    last = home_rollouts(new_home).last(bundles.MODEL)
     assert last is not None
     held = decision2rollout(last)
     assert (held.phase, held.hold, held.step, held.live) == (Phase.PENDING, Hold.PAUSED, 0, SHIFTING.stable)
     assert "restored from a backup" in held.reason
-    assert Inbox(new_home).pending() == []
+    assert home_inbox(new_home).pending() == []
 
 
 def test_a_command_that_waits_is_not_obeyed_after_a_restore(
     stack: tuple[Path, Store], tmp_path: Path
 ) -> None:
     home, store = stack
-    Mailbox(home).submit(Command(kind="promote", model=bundles.MODEL, by="ada"))
+    home_rollouts(home).mailbox.submit(Command(kind="promote", model=bundles.MODEL, by="ada"))
     new_home, new_store = target(tmp_path)
     create_backup(home, store, tmp_path / "b.tar")
     restore_backup(new_home, new_store, tmp_path / "b.tar")
-    assert Inbox(new_home).pending() == []
+    assert home_inbox(new_home).pending() == []
 
 
 def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_rollout_that_had_ended_is_left_alone(stack: tuple[Path, Store], tmp_p
     made = create_backup(home, store, tmp_path / "b.tar")
     restore_backup(*target(tmp_path), tmp_path / "b.tar")
     assert made.open_rollouts == ()
-    last = last_decision(target(tmp_path)[0] / "rollouts" / bundles.MODEL / "journal.jsonl")
-    assert last == last_decision(home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    last = home_rollouts(target(tmp_path)[0]).last(bundles.MODEL)
+    assert last == home_rollouts(home).last(bundles.MODEL)
 
 
 def test_a_database_in_use_is_copied_as_of_its_last_transaction(
@@ -170,7 +170,7 @@ def test_journal_and_aliases_are_read_again_when_the_controller_decided_in_betwe
     assert (dict(made.live), made.open_rollouts) == ({bundles.MODEL: 2}, ())
     new_home, new_store = target(tmp_path)
     restore_backup(new_home, new_store, tmp_path / "b.tar")
-    decision = last_decision(new_home / "rollouts" / bundles.MODEL / "journal.jsonl")
+    decision = home_rollouts(new_home).last(bundles.MODEL)
     assert decision.phase == Phase.PROMOTED
     assert new_store.aliases(bundles.MODEL) == {"live": 2}
 

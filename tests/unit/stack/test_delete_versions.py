@@ -12,7 +12,8 @@ from serin.errors import NotFound, VersionInUse
 from serin.host.wiring import build_gateway, controller_process
 from serin.machine.locks import holding
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, Kind, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import model_status
 from serin.stack.delete_versions import delete_versions
 from serin.stack.model_logs import find_logs, follow_logs, last_lines
@@ -45,7 +46,8 @@ def store(tmp_path: Path) -> Store:
 
 def do(home: Path, kind: Kind, version: int | None, *phases: str) -> None:
     plan = Plan(steps=(100.0,), min_requests=0, drain_s=0.0) if kind == "start" else None
-    assert Mailbox(home).ask(Command(kind=kind, model=MODEL, version=version, by="test", plan=plan)).accepted
+    command = Command(kind=kind, model=MODEL, version=version, by="test", plan=plan)
+    assert home_rollouts(home).mailbox.ask(command).accepted
     until(
         lambda: (status := model_status(home, MODEL)) and status.rollout.phase in phases, f"one of {phases}"
     )
@@ -161,8 +163,8 @@ NAMED = (
     ("releases/delays-v1/release.json", "half"),
     ("stack.json", "half"),
     ("captures/delays/counters.json", "half"),
-    ("rollouts/delays/journal.jsonl", "half"),
-    ("rollouts/delays/journal.jsonl", "folder"),  # rollouts/delays.copy and rollouts/delays-copy
+    ("rollouts/delays/decisions/000000000001.json", "half"),
+    ("cluster/models/delays.json", "folder"),  # cluster/models/delays.json.copy and delays-copy
     ("console/session-key", "half"),
     ("store/models/delays/aliases.json", "unreadable"),
 )

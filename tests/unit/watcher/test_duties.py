@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from serin.errors import StoreUnreachable
-from serin.formats.cluster.decisions import MODELS, Writer, dump_decision, prefix_of
+from serin.formats.serving.journal import MODELS, Writer, dump_decision, prefix_of
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
-from serin.rollout.run.record import JournalFolder, rollout2decision
+from serin.rollout.run.record import rollout2decision
 from serin.store.artifacts import Release
 from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
 from serin.watcher.report_duties import RolloutsDuty
 from serin.watcher.watcher import Rounds
+from tests.fakes.rollout import home_journals
 from tests.kit.stacks import stack_in
 from tests.kit.waiting import Clock
 
@@ -94,8 +95,7 @@ class Scene:
     def decide(self, hold: Hold | None, phase: Phase = Phase.SHIFTING) -> None:
         decision = rollout2decision(replace(ROLLOUT, hold=hold, phase=phase), NOW)
         if not self._shared:
-            with JournalFolder(self.home).open("flights") as journal:
-                journal.append(decision)
+            home_journals(self.home).open("flights").append(decision)
             return
         self._seq += 1
         content = dump_decision(replace(decision, seq=self._seq), Writer(holder="c", term=1))

@@ -14,7 +14,8 @@ from serin.host.metrics_address import candidates, metrics_url, read_address, to
 from serin.host.wiring import request_log
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
-from serin.rollout.run.commands import Command, Mailbox
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
 from serin.rollout.run.status import model_status
 from serin.store.store import Store
 from serin.watcher.history_duty import HistoryDuty, Promises
@@ -88,7 +89,7 @@ def test_nothing_is_answered_without_the_token(path: str, server: MetricsServer,
 
 def test_a_live_version_and_its_share_of_the_traffic_are_shown(server: MetricsServer, home: Path) -> None:
     with running_controller(home, "flights"):
-        Mailbox(home).submit(Command(kind="start", model="flights", version=2, by="test"))
+        home_rollouts(home).mailbox.submit(Command(kind="start", model="flights", version=2, by="test"))
         until(
             lambda: ((found := model_status(home, "flights")) and found.live == 2) or None,
             "live",
@@ -121,7 +122,7 @@ def test_an_open_alert_fires_until_somebody_acknowledges_it(server: MetricsServe
 
 def test_budgets_and_burn_rates_are_shown_for_each_window(server: MetricsServer, home: Path) -> None:
     with running_controller(home, "flights"):
-        Mailbox(home).submit(Command(kind="start", model="flights", version=1, by="test"))
+        home_rollouts(home).mailbox.submit(Command(kind="start", model="flights", version=1, by="test"))
         until(lambda: ((found := model_status(home, "flights")) and found.live) or None, "live", within_s=30)
     now = time.time()
     before = [GOOD._replace(t=now - 600)]  # it has been counted for longer than five minutes

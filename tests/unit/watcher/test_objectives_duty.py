@@ -12,7 +12,7 @@ from serin.monitoring.objectives.burn import PERIOD_S
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.rollbacks import read_rollbacks
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Inbox, Mailbox
+from serin.rollout.run.commands import Mailbox
 from serin.rollout.run.status import history as decisions
 from serin.rollout.run.status import model_status
 from serin.serving.external import External
@@ -21,6 +21,7 @@ from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
+from tests.fakes.rollout import home_inbox
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 from tests.kit.commands import serin_main as serin
 from tests.unit.monitoring.request_lines import GOOD, append
@@ -279,7 +280,7 @@ def test_without_permission_there_is_an_alert_alone(world: World) -> None:
     world.promote(2)
     assert world.minutes_until_alert(2, 20, bad=30) is not None
     assert read_rollbacks(world.home, "flights") == ()
-    assert Inbox(world.home).pending() == []
+    assert home_inbox(world.home).pending() == []
 
 
 def test_a_crash_before_the_command_is_submitted_submits_it_once(
@@ -296,11 +297,11 @@ def test_a_crash_before_the_command_is_submitted_submits_it_once(
             except OSError:
                 break
     assert len(read_rollbacks(strict.home, "flights")) == 1
-    assert Inbox(strict.home).pending() == []
+    assert home_inbox(strict.home).pending() == []
     strict.now += 10
     strict.tick()
     strict.tick()
-    assert len(Inbox(strict.home).pending()) == 1
+    assert len(home_inbox(strict.home).pending()) == 1
     strict.scene.until(Phase.PROMOTED)
     strict.tick()
     (made,) = read_rollbacks(strict.home, "flights")
@@ -318,7 +319,7 @@ def test_a_rollback_that_was_not_submitted_is_dropped_when_another_version_is_li
         assert made.outcome is None
     strict.promote(3)
     strict.tick()
-    assert Inbox(strict.home).pending() == []
+    assert home_inbox(strict.home).pending() == []
     strict.now += 60
     strict.tick()
     (made,) = read_rollbacks(strict.home, "flights")
@@ -331,7 +332,7 @@ def test_a_command_that_no_controller_answers_is_withdrawn_and_may_be_tried_late
     strict.minutes(3, 2, bad=30)
     (made,) = read_rollbacks(strict.home, "flights")
     assert (made.outcome, made.accepted) == ("the controller did not answer", False)
-    assert Inbox(strict.home).pending() == []
+    assert home_inbox(strict.home).pending() == []
     strict.minutes(12, 2, bad=30)
     assert len(read_rollbacks(strict.home, "flights")) == 2
 

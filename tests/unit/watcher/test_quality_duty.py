@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from serin import metrics
 from serin.cli import app
 from serin.columns.scored import measured
-from serin.formats.serving.journal import last_decision
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
@@ -21,14 +20,16 @@ from serin.monitoring.quality.measure import FEWEST_ROWS
 from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, read_quality
 from serin.rollout.decide.state import Phase
-from serin.rollout.run.commands import Command, Inbox, Mailbox
-from serin.rollout.run.record import JournalFolder, decision2rollout
+from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.commands import Command
+from serin.rollout.run.record import decision2rollout
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from serin.watcher.captures import forget_rows
 from serin.watcher.quality_duty import QualityDuty
 from tests.fakes.live_quality import BEGAN, DAY_S, Served, publish, serve
+from tests.fakes.rollout import home_inbox
 from tests.fakes.running_controller import running_controller
 from tests.kit.waiting import until
 from tests.unit.serving import bundles
@@ -226,7 +227,7 @@ def live(home: Path, monitoring: str, *, worse: float, labelled: int = ROWS) -> 
 
 
 def inbox(home: Path) -> list[Command]:
-    return Inbox(home).pending()
+    return home_inbox(home).pending()
 
 
 def test_a_live_version_within_its_objective_raises_no_alert(home: Path) -> None:
@@ -277,7 +278,7 @@ def test_few_bad_labels_are_no_alert_yet(home: Path) -> None:
 def _promote_both(home: Path) -> None:
     for version in (1, 2):
         order = Command(kind="start", model=bundles.MODEL, version=version, by="ada")
-        assert Mailbox(home).ask(order).accepted
+        assert home_rollouts(home).mailbox.ask(order).accepted
         _until(home, Phase.PROMOTED, version)
 
 
@@ -288,7 +289,7 @@ def test_a_worse_version_is_rolled_back_by_the_watcher_where_the_spec_asks_for_i
         follow(home, BEGAN + 3 * DAY_S)
         follow(home, BEGAN + 3 * DAY_S + 5)  # the alarm is still there, and nothing is asked for twice
         _until(home, Phase.PROMOTED, 1)
-    decisions = JournalFolder(home).open(bundles.MODEL).all()
+    decisions = home_rollouts(home).decisions(bundles.MODEL)
     asked = [each for each in decisions if each.by == "quality"]
     assert [decision2rollout(each).candidate.version for each in asked] == [1]
     assert re.search(
@@ -336,7 +337,7 @@ def test_the_controller_gets_the_blocks_of_versions_that_have_an_objective(home:
 
 def _until(home: Path, phase: Phase, version: int) -> None:
     def reached() -> bool:
-        last = last_decision(JournalFolder(home).path(bundles.MODEL))
+        last = home_rollouts(home).last(bundles.MODEL)
         rollout = decision2rollout(last) if last is not None else None
         return rollout is not None and (rollout.phase, rollout.candidate.version) == (phase, version)
 

@@ -1,27 +1,35 @@
 """The journals of a leading controller: each decision is an object that nobody else can write any more.
 
 A lost race means that another controller leads: LeadershipLost, and nothing of this one's state is right any more.
+
+On one machine an urgent decision does not wait for a disk that takes no more: it is kept in memory and counts from then
+on, and is written as soon as the disk takes it. Several hosts follow the store alone: there is nothing to act on before
+a decision is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from serin.errors import LeadershipLost, ObjectExists
-from serin.formats.cluster.decisions import (
+from serin.formats.serving.journal import (
+    Decision,
     DecisionCache,
+    Keep,
     Writer,
     add_model,
     dump_decision,
     journaled_models,
     prefix_of,
 )
-from serin.formats.serving.journal import Decision, Keep
-from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.leadership import Leads
+from serin.rollout.run.record import check_newest
 from serin.spec.names import valid_model_name
-from serin.store.numbered import NumberedWriter, numbered_key
+from serin.store.home_objects import HomeObjects
+from serin.store.numbered import NumberedWriter, numbered_key, numbers
 from serin.store.objects import Objects
 
 _COMPACT: Final = 600  # decisions; a rollout that is held adds one in ten seconds
@@ -34,7 +42,7 @@ class StoreJournals:
     def __init__(
         self,
         objects: Objects,
-        leadership: Leadership,
+        leadership: Leads,
         term: int,
         *,
         cache: DecisionCache | None = None,
@@ -62,33 +70,62 @@ class StoreJournal:
         self._journals, self._model = journals, model
         self._compact_at = journals.compact_at
         decisions = journals.cache.all(model)
+        check_newest(model, decisions[-1] if decisions else None, journals.objects.url)
         self._count = len(decisions)
-        newest = decisions[-1].seq if decisions else 0
-        self._writer = NumberedWriter(journals.objects, prefix_of(model), newest)
+        objects = journals.objects
+        self._home = objects if isinstance(objects, HomeObjects) else None
+        stored: Objects = self._home.on_disk() if self._home else objects
+        written = numbers(stored, prefix_of(model))
+        self._writer = NumberedWriter(stored, prefix_of(model), written[-1] if written else 0)
+        self._waiting = [each for each in decisions if each.seq > self._writer.seq]
 
-    waiting = 0  # hosts follow the store alone: there is nothing to act on before a decision is there
-
-    def flush(self) -> None:
-        """Nothing waits."""
+    @property
+    def waiting(self) -> int:
+        """How many decisions are not on disk yet."""
+        return len(self._waiting)
 
     def append(self, decision: Decision, *, urgent: bool = False) -> Decision:
-        """Returns the decision with its number, once its object exists."""
-        del urgent
-        leadership, term = self._journals.leadership, self._journals.term
-        writer = Writer(holder=leadership.holder, term=term)
-        leadership.check(term)
+        """Returns the decision with its number, once its object exists. An urgent one counts also where the disk of
+        this machine does not take it: it waits, and `flush` writes it."""
+        numbered = replace(decision, seq=self._writer.seq + len(self._waiting) + 1)
+        self._waiting.append(numbered)
         try:
-            seq = self._writer.append(lambda seq: dump_decision(replace(decision, seq=seq), writer))
-        except ObjectExists as error:
-            leadership.lose(term)
-            raise LeadershipLost(leader=f"{error.key} is not this one's") from error
-        numbered = replace(decision, seq=seq)
+            self.flush()
+        except OSError:
+            if not urgent or self._home is None:
+                self._waiting.pop()
+                raise
+            # Where memory is full as well, this process alone knows it.
+            self._home.keep(numbered_key(prefix_of(self._model), numbered.seq), self._dump(numbered))
+        except BaseException:
+            self._waiting.pop()
+            raise
         self._journals.cache.put(self._model, numbered)
         self._count += 1
         return numbered
 
+    def flush(self) -> None:
+        """Writes the decisions that wait, oldest first. Raises OSError while the disk does not take them."""
+        leadership, term = self._journals.leadership, self._journals.term
+        while self._waiting:
+            leadership.check(term)
+            oldest = self._waiting[0]
+            try:
+                self._writer.append(partial(self._dump, oldest))
+            except ObjectExists as error:
+                leadership.lose(term)
+                raise LeadershipLost(leader=f"{error.key} is not this one's") from error
+            if self._home:
+                self._home.drop(numbered_key(prefix_of(self._model), oldest.seq))
+            self._waiting.pop(0)
+
+    def _dump(self, decision: Decision, _: int = 0) -> bytes:
+        journals = self._journals
+        return dump_decision(decision, Writer(holder=journals.leadership.holder, term=journals.term))
+
     def all(self) -> list[Decision]:
-        return self._journals.cache.all(self._model)
+        known = [each for each in self._journals.cache.all(self._model) if each.seq <= self._writer.seq]
+        return [*known, *self._waiting]
 
     def compact(self, keep: Keep) -> bool:
         """Removes the decisions not in `keep`, if there are many and they have doubled since; True when it did."""
@@ -97,7 +134,7 @@ class StoreJournal:
         self._compact_at = 2 * self._count  # also when it fails: not again with each decision
         decisions, journals = self.all(), self._journals
         journals.leadership.check(journals.term)
-        removed = _removable(decisions, {*keep(decisions), self._writer.seq}, journals.young_s)
+        removed = _removable(decisions, {*keep(decisions), decisions[-1].seq}, journals.young_s)
         for seq in removed:
             journals.objects.remove(numbered_key(prefix_of(self._model), seq))
         self._count = len(decisions) - len(removed)
