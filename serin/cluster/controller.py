@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
-from serin.cluster.combined_fleet import SchemaOf, check_same_requests
+from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
@@ -34,7 +34,6 @@ from serin.formats.serving.journal import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
 from serin.machine.durable import make_private
-from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
@@ -42,6 +41,7 @@ from serin.rollout.run.controller import Controller
 from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.ports import EvenClock, Processes, Replay
+from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
 from serin.store.open import check_conditional, open_objects
@@ -94,18 +94,22 @@ class LedController:
         self._agents = agents if fleet == "agents" else None
         self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
         processes: Processes = self._background or agents
-        timeouts = stored_timeouts(store)
+        external = External(objects)
+        timeouts = stored_timeouts(store, external)
+        fleet_of_all = CombinedFleet(
+            LedProcesses(processes, leadership, term), external, stored_schema(store)
+        )
         self._controller = Controller(
             router=ClusterRouter(
                 self._desired,
                 self._hosts,
                 rollouts=self._rollouts,
                 timeouts_of=lambda route: asdict(model_timeouts(timeouts, route.releases)),
-                endpoint_of=None if self._agents else processes.endpoint,
+                endpoint_of=partial(_endpoint, external, self._background),
                 wait=self._stopped.wait,
                 steady=steady,
             ),
-            fleet=ClusterFleet(processes, leadership, term, stored_schema(store)),
+            fleet=fleet_of_all,
             judge=ClusterJudge(
                 objects,
                 self._hosts,
@@ -113,11 +117,11 @@ class LedController:
                 lambda release: read_quality_blocks(home, release.model, release.name),
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
-            versions=ClusterVersions(store, leadership, term),
+            versions=CombinedVersions(ClusterVersions(store, leadership, term), external),
             commands=Inbox(objects, partial(leadership.check, term)),
             clock=EvenClock(),
             replayer=NoReplayer(),
-            check=check_trusted(store),
+            check=check_trusted(store, external),
         )
 
     def take_over(self) -> None:
@@ -216,40 +220,30 @@ def _resign(leadership: Leadership) -> None:
         log.warning("the leadership could not be given back: %s", error)
 
 
-class ClusterFleet:
-    """The port `Fleet` over any processes: agents (agents.py), or another scheduler's."""
+class LedProcesses:
+    """Processes that are started and stopped only while this controller leads: agents' (agents.py), or another
+    scheduler's."""
 
-    def __init__(self, processes: Processes, leadership: Leadership, term: int, schema_of: SchemaOf) -> None:
-        self._processes, self._leadership, self._term = processes, leadership, term
-        self._schema_of = schema_of
+    def __init__(self, processes: Processes, leadership: Leadership, term: int) -> None:
+        self._leadership, self._term = leadership, term
+        self.start = self._led(processes.start)
+        self.stop = self._led(processes.stop)
+        self.state, self.instance, self.running = processes.state, processes.instance, processes.running
+        self.endpoint, self.verify = processes.endpoint, processes.verify
 
-    def start(self, release: Release) -> None:
-        self._leadership.check(self._term)
-        self._processes.start(release)
+    def _led(self, act: Callable[[Release], None]) -> Callable[[Release], None]:
+        def do(release: Release) -> None:
+            self._leadership.check(self._term)
+            act(release)
 
-    def stop(self, release: Release) -> None:
-        self._leadership.check(self._term)
-        self._processes.stop(release)
+        return do
 
-    def state(self, release: Release) -> ReleaseState:
-        return self._processes.state(release)
 
-    def instance(self, release: Release) -> int | None:
-        return self._processes.instance(release)
-
-    def endpoint(self, release: Release) -> Endpoint:
-        return self._processes.endpoint(release)
-
-    def verify(self, release: Release) -> None:
-        self._processes.verify(release)
-
-    def running(self) -> Sequence[Release]:
-        return self._processes.running()
-
-    def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
-        """Checks that versions which will share clients take the same requests."""
-        if share:
-            check_same_requests(release, stable, self._schema_of)
+def _endpoint(external: External, scheduler: Processes | None, release: Release) -> Endpoint | None:
+    """Returns where a release answers; None: agents run it, and each gateway knows where."""
+    if external.has(release):
+        return external.endpoint(release)
+    return scheduler.endpoint(release) if scheduler else None
 
 
 class ClusterVersions:

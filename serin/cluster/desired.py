@@ -83,7 +83,7 @@ class DesiredStates:
 
 class ClusterRouter:
     """`rollouts`: the controller's, whose evidence the gateways gather. `endpoint_of`: the address of a release that no
-    agent runs; None: agents run them all. `wait`: sleeps for some seconds."""
+    agent runs; None: agents run it. `wait`: sleeps for some seconds."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ClusterRouter:
         *,
         rollouts: Callable[[], Sequence[Rollout]],
         timeouts_of: Callable[[ModelRoute], Mapping[str, Any]],
-        endpoint_of: Callable[[Release], Endpoint] | None,
+        endpoint_of: Callable[[Release], Endpoint | None],
         wait: Callable[[float], object],
         steady: Callable[[], float],
     ) -> None:
@@ -111,9 +111,9 @@ class ClusterRouter:
         changed = self._desired.change(
             routes=tuple(routes),
             timeouts={route.model: dict(self._timeouts_of(route)) for route in routes if route.releases},
-            endpoints={release.name: self._endpoint_of(release) for release in released}
-            if self._endpoint_of
-            else {},
+            endpoints={
+                release.name: place for release in sorted(released) if (place := self._endpoint_of(release))
+            },
             arms=arms(self._rollouts(), self._desired.state),
         )
         if changed:

@@ -70,19 +70,6 @@ class GatewayRouter:
         return self._gateway.active_requests(release)
 
 
-def timeouts_of(store: Store, external: External) -> Callable[[Release], Timeouts]:
-    """Returns timeouts by the spec of a version, which never changes; for a server elsewhere, by its registration."""
-
-    exported = stored_timeouts(store)
-
-    def timeouts(release: Release) -> Timeouts:
-        if external.has(release):
-            return Timeouts(request_s=external.request_timeout_s(release.model))
-        return exported(release)
-
-    return timeouts
-
-
 def run(home: Path, stop: threading.Event) -> None:
     """Ticks until `stop` is set. Raises JournalHeld while another process decides in this home, and LeadershipLost when
     one has."""
@@ -92,11 +79,11 @@ def run(home: Path, stop: threading.Event) -> None:
 
 def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
     objects = HomeObjects(home)
-    store, gateway, external = Store.open(), build_gateway(home), External(home)
+    store, gateway, external = Store.open(), build_gateway(home), External(objects)
     ours = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
     fleet = CombinedFleet(ours, external, stored_schema(store))
     controller = Controller(
-        router=GatewayRouter(gateway, fleet, timeouts_of(store, external)),
+        router=GatewayRouter(gateway, fleet, stored_timeouts(store, external)),
         fleet=fleet,
         judge=LogJudge(
             request_log(home),
@@ -107,7 +94,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         versions=CombinedVersions(store, external),
         commands=Inbox(objects, partial(leadership.check, leadership.term)),
         replayer=Replayer(home, store, external, fleet.endpoint),
-        check=lambda release: None if external.has(release) else check_trusted(store)(release),
+        check=check_trusted(store, external),
     )
     log.info("the controller has started")
     reported = dict[str, str]()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from serin.serving.envoy.gateway import Gateway
     from serin.serving.envoy.issuers import Issuer
     from serin.serving.envoy.keys import ApiKey, KeyFile
+
+T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
 Provider = Annotated[str, typer.Argument(help="A short name of the provider.")]
@@ -52,7 +55,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
-    entry, key = _keys().create(name, models=model, lasts_s=lasts, rate=rate, burst=burst)
+    entry, key = _change(lambda keys: keys.create(name, models=model, lasts_s=lasts, rate=rate, burst=burst))
     _publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
@@ -85,7 +88,7 @@ def list_keys(as_json: Json = False) -> None:
 
 def remove(name: Name) -> None:
     """Remove a key: it is refused at once, and listed as revoked. Removing the last key does not open the gateway."""
-    _keys().revoke(name)
+    _change(lambda keys: keys.revoke(name))
     _publish()
     show(f"{name} is removed")
 
@@ -104,7 +107,7 @@ def require(
             problem=f"other machines reach this gateway (--address {stack.address}), so keys stay required; "
             "run `serin down` first, or `serin up` without --address"
         )
-    _keys().require(on)
+    _change(lambda keys: keys.require(on))
     _publish()
     show(
         "a key is required"
@@ -117,6 +120,15 @@ def _keys() -> KeyFile:
     from serin.host.wiring import key_file
 
     return key_file(environment.home())
+
+
+def _change(act: Callable[[KeyFile], T]) -> T:
+    """Changes the keys of this home, or of all hosts where an agent of several serves."""
+    from serin.cluster.shared_keys import SharedKeys
+    from serin.rollout.run.access import find_cluster
+
+    objects = find_cluster(environment.home())
+    return act(_keys()) if objects is None else SharedKeys(objects, _keys()).change(act)
 
 
 def _gateway() -> Gateway:
@@ -165,7 +177,7 @@ def add_issuer(
         burst=burst,
     )
     found = _gateway().keys.jwks.fetch(issuer)
-    _keys().add_issuer(issuer)
+    _change(lambda keys: keys.add_issuer(issuer))
     _publish()
     show(f"tokens of {url} are taken; it has {found.count} public key{'s' if found.count != 1 else ''}")
 
@@ -202,7 +214,7 @@ def list_issuers(as_json: Json = False) -> None:
 
 def remove_issuer(name: Provider) -> None:
     """Refuse the tokens of an issuer, effective at once. Removing the last one does not open the gateway."""
-    issuer = _keys().remove_issuer(name)
+    issuer = _change(lambda keys: keys.remove_issuer(name))
     _publish()
     _gateway().keys.jwks.forget(issuer)
     show(f"tokens of {issuer.url} are no longer taken")

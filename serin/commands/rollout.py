@@ -224,8 +224,8 @@ def _request_timeout_s(spec: Path | None) -> float | None:
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
     from serin.host.state import running_stack
-    from serin.rollout.run.access import find_cluster
-    from serin.rollout.run.status import model_status
+    from serin.rollout.run.access import control_objects, find_rollouts
+    from serin.rollout.run.status import status_of
     from serin.serving.external import External, parse_address
 
     try:
@@ -234,15 +234,14 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
         raise typer.BadParameter(str(error)) from error
     if open_store().versions(model):
         raise RolloutRefused(model=model, command="start", reason="a model in the store has this name")
-    if find_cluster(environment.home()) is not None:
-        reason = "servers that run elsewhere need the stack of one machine (`serin up`), not several hosts"
-        raise RolloutRefused(model=model, command="start", reason=reason)
-    home = running_stack(environment.home()).home
-    known = External(home)
+    rollouts = find_rollouts()
+    if rollouts.log is not None:  # one machine's
+        running_stack(environment.home())  # raises NotUp
+    known = External(control_objects(environment.home()))
     first, second = (known.register(model, address) for address in addresses)
     if timeout_s is not None:
         known.set_request_timeout(model, timeout_s)
-    now = model_status(home, model)
+    now = status_of(rollouts, model)
     if now is None or now.live is None:
         tell_controller("start", model, version=first.version, why="the server that answers today")
         _follow(model)

@@ -26,6 +26,7 @@ from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.serving.external import External
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -189,5 +190,5 @@ def _what(request: Request) -> str:
 
 
 def _versions(console: Console, state: ModelStatus) -> list[int]:
-    known = CombinedVersions(Store.open(), External(console.home)).versions(state.name)
+    known = CombinedVersions(Store.open(), External(HomeObjects(console.home))).versions(state.name)
     return [version for version in reversed(known) if version != state.live]

@@ -1,31 +1,33 @@
 """Servers that Serin does not run: a canary between any two that support the KServe v2 protocol.
 
-`<home>/external/<model>.json` numbers the addresses of a model as its versions, from 1, never reused. Nothing is
-started or stopped here. A server is ready when it reports the model as ready, and it fits when it has the same tensors
-as the live one.
+`external/<model>.json`, an object of the home or of the store that several hosts share, numbers the addresses of a
+model as its versions, from 1, never reused. Nothing is started or stopped here. A server is ready when it reports the
+model as ready, and it fits when it has the same tensors as the live one.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from serin.errors import ReleaseNotReady
-from serin.machine.documents import read_json
-from serin.machine.durable import write_whole
+from serin.errors import ObjectChanged, ObjectExists, ReleaseNotReady
+from serin.machine.documents import parse_json
 from serin.machine.typed_json import Document, Stored
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Endpoint, Release
+from serin.store.objects import FolderObjects, Objects
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 """By name: type and sizes, -1 for any, none where it names none."""
 
 REQUEST_TIMEOUT_S: Final = 5.0  # the default of a model in the store
 
+_FRESH_S: Final = 5.0
 _ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
 _Address = Annotated[
     Endpoint,
@@ -62,29 +64,38 @@ def parse_address(text: str) -> Endpoint:
 
 
 class External:
-    def __init__(self, home: Path) -> None:
-        self._folder = home / "external"
+    """What a shared store says is asked for again after some seconds. `versions` always asks, and a rollout begins with
+    that, so what it needs is known."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._fresh_s = 0.0 if isinstance(objects, FolderObjects) else _FRESH_S
+        self._known: dict[str, tuple[float, _Servers]] = {}
 
     def register(self, model: str, endpoint: Endpoint) -> Release:
         """Returns the version of an address: the one it has, or the next."""
-        record = self._record(model)
-        known = record.versions
-        for version, other in known.items():
-            if (other.http, other.grpc) == (endpoint.http, endpoint.grpc):
-                return Release(model=model, version=version)
-        version = max(known, default=0) + 1
-        self._write(model, replace(record, versions={**known, version: endpoint}))
-        return Release(model=model, version=version)
+
+        def add(record: _Servers) -> _Servers:
+            if any(_same(other, endpoint) for other in record.versions.values()):
+                return record
+            return replace(
+                record, versions={**record.versions, max(record.versions, default=0) + 1: endpoint}
+            )
+
+        versions = self._change(model, add).versions
+        return Release(
+            model=model, version=next(each for each in versions if _same(versions[each], endpoint))
+        )
 
     def set_request_timeout(self, model: str, seconds: float) -> None:
         """Sets how long one request to any of the model's servers may take."""
-        self._write(model, replace(self._record(model), request_timeout_s=seconds))
+        self._change(model, lambda record: replace(record, request_timeout_s=seconds))
 
     def request_timeout_s(self, model: str) -> float:
         return self._record(model).request_timeout_s
 
     def versions(self, model: str) -> list[int]:
-        return sorted(self._record(model).versions)
+        return sorted(self._read(model)[0].versions)
 
     def has(self, release: Release) -> bool:
         return release.version in self._record(release.model).versions
@@ -146,16 +157,44 @@ class External:
         page = f"http://{self.endpoint(release).http}/v2/models/{release.model}"
         return ReleaseNotReady(release=release.name, reason=reason, log=page)
 
-    def _file(self, model: str) -> Path:
-        return self._folder / f"{valid_model_name(model)}.json"
-
     def _record(self, model: str) -> _Servers:
-        advice = f"restore it, or move it away and name the servers of {model} again (`serin rollout start --stable`)"
-        return read_json(self._file(model), _Servers.from_json, advice=advice) or _Servers()
+        read_at, record = self._known.get(model, (-math.inf, _Servers()))
+        return record if time.monotonic() - read_at < self._fresh_s else self._read(model)[0]
 
-    def _write(self, model: str, servers: _Servers) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(model), servers.dump())
+    def _read(self, model: str) -> tuple[_Servers, str | None]:
+        """Returns the record and its tag; None: there is none."""
+        key, stored = _key(model), self._objects.read(_key(model))
+        advice = f"restore it, or move it away and name the servers of {model} again (`serin rollout start --stable`)"
+        record = _Servers()
+        if stored is not None:
+            place = f"{self._objects.url}/{key}"
+            record = parse_json(place, stored.content, _Servers.from_json, advice=advice)
+        self._known[model] = (time.monotonic(), record)
+        return record, stored.tag if stored else None
+
+    def _change(self, model: str, change: Callable[[_Servers], _Servers]) -> _Servers:
+        while True:
+            before, tag = self._read(model)
+            after = change(before)
+            if after == before:
+                return after
+            try:
+                if tag is None:
+                    self._objects.create(_key(model), after.dump())
+                else:
+                    self._objects.replace(_key(model), after.dump(), tag)
+            except (ObjectChanged, ObjectExists):
+                continue  # another one was faster
+            self._known.pop(model, None)
+            return after
+
+
+def _key(model: str) -> str:
+    return f"external/{valid_model_name(model)}.json"
+
+
+def _same(some: Endpoint, other: Endpoint) -> bool:
+    return (some.http, some.grpc) == (other.http, other.grpc)
 
 
 def _alike(some: Tensors, others: Tensors) -> bool:

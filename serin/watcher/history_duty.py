@@ -14,6 +14,7 @@ from serin.monitoring.history.store import History
 from serin.serving.external import External
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.duty import Duty
 
@@ -62,7 +63,7 @@ class Promises:
     """Reads each version's spec once: a version never changes. Servers elsewhere have none."""
 
     def __init__(self, home: Path, store: Store | None = None) -> None:
-        self._external, self._store = External(home), store
+        self._external, self._store = External(HomeObjects(home)), store
         self._known: dict[tuple[str, int], Promise] = {}
         self._retry_at: dict[tuple[str, int], float] = {}
 

@@ -22,6 +22,7 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
@@ -100,7 +101,7 @@ def scene() -> Iterator[Scene]:
     home = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
     try:
         gateway, port = start_gateway(home, host)
-        external = External(home)
+        external = External(HomeObjects(home))
         fleet = CombinedFleet(FakeFleet(), external, {}.__getitem__)
         controller = Controller(
             router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),

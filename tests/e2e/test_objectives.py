@@ -26,6 +26,7 @@ from serin.rollout.run.judge import LogJudge
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
+from serin.store.home_objects import HomeObjects
 from serin.watcher.alerts_duty import AlertsDuty
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
@@ -162,7 +163,7 @@ def two_servers(fleet: Servers) -> Iterator[Scene]:
             commands=home_inbox(home),
         )
         try:
-            yield Scene(home, port, gateway, controller, External(home))
+            yield Scene(home, port, gateway, controller, External(HomeObjects(home)))
         finally:
             controller.close()
     finally:

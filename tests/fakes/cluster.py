@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from serin.cluster.agents import AgentProcesses
-from serin.cluster.controller import ClusterFleet, ClusterVersions, LedController, Loop
+from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.controller import ClusterVersions, LedController, LedProcesses, Loop
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
@@ -18,6 +19,7 @@ from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership
 from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside
+from serin.serving.external import External
 from serin.store.objects import Objects
 from tests.fakes.rollout import FakeVersions
 
@@ -64,20 +66,21 @@ class SimulatedLed(LedController):
         self._agents = AgentProcesses(
             self._desired, self._hosts, lambda _: has.replicas, has.time.steady, poll_s=0.001
         )
+        external = External(objects)
         self._controller = Controller(
             router=ClusterRouter(
                 self._desired,
                 self._hosts,
                 rollouts=self._rollouts,
                 timeouts_of=lambda _: {"request_s": 5.0},
-                endpoint_of=None,
+                endpoint_of=lambda release: external.endpoint(release) if external.has(release) else None,
                 wait=has.wait,
                 steady=has.time.steady,
             ),
-            fleet=ClusterFleet(self._agents, leadership, term, lambda _: SCHEMA),
+            fleet=CombinedFleet(LedProcesses(self._agents, leadership, term), external, lambda _: SCHEMA),
             judge=has.judge or ClusterJudge(objects, self._hosts, has.time.now),
             journals=StoreJournals(objects, leadership, term, cache=cache),
-            versions=ClusterVersions(has.versions, leadership, term),
+            versions=CombinedVersions(ClusterVersions(has.versions, leadership, term), external),
             commands=Inbox(objects, partial(leadership.check, term)),
             clock=has.time,
             beside=has.beside,

@@ -44,6 +44,7 @@ from serin.serving.external import External
 from serin.serving.triton.process import TritonPorts
 from serin.serving.triton.release_record import Record, Served, write_record
 from serin.store.artifacts import Endpoint, Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cost_duty import CostDuty
@@ -210,7 +211,7 @@ class Walk:
 
 def _furnish(home: Path) -> None:
     furnish(home).kill()
-    external, store = External(home), Store.open()
+    external, store = External(HomeObjects(home)), Store.open()
     external.register(OTHER, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
     external.register(OTHER, Endpoint(http="127.0.0.1:2", grpc="127.0.0.1:2", elsewhere=True))
     store.set_alias(MODEL, "candidate", 2)
@@ -258,7 +259,7 @@ def _decider(home: Path) -> Controller:
         fleet=FakeFleet(ready_after=0),
         judge=FakeJudge(step_s=1e9, bake_s=1e9),
         journals=home_journals(home),
-        versions=CombinedVersions(Store.open(), External(home)),
+        versions=CombinedVersions(Store.open(), External(HomeObjects(home))),
         commands=home_inbox(home),
     )
 

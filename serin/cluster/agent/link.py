@@ -19,10 +19,12 @@ from typing import Final, TypeVar
 from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.settings import agent_folder
 from serin.cluster.hosts import load_foreign
+from serin.cluster.shared_keys import SharedKeys
 from serin.errors import HostNameTaken, ObjectChanged, ObjectExists, SerinError
 from serin.formats.cluster.desired_state import PREFIX, DesiredState, key_of
 from serin.formats.cluster.host_report import AgentReport, agent_key
 from serin.machine.durable import write_whole
+from serin.serving.envoy.keys import KeyFile
 from serin.store.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -52,11 +54,12 @@ class Link:
         *,
         kept: Path,
         evidence: EvidenceUpload,
+        keys: KeyFile,
         on_news: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._open, self._kept = host, open_store, kept
-        self._evidence, self._on_news, self._clock = evidence, on_news, clock
+        self._evidence, self._keys, self._on_news, self._clock = evidence, keys, on_news, clock
         self._peers, self._peers_kept = PeerBook(host), kept.with_name("peers.json")
         self._lock = threading.Lock()  # of the peers
         self._objects: Objects | None = None
@@ -111,6 +114,9 @@ class Link:
         self._write_report(self._objects)
         if self.desired is not None and (report := self._report) is not None:
             self._evidence.step(self._objects, self.desired, report.desired_seq)
+        _, copied = SharedKeys(self._objects, self._keys).pull()
+        if copied:
+            self._on_news()
 
     def _run(self) -> None:
         while not self._stop.is_set():

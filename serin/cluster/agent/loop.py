@@ -20,7 +20,7 @@ from serin.cluster.agent.link import Link
 from serin.cluster.agent.settings import AgentSettings, agent_folder, desired_file, view_file
 from serin.errors import StackUnusable
 from serin.host.standing import run_standing
-from serin.host.wiring import build_gateway, build_releases, keep_ticking, request_log
+from serin.host.wiring import build_gateway, build_releases, keep_ticking, key_file, request_log
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.rollout.run.background import BackgroundFleet
@@ -50,6 +50,7 @@ def run(home: Path, stop: threading.Event) -> None:
         evidence=EvidenceUpload(
             agent_folder(home) / "evidence.json", host=settings.host, request_log=request_log(home)
         ),
+        keys=key_file(home),
         on_news=news.set,
     )
     agent = Agent(settings, gateway=gateway, fleet=fleet, link=link)

@@ -64,6 +64,11 @@ def find_rollouts(home: Path | None = None) -> Rollouts:
     return home_rollouts(home) if objects is None else Rollouts(objects)
 
 
+def control_objects(home: Path) -> Objects:
+    """Returns the objects by which rollouts of `home`, or of the cluster that it belongs to, are controlled."""
+    return find_cluster(home) or HomeObjects(home)
+
+
 def find_cluster(home: Path) -> Objects | None:
     """Returns the store in which controllers of several hosts meet; None: this machine's stack decides itself."""
     if stack_decides(home):

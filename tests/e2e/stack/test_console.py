@@ -18,6 +18,7 @@ from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint
+from serin.store.home_objects import HomeObjects
 from tests.e2e.browser import Page, find_browser, open_browser
 from tests.e2e.external_scene import asking
 from tests.e2e.whole_stack import Stack, until
@@ -52,7 +53,11 @@ UNFOLDED = """(() => {
 
 
 def start(home: Path, server: KServe, plan: Plan) -> int:
-    version = External(home).register(MODEL, Endpoint(http=server.address, grpc=server.address)).version
+    version = (
+        External(HomeObjects(home))
+        .register(MODEL, Endpoint(http=server.address, grpc=server.address))
+        .version
+    )
     command = Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
     answer = home_rollouts(home).mailbox.ask(command, timeout_s=60)
     assert answer.accepted, answer.reason

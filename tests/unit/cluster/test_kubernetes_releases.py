@@ -23,6 +23,7 @@ from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.external import External
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
+from serin.store.home_objects import HomeObjects
 from tests.fakes.rollout import FakeFleet
 
 FOLDER = Path(__file__).resolve().parents[3] / "deployments" / "kubernetes"
@@ -145,7 +146,9 @@ LABEL = OutputTensor(name="label", dtype="INT64", dims=(1,))
 
 def check(tmp_path: Path, new: Schema, *, share: bool = True) -> None:
     schemas = {LIVE: SCHEMA, NEW: new}
-    CombinedFleet(FakeFleet(), External(tmp_path), schemas.__getitem__).check_fits(NEW, LIVE, share=share)
+    CombinedFleet(FakeFleet(), External(HomeObjects(tmp_path)), schemas.__getitem__).check_fits(
+        NEW, LIVE, share=share
+    )
 
 
 @pytest.mark.parametrize(

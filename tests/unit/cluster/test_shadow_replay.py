@@ -23,6 +23,7 @@ from serin.rollout.decide.shadow import Batch, Tally, add_batch, judge_shadow
 from serin.rollout.decide.state import Rollout, Verdict
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.records import record, recorded_rows
 from tests.unit.serving import bundles
@@ -265,6 +266,7 @@ def test_requests_are_sent_at_a_share_of_the_live_version_s_pace(
     monkeypatch.setattr(replaying, "LEAST_PER_S", 20.0)
     monkeypatch.setattr(replaying, "_MOST_PER_S", 300.0)
     log, now = tmp_path / "requests.jsonl", time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # however long the log takes to write
     fields = {
         "model": LIVE.model,
         "epoch": 1,
@@ -311,7 +313,7 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
         id="r", candidate=replace(LIVE, version=2), stable=LIVE, previous=None, plan=PLAN, began=0, since=0,
         evidence_from=0,
     )  # fmt: skip
-    external = External(tmp_path)
+    external = External(HomeObjects(tmp_path))
     replayer = Replayer(tmp_path, store, external, lambda _: Endpoint(http="-", grpc="-"))
     with pytest.raises(RolloutRefused, match=rf"live version 1.*{reason}.*leave shadow out for this rollout"):
         replayer.check(rollout)

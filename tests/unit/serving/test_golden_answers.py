@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.cluster.home_controller import timeouts_of
+from serin.cluster.version_settings import stored_timeouts
 from serin.errors import BundleBroken, ReleaseNotReady, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
@@ -17,6 +17,7 @@ from serin.serving.external import External, parse_address
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.verify import Allowed, difference_found
 from serin.store.artifacts import Endpoint, Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.kserve import MODEL, serving
 from tests.unit.serving import bundles
@@ -154,16 +155,16 @@ def test_a_server_behind_tls_is_refused_with_what_to_do() -> None:
 
 
 def test_an_address_keeps_its_version_and_a_new_one_gets_the_next(tmp_path: Path) -> None:
-    external = External(tmp_path)
+    external = External(HomeObjects(tmp_path))
     versions = [external.register(MODEL, place(f"a:{port}")).version for port in (1, 2, 1, 3)]
     assert versions == [1, 2, 1, 3]
-    assert External(tmp_path).versions(MODEL) == [1, 2, 3]
-    assert External(tmp_path).endpoint(Release(model=MODEL, version=2)) == place("a:2")
+    assert External(HomeObjects(tmp_path)).versions(MODEL) == [1, 2, 3]
+    assert External(HomeObjects(tmp_path)).endpoint(Release(model=MODEL, version=2)) == place("a:2")
 
 
 def test_requests_to_servers_elsewhere_have_the_time_that_was_set_last(tmp_path: Path) -> None:
-    external, store = External(tmp_path), Store(str(tmp_path / "store"))
-    find = timeouts_of(store, external)
+    external, store = External(HomeObjects(tmp_path)), Store(str(tmp_path / "store"))
+    find = stored_timeouts(store, external)
     release = external.register(MODEL, place("a:1"))
     assert find(release) == Timeouts(request_s=5.0)
     external.set_request_timeout(MODEL, 30.0)
@@ -176,11 +177,11 @@ def test_requests_to_servers_elsewhere_have_the_time_that_was_set_last(tmp_path:
 
 
 def test_a_model_that_nobody_registered_is_not_external(tmp_path: Path) -> None:
-    assert not External(tmp_path).has(Release(model=MODEL, version=1))
+    assert not External(HomeObjects(tmp_path)).has(Release(model=MODEL, version=1))
 
 
 def test_a_server_is_ready_when_it_reports_ready(tmp_path: Path) -> None:
-    external = External(tmp_path)
+    external = External(HomeObjects(tmp_path))
     with serving() as server:
         release = external.register(MODEL, place(server.address))
         assert external.state(release) == "ready"
@@ -193,7 +194,7 @@ def test_a_server_is_ready_when_it_reports_ready(tmp_path: Path) -> None:
     ("how", "seen"), [({"datatype": "INT64"}, "'x' INT64"), ({"columns": 2}, r"\[-1, 2\]")]
 )
 def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str, Any], seen: str) -> None:
-    external = External(tmp_path)
+    external = External(HomeObjects(tmp_path))
     with serving() as one, serving() as same, serving(columns=-1) as vague, serving(**how) as other:
         wrong, live, *alike = (
             external.register(MODEL, place(server.address)) for server in (other, one, same, vague)
@@ -205,7 +206,7 @@ def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str,
 
 
 def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
-    external = External(tmp_path)
+    external = External(HomeObjects(tmp_path))
     with serving() as server:
         server.ready = False
         with pytest.raises(ReleaseNotReady, match="does not describe"):

@@ -18,6 +18,7 @@ from serin.rollout.run.status import model_status
 from serin.serving.external import External
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Endpoint, Release
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
@@ -372,5 +373,5 @@ def test_a_version_s_promises_come_from_its_own_spec(home: Path, tmp_path: Path)
     assert promises.limit_ms(NAME, f"{NAME}-v1-baseline") == 20.0
     assert promises.limit_ms(NAME, f"{NAME}-v2") is None
     assert promises.limit_ms(NAME, "unknown") is None
-    External(home).register(NAME, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
+    External(HomeObjects(home)).register(NAME, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
     assert promises.of(NAME, 1) == Promise()

@@ -5,9 +5,11 @@ import pytest
 
 from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.link import Link
-from serin.errors import HostNameTaken, StoreUnreachable
+from serin.cluster.shared_keys import KEY, SharedKeys
+from serin.errors import HostNameTaken, KeyFileBroken, StoreUnreachable
 from serin.formats.cluster.desired_state import DesiredState, key_of
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport, agent_key
+from serin.serving.envoy.keys import KeyFile
 from serin.store.objects import FolderObjects, Objects
 
 REPORT = AgentReport(host="a", beat=0, t=0.0, address="a:1", peer="a:2", desired_seq=0, evidence_seq=0)
@@ -18,6 +20,7 @@ class Scene:
         self._folder = folder
         folder.mkdir(exist_ok=True)
         self.objects = FolderObjects(folder / "store")
+        self.keys = KeyFile(path=folder / "keys.json")
         self.away = False
         self.news = 0
 
@@ -26,7 +29,12 @@ class Scene:
             self._folder / "evidence.json", host="a", request_log=self._folder / "requests.jsonl"
         )
         return Link(
-            "a", self._open, kept=self._folder / "desired.json", evidence=upload, on_news=self._on_news
+            "a",
+            self._open,
+            kept=self._folder / "desired.json",
+            evidence=upload,
+            keys=self.keys,
+            on_news=self._on_news,
         )
 
     def write(self, seq: int, **hosts: tuple[str, ...]) -> None:
@@ -226,3 +234,49 @@ def test_a_forgotten_host_that_runs_reports_again(scene: Scene) -> None:
     scene.objects.remove(agent_key("a"))
     assert rounds(link, 2) == [True, True]
     assert reported(scene) == REPORT.address
+
+
+def test_keys_that_are_changed_on_one_host_are_those_of_all(scene: Scene, tmp_path: Path) -> None:
+    other = KeyFile(path=tmp_path / "other" / "keys.json")
+    link, changing = scene.link(), SharedKeys(scene.objects, other)
+    link.round()
+    assert scene.keys.read().keys == ()
+    changing.change(lambda keys: keys.create("ada"))
+    before = scene.news
+    link.round()
+    link.round()
+    assert scene.keys.read() == other.read()
+    assert (scene.news, scene.keys.read().required) == (before + 1, True)
+    SharedKeys(scene.objects, scene.keys).change(lambda keys: keys.create("bob"))
+    changing.change(lambda keys: keys.revoke("ada"))
+    assert [(key.name, key.revoked is None) for key in other.read().keys] == [("ada", False), ("bob", True)]
+    changing.change(lambda keys: keys.require(False))
+    link.round()
+    assert not scene.keys.read().required
+    scene.keys.path.unlink()
+    link.round()
+    assert scene.keys.read() == other.read(), "a file that was lost is copied again"
+
+
+def test_of_two_changes_at_once_none_is_lost(scene: Scene, tmp_path: Path) -> None:
+    here = SharedKeys(scene.objects, scene.keys)
+    there = SharedKeys(scene.objects, KeyFile(path=tmp_path / "other" / "keys.json"))
+    here.change(lambda keys: keys.create("first"))
+    others = ["meanwhile"]
+
+    def slowly(keys: KeyFile) -> None:
+        if others:
+            there.change(lambda keys: keys.create(others.pop()))
+        keys.create("slow")
+
+    here.change(slowly)
+    assert [key.name for key in scene.keys.read().keys] == ["first", "meanwhile", "slow"]
+
+
+def test_what_is_not_a_ring_of_keys_changes_no_host(scene: Scene) -> None:
+    SharedKeys(scene.objects, scene.keys).change(lambda keys: keys.create("ada"))
+    link, ring = scene.link(), scene.keys.read()
+    scene.objects.put(KEY, b"{}x")
+    with pytest.raises(KeyFileBroken, match=r"cluster/keys\.json is not a ring"):
+        link.round()
+    assert scene.keys.read() == ring
