@@ -30,8 +30,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """On a free port of this machine or of `host`, a thread per connection. Many may connect at once: a connection beyond the
-    backlog, which is 5 by default, waits a second for its next try, and a gateway gives it up."""
+    """On a free port of this machine or of `host`, a thread per connection. Many may connect at once: a connection
+    beyond the backlog, which is 5 by default, waits a second for its next try, and a gateway gives it up."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -64,9 +64,9 @@ def chances(columns: Columns, bias: float = 0.0) -> Any:
 
 def request_body(columns: Columns) -> dict[str, Any]:
     inputs = [
-        {"name": each.name, "datatype": each.dtype, "shape": [len(columns[each.name]), 1], "data": list(columns[each.name])}
-        for each in bundles.SCHEMA.inputs
-    ]  # fmt: skip
+        {"name": name, "datatype": kind, "shape": [len(columns[name]), 1], "data": list(columns[name])}
+        for name, kind in ((each.name, each.dtype) for each in bundles.SCHEMA.inputs)
+    ]
     return {"inputs": inputs}
 
 
@@ -79,7 +79,10 @@ def spec(model: str, **sections: Any) -> dict[str, Any]:
     """A whole spec for the hand-made model; `sections` replace those of it."""
     return {
         "name": model,
-        "data": {"tables": {"flights": "flights.parquet"}, "target": {"expression": "arr_delay > 15", "task": "binary"}},
+        "data": {
+            "tables": {"flights": "flights.parquet"},
+            "target": {"expression": "arr_delay > 15", "task": "binary"},
+        },
         "features": [
             {"columns": ["temp", "distance"], "steps": ["fill_median"]},
             {"columns": ["carrier", "night"], "steps": ["categorify"]},
@@ -88,7 +91,7 @@ def spec(model: str, **sections: Any) -> dict[str, Any]:
         "serving": {"request_timeout": "10s"},
         "rollout": AT_ONCE,
         **sections,
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -252,8 +255,10 @@ class Place:
 
     def clean(self, model: str) -> None:
         """Takes a model out of service, so that the next scenario has the machine for itself."""
-        if self.serin_done(["rollout", "status", model])[0] == 0:
+        code, out, err = self.serin_done(["retire", model, "--yes"])
+        if code and "abort" in out + err:  # a rollout runs
             self.serin_done(["rollout", "abort", model])
+            self.serin_done(["rollout", "watch", model])
             self.serin_done(["retire", model, "--yes"])
 
     bundles = True  # whether models come from the store

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +49,14 @@ def play(scenario: Scenario, place: Place) -> Cell:
     except Refused as error:
         why = str(error)
         outcome = "refused" if any(word in why for word in scenario.words) else "failed"
-    except Exception as error:
+    except (
+        AssertionError,
+        OSError,
+        ValueError,
+        LookupError,
+        subprocess.SubprocessError,
+        HTTPException,
+    ) as error:
         (place.folder / f"{scenario.model}.txt").write_text(traceback.format_exc())
         outcome, why = "failed", _short(error)
     else:
@@ -83,6 +93,7 @@ def run(place: Place, wanted: Iterable[str], keep: Callable[[str, Cell], None]) 
     return done
 
 
+@cache
 def code_digest() -> str:
     found = hashlib.sha256()
     for path in sorted((ROOT / "serin").rglob("*")):
@@ -121,18 +132,19 @@ def table() -> str:
     notes = []
     for name in SCENARIOS:
         row = []
-        for place in PLACES:
+        for place, title in PLACES.items():
             cell = cells[place].get(name)
             if cell is None:
                 row.append("not run")
             elif cell.outcome == "passed":
                 row.append("passed")
             else:
-                notes.append(f"{len(notes) + 1}. {name}, {PLACES[place]}: {cell.why.replace('|', '/')}")
+                notes.append(f"{len(notes) + 1}. {name}, {title}: {cell.why.replace('|', '/')}")
                 row.append(f"{cell.outcome} ({len(notes)})")
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     kinds = ("passed", "refused", "failed")
-    counts = [" / ".join(str(sum(c.outcome == kind for c in cells[place].values())) for kind in kinds) for place in PLACES]  # fmt: skip
+    found = [[cell.outcome for cell in each.values()] for each in cells.values()]
+    counts = [" / ".join(str(each.count(kind)) for kind in kinds) for each in found]
     lines.append("| **passed / refused / failed** | " + " | ".join(counts) + " |")
     return "\n".join([*lines, "", *notes]).rstrip()
 

@@ -147,7 +147,8 @@ def capture_and_forget(place: Place, model: str) -> None:
     found = soon(whole, "requests are not recorded", said=exported)
     expected = sorted((each, number) for each in ids for number in range(3))
     assert sorted(zip(found["_id"].to_pylist(), found["_row"].to_pylist(), strict=True)) == expected
-    assert np.allclose(sorted(found["_answer_score"].to_pylist()), sorted(np.concatenate([*map(chances, sent)])), atol=1e-5)  # fmt: skip
+    answered = np.concatenate([chances(batch) for batch in sent])
+    assert np.allclose(np.sort(found["_answer_score"].to_numpy()), np.sort(answered), atol=1e-5)
     place.ask_for("captures", "forget", model, "--where", "carrier = 'UA'", "--yes")
     assert sorted(exported()["carrier"].to_pylist()) == ["AA"] * 30
 
@@ -279,10 +280,11 @@ def explain(place: Place, model: str) -> None:
 @scenario("tune", "tune", slow=True)
 def tune(place: Place, model: str) -> None:
     """Two instances are better than one where each request computes: the next release has what was found."""
-    place.roll_out(model, slow=True)
+    how = {"slow": True, "serving": {"request_timeout": "10s", "queue_delay": "100us"}}  # what is named is not tuned
+    place.roll_out(model, **how)
     found = json.loads(place.ask_for("tune", model, "--rows", "1", "--json"))["chosen"]
     assert found["instances"] > 1, f"the machine is too busy to tell: {found}"
-    version = place.roll_out(model, slow=True)
+    version = place.roll_out(model, **how)
     wanted = f"count: {found['instances']}"
     configs = [
         path.read_text()

@@ -90,8 +90,8 @@ def publish(
     model: str = MODEL,
     side: int = 0,
 ) -> Bundle:
-    """The next version of `model`. `bias` is what tells its scores from those of another version. `in_two`: with a front
-    and a core beside the whole graph, as for a GPU. `extra`: further files. `side`: see `graph`."""
+    """The next version of `model`. `bias` is what tells its scores from those of another version. `in_two`: with a
+    front and a core beside the whole graph, as for a GPU. `extra`: further files. `side`: see `graph`."""
     version = store.reserve_version(model)
     with store.workspace() as folder:
         onnx.save(graph(bias, side), folder / "model.onnx")
