@@ -26,12 +26,12 @@ class Foreign(Machine):
         self._live: dict[str, KServe] = {}
         self._next: dict[str, KServe] = {}
 
-    def start(self, model: str, *, bias: float = 0.0, slow: bool = False, **sections: Any) -> int:
+    def start(self, model: str, *, bias: float = 0.0, side: int = 0, **sections: Any) -> int:
         """The first time the model's two servers are alike."""
         sections.pop("files", None)
         path = self.file("spec.yaml")
         path.write_text(yaml.safe_dump(spec(model, **sections)))
-        made = self._ends.enter_context(self.server(model, bias=bias, delay_s=0.05 if slow else 0.0))
+        made = self._ends.enter_context(self.server(model, bias=bias, delay_s=0.05 if side else 0.0))
         before = self._live.get(model) or self._ends.enter_context(self.server(model, bias=bias))
         urls = ["--stable", f"http://{before.address}", "--candidate", f"http://{made.address}"]
         self.ask_for("rollout", "start", model, *urls, "--spec", str(path), "--no-follow")

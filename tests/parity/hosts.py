@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from serin.store.store import Store
-from tests.cluster.namespaces import end
+from tests.cluster.namespaces import Host, end
 from tests.cluster.part import need
 from tests.cluster.serving_hosts import SERIN, Cluster, cluster
 from tests.parity.place import Place
@@ -16,14 +18,27 @@ from tests.parity.place import Place
 _COMMAND_S = 900.0
 
 
+@dataclass
+class Controller:
+    """Restarted by nobody but its owner."""
+
+    host: Host
+    home: Path
+    process: subprocess.Popen[str] = field(init=False)
+
+    def start(self) -> None:
+        own = {**os.environ, "SERIN_HOME": str(self.home), "SERIN_HOST": self.host.name}
+        self.process = self.host.popen([*SERIN, "controller"], log=self.home.with_suffix(".log"), env=own)
+
+
 class Hosts(Place):
     """Commands run on host `a`, where an agent runs as well."""
 
     name = "hosts"
 
-    def __init__(self, made: Cluster, folder: Path) -> None:
+    def __init__(self, made: Cluster, controllers: list[Controller], folder: Path) -> None:
         super().__init__(folder)
-        self.made = made
+        self.made, self.controllers = made, controllers
         self.address = made.store_host.address
 
     def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
@@ -55,9 +70,10 @@ def hosts(folder: Path) -> Iterator[Hosts]:
     need("namespaces")
     with ExitStack() as ends:
         made = ends.enter_context(cluster(folder, "a", "b", "c", prefix="198.18.40"))
+        controllers = []
         for number, host in enumerate((made.network["c"], made.store_host)):
-            own = {**os.environ, "SERIN_HOME": str(folder / f"controller-{number}"), "SERIN_HOST": host.name}
-            log = folder / f"controller-{number}.log"
-            ends.callback(end, host.popen([*SERIN, "controller"], log=log, env=own))
+            controllers.append(Controller(host, folder / f"controller-{number}"))
+            controllers[-1].start()
+            ends.callback(lambda each: end(each.process), controllers[-1])
         made.until(lambda: all(made.report(name) for name in "abc"), what="all hosts report")
-        yield Hosts(made, folder)
+        yield Hosts(made, controllers, folder)

@@ -159,13 +159,14 @@ class Place:
             raise Refused(last_line(out + err))
         return out
 
-    def start(self, model: str, *, bias: float = 0.0, slow: bool = False, **sections: Any) -> int:
-        """Publishes the next version and asks for its rollout; returns its number. `files`: see `bundles.publish`."""
+    def start(self, model: str, *, bias: float = 0.0, side: int = 0, **sections: Any) -> int:
+        """Publishes the next version and asks for its rollout; returns its number. `side`: of the work that slows it
+        down, and `files`: see `bundles.publish`."""
         files = sections.pop("files", None)
         text = yaml.safe_dump(spec(model, **sections))
         with self.inside():
             version = bundles.publish(
-                self.store, bias=bias, spec=text, model=model, side=600 if slow else 0, extra=files
+                self.store, bias=bias, spec=text, model=model, side=side, extra=files
             ).version
         self.ask_for("rollout", "start", f"{model}:{version}", "--no-follow")
         return version

@@ -129,7 +129,7 @@ def table() -> str:
     """Returns the table of all places, how many cells each has of a kind, and the reasons."""
     cells = {place: stored(place) for place in PLACES}
     lines = ["| | " + " | ".join(PLACES.values()) + " |", "|---" * (len(PLACES) + 1) + "|"]
-    notes = []
+    notes: list[str] = []
     for name in SCENARIOS:
         row = []
         for place, title in PLACES.items():
@@ -143,7 +143,7 @@ def table() -> str:
                 row.append(f"{cell.outcome} ({len(notes)})")
         lines.append(f"| {name} | " + " | ".join(row) + " |")
     kinds = ("passed", "refused", "failed")
-    found = [[cell.outcome for cell in each.values()] for each in cells.values()]
+    found: list[list[str]] = [[cell.outcome for cell in each.values()] for each in cells.values()]
     counts = [" / ".join(str(each.count(kind)) for kind in kinds) for each in found]
     lines.append("| **passed / refused / failed** | " + " | ".join(counts) + " |")
     return "\n".join([*lines, "", *notes]).rstrip()

@@ -93,7 +93,7 @@ def canary_rolled_back(place: Place, model: str) -> None:
     place.roll_out(model)
     live = place.status(model)["live"]
     with place.load(model, pause_s=0.02) as load:
-        place.start(model, slow=True, rollout=CANARY)
+        place.start(model, side=600, rollout=CANARY)
         promoted, said = place.follow(model)
         after = load.answered
         until(lambda: load.answered > after + 50, "answers after the rollback", within_s=60)
@@ -150,7 +150,9 @@ def capture_and_forget(place: Place, model: str) -> None:
     answered = np.concatenate([chances(batch) for batch in sent])
     assert np.allclose(np.sort(found["_answer_score"].to_numpy()), np.sort(answered), atol=1e-5)
     place.ask_for("captures", "forget", model, "--where", "carrier = 'UA'", "--yes")
-    assert sorted(exported()["carrier"].to_pylist()) == ["AA"] * 30
+    left = exported()
+    assert left is not None
+    assert sorted(left["carrier"].to_pylist()) == ["AA"] * 30
 
 
 @scenario("drift alarm", "drift", slow=True)
@@ -258,17 +260,19 @@ def retire(place: Place, model: str) -> None:
     one = rows(1)
     for gateway in place.gateways:
         scores(place.infer(model, one, gateway))
+
+    def gone(gateway: str) -> Callable[[], bool]:
+        return lambda: place.infer(model, one, gateway).status == 404
+
     place.ask_for("retire", model, "--yes")
     for gateway in place.gateways:
-        soon(lambda where=gateway: place.infer(model, one, where).status == 404, f"{gateway} serves it", 30.0)
+        soon(gone(gateway), f"{gateway} serves it", 30.0)
 
 
 @scenario("explain", "explain", slow=True)
 def explain(place: Place, model: str) -> None:
-    place.train(small_spec(
-        place.folder / "parcels", name=model, training={"seed": 3},
-        model={"kind": "xgboost", "rounds": 12, "options": {"max_depth": 3}},
-    ))  # fmt: skip
+    trees = {"kind": "xgboost", "rounds": 12, "options": {"max_depth": 3}}
+    place.train({**small_spec(place.folder / "parcels", model=trees, training={"seed": 3}), "name": model})
     some = place.file("rows.parquet")
     pq.write_table(parcels(5).drop_columns("hours"), some)
     found = json.loads(place.ask_for("explain", model, str(some), "--json"))
@@ -280,7 +284,10 @@ def explain(place: Place, model: str) -> None:
 @scenario("tune", "tune", slow=True)
 def tune(place: Place, model: str) -> None:
     """Two instances are better than one where each request computes: the next release has what was found."""
-    how = {"slow": True, "serving": {"request_timeout": "10s", "queue_delay": "100us"}}  # what is named is not tuned
+    how = {
+        "side": 200,
+        "serving": {"request_timeout": "10s", "queue_delay": "100us"},
+    }  # what is named is not tuned
     place.roll_out(model, **how)
     found = json.loads(place.ask_for("tune", model, "--rows", "1", "--json"))["chosen"]
     assert found["instances"] > 1, f"the machine is too busy to tell: {found}"
