@@ -34,7 +34,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test unit coverage chaos cluster-test gpu-test soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
+.PHONY: help install demo test unit coverage chaos cluster-test parity faults gpu-test soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,12 @@ coverage: $(INSTALLED) $(TRITON) ## all tests, with the share of lines they run;
 
 cluster-test: $(INSTALLED) $(TRITON) ## several hosts, Slurm, Kubernetes and containers on this machine (needs root; installs what it needs)
 	@$(BIN)/python -m tests.cluster $(ARGS)
+
+parity: $(INSTALLED) $(TRITON) ## every scenario where it is served: make parity PLACE=machine, hosts, kubernetes or foreign
+	@$(BIN)/python -m tests.parity $(or $(PLACE),machine) $(ARGS)
+
+faults: $(INSTALLED) $(TRITON) ## parts killed, stopped and cut off under load, and what it costs: make faults PLACE=machine or hosts
+	@$(BIN)/python -m tests.parity.faults $(or $(PLACE),machine) $(ARGS)
 
 # Installs nothing: a GPU machine may have no network. A PYTHON that is named is used instead of .venv.
 gpu-test: ## everything that needs a GPU, in under ten minutes, as one table: make gpu-test PYTHON=python3

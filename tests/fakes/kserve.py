@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,25 @@ MODEL = "sentiment"
 
 
 class KServe(WebServer):
-    def __init__(self, *, delay_s: float = 0.0, datatype: str = "FP32", columns: int = 1) -> None:
-        super().__init__(_Handler)
-        self.delay_s, self.datatype, self.columns = delay_s, datatype, columns
+    """`tensors`: the inputs and outputs that it describes. `answer`: makes the answer to a request's body."""
+
+    def __init__(
+        self,
+        *,
+        delay_s: float = 0.0,
+        datatype: str = "FP32",
+        columns: int = 1,
+        model: str = MODEL,
+        tensors: Mapping[str, Any] | None = None,
+        answer: Callable[[bytes], Any] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        super().__init__(_Handler, host)
+        self.delay_s, self.model = delay_s, model
+        one = {"name": "x", "datatype": datatype, "shape": [-1, columns]}
+        self.tensors = tensors or {"inputs": [one], "outputs": [one]}
+        output = {"name": "x", "datatype": datatype, "shape": [1, 1], "data": [0.5]}
+        self.respond = answer or (lambda _: {"model_name": model, "outputs": [output]})
         self.ready = True
         self.platform = ""
         self.fails_every = 0  # of so many requests one is answered with 500; 0: none
@@ -23,7 +39,7 @@ class KServe(WebServer):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
+        return f"{self.server_address[0]!s}:{self.server_port}"
 
 
 class _Handler(Handler):
@@ -35,23 +51,21 @@ class _Handler(Handler):
     def do_GET(self) -> None:
         if not self.server.ready:
             self._answer(503, {"error": "not ready"})
-        elif self.path == f"/v2/models/{MODEL}":
-            tensor = {"name": "x", "datatype": self.server.datatype, "shape": [-1, self.server.columns]}
+        elif self.path == f"/v2/models/{self.server.model}":
             platform = {"platform": self.server.platform} if self.server.platform else {}
-            self._answer(200, {"name": MODEL, **platform, "inputs": [tensor], "outputs": [tensor]})
+            self._answer(200, {"name": self.server.model, **platform, **self.server.tensors})
         else:
             self._answer(200, {})
 
     def do_POST(self) -> None:
-        self.read_body()
+        body = self.read_body()
         self.server.asked += 1
         self.server.posted.append((self.path, self.headers["host"]))
         time.sleep(self.server.delay_s)
         if self.server.fails_every and self.server.asked % self.server.fails_every == 0:
             self._answer(500, {"error": "out of order"})
             return
-        output = {"name": "x", "datatype": self.server.datatype, "shape": [1, 1], "data": [0.5]}
-        self._answer(200, {"model_name": MODEL, "outputs": [output]})
+        self._answer(200, self.server.respond(body))
 
     def _answer(self, status: int, body: Any) -> None:
         self.answer(json.dumps(body).encode(), status, content_type="application/json")

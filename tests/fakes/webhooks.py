@@ -33,7 +33,7 @@ class Webhook:
 
 
 @contextlib.contextmanager
-def webhook() -> Iterator[Webhook]:
+def webhook(host: str = "127.0.0.1") -> Iterator[Webhook]:
     hook = Webhook()
 
     class Hook(Handler):
@@ -52,9 +52,9 @@ def webhook() -> Iterator[Webhook]:
             self.answer(b"", hook.code, Location=hook.url)
 
     # An HTTPServer would ask a name server for its own name.
-    server = ThreadingTCPServer(("127.0.0.1", 0), Hook)
+    server = ThreadingTCPServer((host, 0), Hook)
     server.daemon_threads = True
-    hook.url = f"http://127.0.0.1:{server.server_address[1]}/T0KEN"
+    hook.url = f"http://{host}:{server.server_address[1]}/T0KEN"
     with in_a_thread(server):
         try:
             yield hook

@@ -30,14 +30,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class WebServer(ThreadingHTTPServer):
-    """On a free port of this machine, a thread per connection. Many may connect at once: a connection beyond the
-    backlog, which is 5 by default, waits a second for its next try, and a gateway gives it up."""
+    """On a free port of this machine or of `host`, a thread per connection. Many may connect at once: a connection
+    beyond the backlog, which is 5 by default, waits a second for its next try, and a gateway gives it up."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), handler)
 
 
 @contextmanager

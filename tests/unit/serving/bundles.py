@@ -87,12 +87,14 @@ def publish(
     spec: str = "objectives: {latency_ms: 50}\nserving: {request_timeout: 4s}\n",
     in_two: bool = False,
     extra: dict[str, bytes] | None = None,
+    model: str = MODEL,
+    side: int = 0,
 ) -> Bundle:
-    """The next version of MODEL. `bias` is what tells its scores from those of another version. `in_two`: with a front
-    and a core beside the whole graph, as for a GPU. `extra`: further files."""
-    version = store.reserve_version(MODEL)
+    """The next version of `model`. `bias` is what tells its scores from those of another version. `in_two`: with a
+    front and a core beside the whole graph, as for a GPU. `extra`: further files. `side`: see `graph`."""
+    version = store.reserve_version(model)
     with store.workspace() as folder:
-        onnx.save(graph(bias), folder / "model.onnx")
+        onnx.save(graph(bias, side), folder / "model.onnx")
         if in_two:
             onnx.save(front(), folder / "front.onnx")
             onnx.save(core(bias), folder / "core.onnx")
@@ -107,13 +109,13 @@ def publish(
         pq.write_table(pa.table(table), folder / "golden.parquet")
         write_manifest(
             folder,
-            name=MODEL,
+            name=model,
             model_version=version,
             spec_digest="0" * 64,
             lineage={},
             metrics={"test_auc": 0.7},
         )
-        return store.publish_bundle(MODEL, version, folder)
+        return store.publish_bundle(model, version, folder)
 
 
 _TYPES = {
@@ -131,15 +133,32 @@ INNER = (
 )
 
 
-def graph(bias: float) -> onnx.ModelProto:
+def graph(bias: float, side: int = 0) -> onnx.ModelProto:
+    """`side`: a product of two square matrices of this size is computed for each request, and adds nothing."""
     keys = {"keys_strings": _KEYS, "values_floats": [1.0, 2.0, 3.0, 4.0], "default_float": 0.0}
     nodes = [
         helper.make_node("LabelEncoder", ["carrier"], ["code"], domain="ai.onnx.ml", **keys),
         *_filled(),
-        helper.make_node("Sum", ["code", "filled", "far", "dark", "bias"], ["logit"]),
+        *(_work(side) if side else ()),
+        helper.make_node(
+            "Sum", ["code", "filled", "far", "dark", "bias", *(["work"] if side else [])], ["logit"]
+        ),
         helper.make_node("Sigmoid", ["logit"], ["score"]),
     ]
     return _model(nodes, _TYPES, {"score": (TensorProto.FLOAT, 1)}, {"bias": [bias], "zero": 0})
+
+
+def _work(side: int) -> list[onnx.NodeProto]:
+    """Depends on the request, so that no optimizer computes it once."""
+    size = numpy_helper.from_array(np.array([side, side], np.int64))
+    return [
+        helper.make_node("Constant", [], ["size"], value=size),
+        helper.make_node("ReduceMean", ["filled"], ["mean"], keepdims=0),
+        helper.make_node("Expand", ["mean", "size"], ["square"]),
+        helper.make_node("MatMul", ["square", "square"], ["product"]),
+        helper.make_node("ReduceMean", ["product"], ["total"], keepdims=0),
+        helper.make_node("Mul", ["total", "zero"], ["work"]),
+    ]
 
 
 def front() -> onnx.ModelProto:

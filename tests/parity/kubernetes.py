@@ -1,0 +1,81 @@
+"""Kubernetes with the objects of deployments/kubernetes: two controllers, two gateways with TLS and keys."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from serin.store.store import Store
+from tests.cluster.kubelet import wait_until
+from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.cluster.test_kubernetes_rollout import PARTS, RELEASES, Access, leader
+from tests.kit.commands import serin_process
+from tests.kit.web import Answer
+from tests.parity.place import Place
+
+
+class Kubernetes(Place):
+    """Commands run on a machine outside that has SERIN_STORE and the credentials, as the docs say."""
+
+    name = "kubernetes"
+
+    def __init__(self, cluster: Cluster, access: Access, folder: Path) -> None:
+        super().__init__(folder)
+        self._cluster, self._key = cluster, access.key
+        self._tls = ssl.create_default_context(cafile=str(access.ca))
+        self.address = cluster.kubelet.network.gateway
+
+    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
+        env = {**os.environ, "SERIN_HOME": str(home or self.folder / "home")}
+        done = serin_process(*words, env=env, code=None)
+        return done.returncode, done.stdout, done.stderr
+
+    @property
+    def gateways(self) -> list[str]:
+        return [f"{address}:8443" for address in self._cluster.kubelet.resolve("gateway.serin.svc") or ()]
+
+    @property
+    def store(self) -> Store:
+        return Store.open()
+
+    def call(
+        self, gateway: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        given = {"authorization": f"Bearer {self._key}", **(headers or {})}
+        with closing(http.client.HTTPSConnection(gateway, timeout=20, context=self._tls)) as wire:
+            wire.request("GET" if body is None else "POST", path, body and json.dumps(body), given)
+            answer = wire.getresponse()
+            return Answer(answer.status, answer.read().decode(), answer.headers)
+
+    def repositories(self, release: str) -> list[Path]:
+        pods = self._cluster.kubelet.pods_with(RELEASES, {"serin.dev/release": release})
+        return [self._cluster.kubelet.folder / "pods" / pod.metadata["uid"] for pod in pods]
+
+    def open_again(self) -> None:
+        """Its gateways always ask for a key."""
+
+
+@contextmanager
+def kubernetes(folder: Path) -> Iterator[Kubernetes]:
+    folder.chmod(0o755)  # pods have other users
+    with running_cluster(folder / "cluster") as cluster:
+        os.environ.update(cluster.store)
+        os.environ["SERIN_HOME"] = str(folder / "home")
+        (folder / "access").mkdir()
+        access = Access.create(folder / "access", cluster)
+        cluster.add_settings(secrets=access.secrets)
+        kinds = ("Deployment", "Service", "ConfigMap")
+        parts = built(MANIFESTS / "overlays" / "cpu")
+        cluster.plane.apply(
+            [each for each in parts if each["metadata"]["name"] in PARTS and each["kind"] in kinds]
+        )
+        place = Kubernetes(cluster, access, folder)
+        wait_until(lambda: len(place.gateways) == 2, "two gateways", cluster.kubelet, 400.0)
+        wait_until(lambda: leader() != "", "a leading controller", cluster.kubelet, 400.0)
+        yield place
