@@ -130,7 +130,7 @@ class Pod:
         self.namespace, self.name = self.metadata["namespace"], self.metadata["name"]
         self.labels: dict[str, str] = self.metadata.get("labels", {})
         self.containers: dict[str, Container] = {}
-        self.address = ""
+        self.space = self.address = ""
         self.ended = False
         self.statuses = Statuses()
         self._kubelet, self._found = kubelet, found
@@ -165,14 +165,14 @@ class Pod:
         return policy == "Always" or (policy == "OnFailure" and code != 0)
 
     def _live(self) -> None:
-        space = ""
         folder = self._kubelet.folder / "pods" / self.metadata["uid"]
         (self._kubelet.folder / "logs").mkdir(parents=True, exist_ok=True)
         phase = "Failed"
         try:
-            space, self.address = self._kubelet.network.add()
+            self.space, self.address = self._kubelet.network.add()
+            self._kubelet.guard(self)
             place = Place(
-                space=space,
+                space=self.space,
                 address=self.address,
                 hostname=self.name[:63],
                 folder=folder,
@@ -189,7 +189,7 @@ class Pod:
             self.ended = True
             if not self._kill.is_set():
                 self._finish(phase)
-            self._kubelet.network.remove(space)
+            self._kubelet.network.remove(self.space)
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, place: Place) -> str:
@@ -250,7 +250,8 @@ class Pod:
         for kind, key, name in (("configmaps", "configMap", "name"), ("secrets", "secret", "secretName")):
             if key not in volume:
                 continue
-            for file, text in self._read(kind, self.namespace, volume[key][name]).items():
+            given, optional = volume[key][name], volume[key].get("optional", False)
+            for file, text in self._read(kind, self.namespace, given, optional).items():
                 (path / file).write_text(text)
                 os.chown(path / file, 0, group)
                 (path / file).chmod(0o640)
