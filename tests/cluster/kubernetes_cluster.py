@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from kubernetes import client
 
+from serin.cluster.kubernetes.fleet import Namespace
 from serin.store.artifacts import Endpoint
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.kubernetes import ControlPlane, control_plane
@@ -70,6 +72,15 @@ def built(overlay: Path) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def controllers_namespace(plane: ControlPlane, name: str) -> Namespace:
+    """Returns a namespace as the controller's account sees it."""
+    settings = client.Configuration()
+    settings.host, settings.ssl_ca_cert = plane.url, str(plane.folder / "tls.crt")
+    settings.api_key = {"authorization": plane.token("serin", "controller")}
+    settings.api_key_prefix = {"authorization": "Bearer"}
+    return Namespace(name, settings=settings)
 
 
 @contextlib.contextmanager
