@@ -1,7 +1,11 @@
 """Manifests and rights against a real API server; releases, rollouts and pipelines with the test kubelet."""
 
 import copy
+import os
+import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -71,6 +75,28 @@ def test_what_kustomize_makes_is_what_the_tests_of_the_files_look_at(overlay: st
     (pools,) = [each["data"] for name, each in rendered.items() if name[2] == "serin-pools"]
     own = {"cpu-pool.json": MANIFESTS / "base" / "cpu-pool.json", "gpu-pool.json": folder / "gpu-pool.json"}
     assert pools == {name: path.read_text() for name, path in own.items()}
+
+
+def test_the_overlay_of_the_docs_can_be_built_and_opens_the_port_of_the_store(tmp_path: Path) -> None:
+    page = (MANIFESTS.parents[1] / "docs" / "how-to" / "kubernetes.md").read_text()
+    overlay, patches = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    base = os.path.relpath(MANIFESTS / "overlays" / "gpu", tmp_path)
+    text = (overlay + patches).replace("../serin/deployments/kubernetes/overlays/gpu", base)
+    (tmp_path / "kustomization.yaml").write_text(text)
+    shutil.copy(MANIFESTS / "overlays" / "gpu" / "release.yaml", tmp_path)
+    for pool in ("cpu-pool.json", "gpu-pool.json"):
+        shutil.copy(MANIFESTS / "base" / pool, tmp_path)
+    documents = built(tmp_path)
+    opened = {
+        each["metadata"]["name"]
+        for each in documents
+        if {"ports": [{"protocol": "TCP", "port": 9000}]} in each.get("spec", {}).get("egress", ())
+    }
+    assert opened == {"api-server", "gateway", "releases", "stages"}
+    assert "registry.example/serin-serving:0.1.0" in str(documents)
+    assert {
+        each["data"]["SERIN_STORE"] for each in documents if each["metadata"]["name"] == "serin-settings"
+    } == {"s3://my-bucket/serin"}
 
 
 PATHS = {"Deployment": "/apis/apps/v1", "Service": "/api/v1", "Job": "/apis/batch/v1"}
