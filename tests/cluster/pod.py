@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -136,6 +137,7 @@ class Pod:
         self._kubelet, self._found = kubelet, found
         self._leave, self._kill = threading.Event(), threading.Event()
         self._reported: Object = {}
+        self._mounts: list[Path] = []
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
@@ -190,6 +192,8 @@ class Pod:
             if not self._kill.is_set():
                 self._finish(phase)
             self._kubelet.network.remove(self.space)
+            for path in self._mounts:
+                subprocess.run(["umount", "--lazy", str(path)], check=False)
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, place: Place) -> str:
@@ -247,6 +251,10 @@ class Pod:
 
     def _fill(self, volume: Object, path: Path, group: int) -> None:
         path.mkdir(parents=True)
+        if volume.get("emptyDir", {}).get("medium") == "Memory":
+            size = f"size={volume['emptyDir']['sizeLimit'].removesuffix('i')}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(path)], check=True)
+            self._mounts.append(path)
         for kind, key, name in (("configmaps", "configMap", "name"), ("secrets", "secret", "secretName")):
             if key not in volume:
                 continue

@@ -263,8 +263,6 @@ def test_the_network_lets_through_what_the_policies_say_and_nothing_else(cluster
         found = [pod for pod in cluster.kubelet.pods.values() if not pod.ended]
         return {name: pod for pod in found for name in pod.containers if name in TRIED}
 
-    wait_until(lambda: pods().keys() == TRIED.keys(), "visitors", cluster.kubelet)
-    running = pods()
     listening = {"gateway": (8443, 9464), "triton": (8000, 8001, 8002)}
     tried = [
         (source, target, port)
@@ -273,18 +271,28 @@ def test_the_network_lets_through_what_the_policies_say_and_nothing_else(cluster
         for port in ports
         if source != target
     ]
-
-    def reached() -> set[tuple[str, str, int]]:
-        return {
-            (source, target, port)
-            for source, target, port in tried
-            if running[source]
-            .containers[source]
-            .run([PYTHON, "-c", CONNECT, running[target].address, str(port)], 20.0)
-        }
-
     wanted = {each for each in tried if each[2] in TRIED[each[0]].get(each[1], ())}
-    wait_until(lambda: reached() == wanted, f"exactly {sorted(wanted)}", cluster.kubelet, 120.0)
+    seen: list[set[tuple[str, str, int]]] = []
+
+    def settled() -> dict[str, Pod] | None:
+        """Returns the pods when what may pass does: those of the last rollout may be on their way out."""
+        running = pods()
+        if running.keys() != TRIED.keys():
+            return None
+        seen.append(
+            {
+                (source, target, port)
+                for source, target, port in tried
+                if running[source]
+                .containers[source]
+                .run([PYTHON, "-c", CONNECT, running[target].address, str(port)], 20.0)
+            }
+        )
+        return running if wanted <= seen[-1] else None
+
+    running = wait_until(settled, "what may pass", cluster.kubelet, 300.0)
+    assert running is not None
+    assert set.union(*seen) == wanted
     place = f"http://{running['gateway'].address}:9464/metrics"
     for token, good in ((METRICS_TOKEN, True), ("another", False)):
         command = [PYTHON, "-c", SCRAPE, place, token]

@@ -387,11 +387,9 @@ def test_the_network_lets_through_exactly_what_the_parts_need() -> None:
         SCRAPER: Peer(name=SCRAPER, namespace="monitoring", about=scraping),
     }
     ports: dict[str, set[int]] = {OUTSIDE: {443, 6443, 5432}, SCRAPER: {9090}}
-    for where, found in _workloads():
-        part = {"release.yaml": "release", "pool.json": "stage"}.get(
-            where.split(":")[0].split("/")[-1].split("-")[-1]
-        )
-        name, template = part or found["metadata"]["name"], found["spec"]["template"]
+    for _, found in _workloads():
+        name, template = found["metadata"].get("name", "stage"), found["spec"]["template"]
+        name = "release" if name == RELEASE.name else name
         namespace, labels = found["metadata"]["namespace"], template["metadata"]["labels"]
         peers[name] = Peer(name=name, namespace=namespace, labels=labels, about=spaces[namespace])
         listed = [port for each in template["spec"]["containers"] for port in each.get("ports", ())]
