@@ -25,6 +25,9 @@ class SharedKeys:
     def __init__(self, objects: Objects, file: KeyFile) -> None:
         self._objects, self._file = objects, file
 
+    def exist(self) -> bool:
+        return self._objects.read(KEY) is not None
+
     def pull(self) -> tuple[str | None, bool]:
         """Copies the ring to this host if it is another one. Returns its tag (None: there is none), and whether it was
         copied. Raises KeyFileBroken for what is not a ring, and keeps the file."""

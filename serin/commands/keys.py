@@ -125,10 +125,23 @@ def _keys() -> KeyFile:
 def _change(act: Callable[[KeyFile], T]) -> T:
     """Changes the keys of this home, or of all hosts where an agent of several serves."""
     from serin.cluster.shared_keys import SharedKeys
+    from serin.host.state import read_stack
     from serin.rollout.run.access import find_cluster
 
-    objects = find_cluster(environment.home())
-    return act(_keys()) if objects is None else SharedKeys(objects, _keys()).change(act)
+    home = environment.home()
+    objects = find_cluster(home)
+    if objects is None:
+        return act(_keys())
+    stack, shared = read_stack(home), SharedKeys(objects, _keys())
+    if (
+        stack is None or not stack.agent
+    ) and not shared.exist():  # this home has no keys that gateways require
+        problem = (
+            f"the hosts of {objects.url} share no keys yet: make the first one on a host with `serin agent`, whose keys "
+            "become those of all. On Kubernetes, keys are in the secret serin-gateway-keys"
+        )
+        raise StackUnusable(problem=problem)
+    return shared.change(act)
 
 
 def _gateway() -> Gateway:

@@ -1,7 +1,7 @@
 """A small kubelet: it starts the commands of its node's pods as processes on this machine.
 
 Init containers run first; then all containers, restarted by the pod's policy; probes by HTTP, TCP and commands; volumes
-of ConfigMaps, Secrets, claims and empty folders. What it does not do: images, limits, network policies.
+of ConfigMaps, Secrets, claims and empty folders; network policies. What it does not do: images and limits.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from tests.cluster.kubernetes import ControlPlane
 from tests.cluster.pod import Pod
 from tests.cluster.pod_network import PodNetwork
 from tests.kit import waiting
+from tests.kit.network_policies import Peer, Way, openings
 from tests.kit.waiting import T, until
 
 _LOOK_S = 0.3
@@ -29,6 +30,9 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}  # by uid
         self.errors: list[str] = []
         self._services: dict[str, list[str]] = {}
+        self._policies: list[Object] = []
+        self._labels: dict[str, dict[str, str]] = {}  # of namespaces
+        self._guards: dict[str, list[str]] = {}  # by network namespace
         self._stop = threading.Event()
 
     def pod(self, namespace: str, **labels: str) -> Pod:
@@ -49,6 +53,34 @@ class Kubelet:
         if len(parts) != 3 or parts[2] != "svc":
             return None
         return self._services.get(f"{parts[1]}/{parts[0]}")
+
+    def guard(self, pod: Pod) -> None:
+        """Enforces the policies that were read last at the border of a pod that has an address."""
+        rules = self._rules(pod)
+        if self._guards.get(pod.space) != rules:
+            self.network.guard(pod.space, rules)
+            self._guards[pod.space] = rules
+
+    def _rules(self, pod: Pod) -> list[str]:
+        others = [each for each in list(self.pods.values()) if each.address and not each.ended]
+        rules = []
+        ways: tuple[tuple[Way, str, str], ...] = (("ingress", "INPUT", "-s"), ("egress", "OUTPUT", "-d"))
+        for way, chain, side in ways:
+            given = openings(self._policies, self._peer(pod), way)
+            if given is None:
+                rules.append(f"-A {chain} -j ACCEPT")
+            for each in given or ():
+                what = f"-A {chain} -p {each.protocol.lower()}" + (
+                    f" --dport {each.port}" if each.port else ""
+                )
+                fitting = sorted(other.address for other in others if each.fits(self._peer(other)))
+                ends = [""] if each.peers is None else [f" {side} {address}" for address in fitting]
+                rules += [f"{what}{end} -j ACCEPT" for end in ends]
+        return rules
+
+    def _peer(self, pod: Pod) -> Peer:
+        about = self._labels.get(pod.namespace, {})
+        return Peer(name=pod.name, namespace=pod.namespace, labels=pod.labels, about=about)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -89,12 +121,16 @@ class Kubelet:
             while not self._stop.is_set():
                 try:
                     self._sync(api)
-                except (httpx.HTTPError, KeyError, ValueError) as error:
+                except (AssertionError, httpx.HTTPError, KeyError, ValueError) as error:
                     self.errors.append(f"{type(error).__name__}: {error}")
                 self._stop.wait(_LOOK_S)
 
     def _sync(self, api: httpx.Client) -> None:
         selector = {"fieldSelector": f"spec.nodeName={self.node}"}
+        policies = api.get("/apis/networking.k8s.io/v1/networkpolicies").raise_for_status().json()["items"]
+        spaces = api.get("/api/v1/namespaces").raise_for_status().json()["items"]
+        self._labels = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in spaces}
+        self._policies = policies
         found = api.get("/api/v1/pods", params=selector).raise_for_status().json()["items"]
         present = {pod["metadata"]["uid"]: pod for pod in found}
         for uid, pod in present.items():
@@ -107,6 +143,8 @@ class Kubelet:
         for uid, running in self.pods.items():
             if uid not in present and not running.ended:
                 running.kill()
+            if running.address and not running.ended:
+                self.guard(running)
         endpoints = api.get("/api/v1/endpoints").raise_for_status().json()["items"]
         self._services = {
             f"{e['metadata']['namespace']}/{e['metadata']['name']}": _ready(e) for e in endpoints

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from kubernetes import client
 
+from serin.cluster.kubernetes.fleet import Namespace
 from serin.store.artifacts import Endpoint
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.kubernetes import ControlPlane, control_plane
@@ -71,6 +74,15 @@ def built(overlay: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
+def controllers_namespace(plane: ControlPlane, name: str) -> Namespace:
+    """Returns a namespace as the controller's account sees it."""
+    settings = client.Configuration()
+    settings.host, settings.ssl_ca_cert = plane.url, str(plane.folder / "tls.crt")
+    settings.api_key = {"authorization": plane.token("serin", "controller")}
+    settings.api_key_prefix = {"authorization": "Bearer"}
+    return Namespace(name, settings=settings)
+
+
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Starts everything; the namespaces, accounts and rights of the manifests are there, their pods are not."""
@@ -88,10 +100,26 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     ):
         kubelet = Kubelet(plane, network, folder / "node")
         kubelets.append(kubelet)
-        kinds = {"Namespace", "ServiceAccount", "Role", "RoleBinding"}
-        plane.apply([each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] in kinds])
+        kinds = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
+        found = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] in kinds]
+        _open_ports(found, {443: _port(store["AWS_ENDPOINT_URL"]), 6443: plane.port})
+        plane.apply(found)
         with kubelet.running():
             yield Cluster(plane=plane, kubelet=kubelet, store=store)
+
+
+def _port(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def _open_ports(found: list[dict[str, Any]], others: Mapping[int, int]) -> None:
+    """Adds this cluster's ports of the store and the API server to the policies, as an overlay does."""
+    for policy in found:
+        for rule in policy["spec"].get("egress", ()) if policy["kind"] == "NetworkPolicy" else ():
+            usual = [each["port"] for each in rule["ports"]]
+            rule["ports"] += [{"protocol": "TCP", "port": others[port]} for port in usual if port in others]
 
 
 @contextlib.contextmanager

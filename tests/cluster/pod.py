@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -130,12 +131,13 @@ class Pod:
         self.namespace, self.name = self.metadata["namespace"], self.metadata["name"]
         self.labels: dict[str, str] = self.metadata.get("labels", {})
         self.containers: dict[str, Container] = {}
-        self.address = ""
+        self.space = self.address = ""
         self.ended = False
         self.statuses = Statuses()
         self._kubelet, self._found = kubelet, found
         self._leave, self._kill = threading.Event(), threading.Event()
         self._reported: Object = {}
+        self._mounts: list[Path] = []
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
@@ -165,14 +167,14 @@ class Pod:
         return policy == "Always" or (policy == "OnFailure" and code != 0)
 
     def _live(self) -> None:
-        space = ""
         folder = self._kubelet.folder / "pods" / self.metadata["uid"]
         (self._kubelet.folder / "logs").mkdir(parents=True, exist_ok=True)
         phase = "Failed"
         try:
-            space, self.address = self._kubelet.network.add()
+            self.space, self.address = self._kubelet.network.add()
+            self._kubelet.guard(self)
             place = Place(
-                space=space,
+                space=self.space,
                 address=self.address,
                 hostname=self.name[:63],
                 folder=folder,
@@ -189,7 +191,9 @@ class Pod:
             self.ended = True
             if not self._kill.is_set():
                 self._finish(phase)
-            self._kubelet.network.remove(space)
+            self._kubelet.network.remove(self.space)
+            for path in self._mounts:
+                subprocess.run(["umount", "--lazy", str(path)], check=False)
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, place: Place) -> str:
@@ -247,10 +251,15 @@ class Pod:
 
     def _fill(self, volume: Object, path: Path, group: int) -> None:
         path.mkdir(parents=True)
+        if volume.get("emptyDir", {}).get("medium") == "Memory":
+            size = f"size={volume['emptyDir']['sizeLimit'].removesuffix('i')}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(path)], check=True)
+            self._mounts.append(path)
         for kind, key, name in (("configmaps", "configMap", "name"), ("secrets", "secret", "secretName")):
             if key not in volume:
                 continue
-            for file, text in self._read(kind, self.namespace, volume[key][name]).items():
+            given, optional = volume[key][name], volume[key].get("optional", False)
+            for file, text in self._read(kind, self.namespace, given, optional).items():
                 (path / file).write_text(text)
                 os.chown(path / file, 0, group)
                 (path / file).chmod(0o640)

@@ -1,7 +1,7 @@
 """The network of the test kubelet: a bridge, a network namespace per pod, and a name server for Services.
 
-There is no kube-proxy: a Service's name leads to its ready pods, as that of a headless Service does anyway. Network
-policies are not enforced.
+There is no kube-proxy: a Service's name leads to its ready pods, as that of a headless Service does anyway. A pod's
+border is guarded by rules of the kernel in its namespace.
 """
 
 import contextlib
@@ -55,6 +55,25 @@ class PodNetwork:
         ):
             ip("-n", space, *command)
         return space, address
+
+    def guard(self, space: str, rules: Sequence[str]) -> None:
+        """Lets through what the rules of iptables accept, the node's own traffic and answers; refuses the rest."""
+        usual = [
+            line
+            for chain, side in (("INPUT", "-i"), ("OUTPUT", "-o"))
+            for line in (
+                f"-A {chain} {side} lo -j ACCEPT",
+                f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+            )
+        ]
+        node = f"-A INPUT -s {self.gateway} -j ACCEPT"
+        rest = ["-A INPUT -j REJECT", "-A OUTPUT -j REJECT", "COMMIT", ""]
+        done = subprocess.run(
+            ["ip", "netns", "exec", space, "iptables-restore", "--wait"],
+            input="\n".join(["*filter", *usual, node, *rules, *rest]),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 or space not in self._names, f"{space}: {done.stderr}"
 
     def remove(self, space: str) -> None:
         if self._names.pop(space, None) is not None:

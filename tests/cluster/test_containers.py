@@ -1,32 +1,50 @@
-"""The images of docker/ are built, and a model is trained and served by the services of docker/compose.yaml."""
+"""The images of docker/ are built, a model is trained and served by the services of docker/compose.yaml, and releases
+run in the images as pods of the Kubernetes template do."""
 
+import os
 import secrets
 import shutil
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from serin.cluster.kubernetes.release_objects import ReleaseTemplate, build_deployment
 from serin.machine.locks import locked
-from serin.serving.client.client import Client
+from serin.serving.client.client import Client, predict
+from serin.serving.triton.installation import WHEEL
+from serin.serving.triton.release_record import read_record
+from serin.serving.triton.verify import verify_release
+from serin.spec.serving import ServingSpec
+from serin.store.artifacts import Endpoint, Release
+from serin.store.store import Store
 from tests.cluster.namespaces import hosts, wait_for
 from tests.cluster.part import FOLDER, need
 from tests.cluster.podman import Podman
 from tests.fakes.small_pipeline import NAME, parcels, small_spec, write_spec
+from tests.unit.serving import bundles
+from tests.unit.serving.bundles import MODEL, SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker" / "compose.yaml"
-BASE, POSTGRES = "localhost/serin-base:1", "localhost/serin-postgres:1"
-IMAGES = {"cpu": "localhost/serin-cpu:latest", "serving": "localhost/serin-serving:latest"}
+BASE, POSTGRES, TRITON = (f"localhost/serin-{name}:1" for name in ("base", "postgres", "triton-base"))
+IMAGES = {name: f"localhost/serin-{name}:{version('serin')}" for name in ("cpu", "serving", "triton")}
+TEMPLATES = {"serving": "base/release.yaml", "triton": "overlays/gpu/release.yaml"}
 PROFILE = ("--profile", "cpu")
+HOME = "/var/lib/serin"
+FILES = ROOT / "tests" / "cluster"
+BUILT: set[str] = set()
 
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
-    """With every image that the profile `cpu` needs."""
     for part in ("namespaces", "podman"):
         need(part)
     with (
@@ -36,7 +54,6 @@ def podman() -> Iterator[Podman]:
         engine = Podman(network["containers"], FOLDER / "podman")
         try:
             _remove_all(engine)  # of a run that was killed
-            _build(engine)
             yield engine
         finally:
             _remove_all(engine)
@@ -47,23 +64,32 @@ def _remove_all(engine: Podman) -> None:
     engine("volume", "prune", "--force", check=False)
 
 
-def _build(engine: Podman) -> None:
+def image(engine: Podman, name: str) -> str:
+    """Returns the tag of an image of docker/, which is built unless this run has built it."""
+    if name not in BUILT:
+        file, began = ROOT / "docker" / f"{name}.Dockerfile", time.monotonic()
+        arguments = {"PYTHON_IMAGE": _base(engine)}
+        if name == "triton":  # without NVIDIA's image and GPUs
+            given = {"BASE": BASE, "WHEEL": WHEEL}
+            engine.build(FILES / "triton.Dockerfile", TRITON, context=FILES, arguments=given)
+            arguments = {"TRITON_IMAGE": TRITON, "ONNXRUNTIME": "onnxruntime"}
+        engine.build(file, IMAGES[name], context=ROOT, arguments=arguments)
+        size = engine.inspect(IMAGES[name])["Size"] - engine.inspect(BASE)["Size"]
+        print(f"{name}: built in {time.monotonic() - began:.0f} s, {size / 1e6:,.0f} MB above its base")
+        BUILT.add(name)
+    return IMAGES[name]
+
+
+def _base(engine: Podman) -> str:
     if not engine.has_image(BASE):
         engine.import_base(BASE)
-    files = ROOT / "tests" / "cluster"
-    engine.build(files / "postgres.Dockerfile", POSTGRES, context=files, arguments={"BASE": BASE})
-    for name, tag in IMAGES.items():
-        began = time.monotonic()
-        file = ROOT / "docker" / f"{name}.Dockerfile"
-        engine.build(file, tag, context=ROOT, arguments={"PYTHON_IMAGE": BASE})
-        size = engine.inspect(tag)["Size"] - engine.inspect(BASE)["Size"]
-        print(f"{name}: built in {time.monotonic() - began:.0f} s, {size / 1e6:,.0f} MB above its base")
+    return BASE
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_has_no_root_no_secret_and_a_health_check(podman: Podman, name: str) -> None:
-    found = podman.inspect(IMAGES[name])
+    found = podman.inspect(image(podman, name))
     assert found["User"] == "10001:10001"
     assert "CMD" in found["Healthcheck"]["Test"]
     variables = " ".join(found["Config"]["Env"])
@@ -74,9 +100,96 @@ def test_an_image_has_no_root_no_secret_and_a_health_check(podman: Podman, name:
     assert podman("run", "--rm", IMAGES[name], "sh", "-c", look).strip() == "10001"
 
 
-def test_the_image_that_serves_has_no_torch(podman: Podman) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_image_that_serves_has_no_torch(podman: Podman, name: str) -> None:
     code = "import importlib.util as u; print([u.find_spec(name) is not None for name in ('torch', 'serin')])"
-    assert podman("run", "--rm", IMAGES["serving"], "python", "-c", code).strip() == "[False, True]"
+    found = podman("run", "--rm", image(podman, name), "/opt/serin/bin/python", "-c", code)
+    assert found.strip() == "[False, True]"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of the images' user, whose store has a version that was exported for a GPU."""
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path))
+    bundles.publish(Store.open(), bias=0.5, in_two=True, spec=yaml.safe_dump(small_spec(tmp_path)))
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 10001, 10001)
+    return tmp_path
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_release_s_pod_of_the_template_runs_in_its_image(podman: Podman, name: str, home: Path) -> None:
+    release = Release(model=MODEL, version=1)
+    template = ReleaseTemplate.read(ROOT / "deployments" / "kubernetes" / TEMPLATES[name])
+    pod = build_deployment(template, release, "releases", ServingSpec(), 0)["spec"]["template"]["spec"]
+    (prepare,), (triton,) = pod["initContainers"], pod["containers"]
+    for container in (prepare, triton):
+        assert f"localhost/{container['image']}" == image(podman, name)
+    podman("run", "--rm", *_options(pod, prepare, home), *prepare["command"], within_s=300)
+    record = read_record(home / "releases" / release.name)
+    assert record is not None
+    assert record.served.backend == "onnx_native", record.served
+    running = podman("run", "--detach", *_options(pod, triton, home), *triton["command"]).strip()
+    bundle = Store.open().bundle(MODEL, 1)
+    with podman.host.inside():
+        place = Endpoint(http=f"{_address(podman, running)}:8000", grpc=f"{_address(podman, running)}:8001")
+        probe = triton["readinessProbe"]["httpGet"]["path"]
+        wait_for(
+            lambda: _is_up(podman, running, f"http://{place.http}{probe}"), within_s=300, what="the release"
+        )
+        verify_release(release, place, bundle)
+        served = predict(place.http, MODEL, bundles.rows(5), SCHEMA, "http", 1)["score"]
+    assert (served == bundles.score(bundle.path, bundles.rows(5))).all()
+
+
+def _options(pod: dict[str, Any], container: dict[str, Any], home: Path) -> list[str]:
+    """What a kubelet makes of a container, as options of `podman run`, its image last."""
+    user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
+    limits = container["resources"]["limits"]
+    words = ["--read-only", "--user", user, "--cap-drop", "all", "--security-opt", "no-new-privileges"]
+    words += [
+        "--memory",
+        limits["memory"].replace("Gi", "g"),
+        "--volume",
+        f"{home}:{HOME}",
+        "--tmpfs",
+        "/tmp",
+    ]
+    variables = {"SERIN_HOME": HOME, "HOME": "/tmp"}
+    return [
+        *words,
+        *(word for pair in variables.items() for word in ("--env", "=".join(pair))),
+        container["image"],
+    ]
+
+
+def _address(podman: Podman, container: str) -> str:
+    return str(podman.inspect(container)["NetworkSettings"]["IPAddress"])
+
+
+def _is_up(podman: Podman, container: str, url: str) -> bool:
+    assert podman.inspect(container)["State"]["Running"], podman("logs", "--tail", "30", container)
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(3600)
+def test_the_image_for_gpus_rolls_out_a_version_as_a_whole_stack(podman: Podman, home: Path) -> None:
+    running = podman("run", "--detach", "--volume", f"{home}:{HOME}", image(podman, "triton")).strip()
+    live = f"http://{_address(podman, running)}:8080/v2/health/live"
+    with podman.host.inside():
+        wait_for(lambda: _is_up(podman, running, live), within_s=300, what="the stack")
+        podman("exec", running, "/opt/serin/bin/serin", "rollout", "start", f"{MODEL}:1", within_s=300)
+        with Client(live.removesuffix("/v2/health/live"), MODEL) as client:
+            served = client.predict_wire(bundles.rows(5), SCHEMA)["score"]
+    assert (served == bundles.score(Store.open().bundle(MODEL, 1).path, bundles.rows(5))).all()
+    podman("stop", running)
+    assert podman.inspect(running)["State"]["ExitCode"] == 0
 
 
 @pytest.mark.timeout(3600)
@@ -89,6 +202,9 @@ def test_the_compose_file_trains_a_model_and_serves_it(podman: Podman) -> None:
         "PREFECT_PASSWORD": secrets.token_hex(12),
         "SERIN_DATA": str(data),
     }
+    for name in ("cpu", "serving"):
+        image(podman, name)
+    podman.build(FILES / "postgres.Dockerfile", POSTGRES, context=FILES, arguments={"BASE": BASE})
     try:
         _write_pipeline(data)
         with podman.checking_health():

@@ -1,15 +1,32 @@
 """Manifests and rights against a real API server; releases, rollouts and pipelines with the test kubelet."""
 
+import copy
+import os
+import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import kubernetes_validate
 import pytest
 
+from serin.cluster.kubernetes.fleet import KubernetesFleet
+from serin.cluster.kubernetes.release_objects import ReleaseTemplate
+from serin.errors import KubernetesRefused
+from serin.store.store import Store
 from tests.cluster.kubernetes import ControlPlane, control_plane
-from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, built
+from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, built, controllers_namespace
+from tests.fleet_contract import V1
+from tests.kit.waiting import until
+from tests.unit.serving import bundles
+from tests.unit.test_kubernetes_manifests import ALL
+from tests.unit.test_kubernetes_manifests import MADE as MADE_IN_CODE
 
 OVERLAYS = ("cpu", "gpu")
 SCHEMA = "1.36"
+MADE = dict(MADE_IN_CODE)
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +45,74 @@ def test_every_object_of_an_overlay_fits_its_schema(overlay: str) -> None:
 def test_the_server_takes_every_object_that_it_knows_and_applying_again_changes_nothing(
     plane: ControlPlane, overlay: str
 ) -> None:
-    documents = built(MANIFESTS / "overlays" / overlay)
-    known = [each for each in documents if each["apiVersion"] not in NOT_IN_THE_SERVER]
-    assert {each["kind"] for each in documents if each not in known} == {"PodDisruptionBudget"}
+    known = _known(overlay)
+    lost = [each["kind"] for each in built(MANIFESTS / "overlays" / overlay) if each not in known]
+    assert set(lost) == {"PodDisruptionBudget"}
     plane.apply(known)
     before = _versions(plane)
     plane.apply(known)
     changed = {key for key, version in _versions(plane).items() if before.get(key) != version}
     assert not changed
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_kustomize_makes_is_what_the_tests_of_the_files_look_at(overlay: str) -> None:
+    """Those walk over files, so that they need no kustomize: nothing may be changed or added on the way."""
+
+    def key(found: dict[str, Any]) -> tuple[str, str, str]:
+        return found["kind"], found["metadata"].get("namespace", ""), found["metadata"]["name"]
+
+    rendered = {key(each): each for each in built(MANIFESTS / "overlays" / overlay)}
+    files = {
+        key(each): each for where, each in ALL if where.startswith("base/") and each not in MADE.values()
+    }
+    generated = {each for each in rendered if each not in files}
+    assert {kind for kind, _, _ in generated} == {"ConfigMap"}
+    assert {each: rendered[each] for each in files} == files
+    (template,) = [each["data"] for name, each in rendered.items() if name[2] == "serin-release-template"]
+    folder = MANIFESTS / ("base" if overlay == "cpu" else "overlays/gpu")
+    assert template == {"release.yaml": (folder / "release.yaml").read_text()}
+    (pools,) = [each["data"] for name, each in rendered.items() if name[2] == "serin-pools"]
+    own = {"cpu-pool.json": MANIFESTS / "base" / "cpu-pool.json", "gpu-pool.json": folder / "gpu-pool.json"}
+    assert pools == {name: path.read_text() for name, path in own.items()}
+
+
+def test_the_overlay_of_the_docs_can_be_built_and_opens_the_port_of_the_store(tmp_path: Path) -> None:
+    page = (MANIFESTS.parents[1] / "docs" / "how-to" / "kubernetes.md").read_text()
+    overlay, patches = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    base = os.path.relpath(MANIFESTS / "overlays" / "gpu", tmp_path)
+    text = (overlay + patches).replace("../serin/deployments/kubernetes/overlays/gpu", base)
+    (tmp_path / "kustomization.yaml").write_text(text)
+    shutil.copy(MANIFESTS / "overlays" / "gpu" / "release.yaml", tmp_path)
+    for pool in ("cpu-pool.json", "gpu-pool.json"):
+        shutil.copy(MANIFESTS / "base" / pool, tmp_path)
+    documents = built(tmp_path)
+    opened = {
+        each["metadata"]["name"]
+        for each in documents
+        if {"ports": [{"protocol": "TCP", "port": 9000}]} in each.get("spec", {}).get("egress", ())
+    }
+    assert opened == {"api-server", "gateway", "releases", "stages"}
+    assert "registry.example/serin-serving:0.1.0" in str(documents)
+    assert {
+        each["data"]["SERIN_STORE"] for each in documents if each["metadata"]["name"] == "serin-settings"
+    } == {"s3://my-bucket/serin"}
+
+
+PATHS = {"Deployment": "/apis/apps/v1", "Service": "/api/v1", "Job": "/apis/batch/v1"}
+
+
+def test_the_server_takes_what_controllers_and_workers_make(plane: ControlPlane) -> None:
+    plane.apply(_known())
+    for found in MADE.values():
+        space, kind = found["metadata"]["namespace"], found["kind"]
+        plane.call(
+            "POST",
+            f"{PATHS[kind]}/namespaces/{space}/{kind.lower()}s",
+            found,
+            dryRun="All",
+            fieldValidation="Strict",
+        )
 
 
 def _versions(plane: ControlPlane) -> dict[str, int]:
@@ -51,61 +128,116 @@ def _versions(plane: ControlPlane) -> dict[str, int]:
 
 CONTROLLER, WORKER = ("serin", "controller"), ("serin", "worker")
 RELEASES, STAGES = "serin-releases", "serin-stages"
-ALLOWED = [
-    (CONTROLLER, "create", "deployments.apps", RELEASES),
-    (CONTROLLER, "patch", "deployments.apps", RELEASES),
-    (CONTROLLER, "delete", "services", RELEASES),
-    (CONTROLLER, "list", "pods", RELEASES),
-    (WORKER, "create", "jobs.batch", STAGES),
-    (WORKER, "watch", "pods", STAGES),
-    (WORKER, "get", "pods/log", STAGES),
-]
-REFUSED = [
-    *[
-        (CONTROLLER, verb, "secrets", space)
-        for verb in ("get", "list")
-        for space in (RELEASES, "serin", STAGES)
-    ],
-    (CONTROLLER, "create", "deployments.apps", "serin"),
-    (CONTROLLER, "delete", "pods", RELEASES),
-    (CONTROLLER, "create", "pods", RELEASES),
-    (CONTROLLER, "create", "pods/exec", RELEASES),
-    (CONTROLLER, "create", "jobs.batch", STAGES),
-    (CONTROLLER, "create", "rolebindings.rbac.authorization.k8s.io", RELEASES),
-    *[(WORKER, "get", "secrets", space) for space in (STAGES, "serin", RELEASES)],
-    (WORKER, "create", "jobs.batch", "serin"),
-    (WORKER, "create", "pods", STAGES),
-    (WORKER, "create", "pods/exec", STAGES),
-    (WORKER, "patch", "deployments.apps", RELEASES),
-    (("serin-releases", "release"), "get", "pods", RELEASES),
-    (("serin-stages", "stage"), "get", "pods", STAGES),
-]
+RIGHTS = {
+    (CONTROLLER, RELEASES, "deployments.apps"): {"get", "list", "create", "patch", "delete"},
+    (CONTROLLER, RELEASES, "services"): {"get", "create", "patch", "delete"},
+    (CONTROLLER, RELEASES, "pods"): {"list"},
+    (WORKER, STAGES, "jobs.batch"): {"get", "list", "watch", "create", "delete"},
+    (WORKER, STAGES, "pods"): {"list", "watch"},
+    (WORKER, STAGES, "pods/log"): {"get"},
+}
+ACCOUNTS = (
+    CONTROLLER,
+    WORKER,
+    (RELEASES, "release"),
+    (STAGES, "stage"),
+    ("serin", "default"),
+    (RELEASES, "default"),
+)
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+RESOURCES = (
+    "deployments.apps", "services", "pods", "pods/log", "pods/exec", "jobs.batch", "jobs.batch/status", "secrets",
+    "configmaps", "serviceaccounts/token", "rolebindings.rbac.authorization.k8s.io", "nodes",
+)  # fmt: skip
 
 
-def test_accounts_have_the_rights_that_they_need_and_no_others(plane: ControlPlane) -> None:
-    plane.apply(
-        [
-            each
-            for each in built(MANIFESTS / "overlays" / "cpu")
-            if each["apiVersion"] not in NOT_IN_THE_SERVER
-        ]
-    )
-    assert [each for each in ALLOWED if not _may(plane, *each)] == []
-    assert [each for each in REFUSED if _may(plane, *each)] == []
+def _known(overlay: str = "cpu") -> list[dict[str, Any]]:
+    documents = built(MANIFESTS / "overlays" / overlay)
+    return [each for each in documents if each["apiVersion"] not in NOT_IN_THE_SERVER]
 
 
-def _may(plane: ControlPlane, account: tuple[str, str], verb: str, resource: str, namespace: str) -> bool:
-    asked, _, group = resource.partition(".")
-    name, _, part = asked.partition("/")
+def test_accounts_have_the_rights_that_they_use_and_no_others(plane: ControlPlane) -> None:
+    plane.apply(_known())
+    asked = [
+        (account, namespace, resource)
+        for account in ACCOUNTS
+        for namespace in ("serin", RELEASES, STAGES)
+        for resource in RESOURCES
+    ]
+    with plane.client() as api:
+        found = {each: {verb for verb in VERBS if _may(api, verb, *each)} for each in asked}
+    assert {each: verbs for each, verbs in found.items() if verbs} == RIGHTS
+
+
+def _may(api: httpx.Client, verb: str, account: tuple[str, str], namespace: str, resource: str) -> bool:
+    asked, _, part = resource.partition("/")
+    name, _, group = asked.partition(".")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
-    user = f"system:serviceaccount:{account[0]}:{account[1]}"
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {"user": user, "resourceAttributes": attributes},
-    }
-    review = plane.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
-    return bool(review["status"]["allowed"])
+    spec = {"user": f"system:serviceaccount:{':'.join(account)}", "resourceAttributes": attributes}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = api.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=body)
+    return bool(answer.raise_for_status().json()["status"]["allowed"])
+
+
+@pytest.fixture(scope="module")
+def fleet(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> KubernetesFleet:
+    """With the rights of the controller's account. Nothing runs the pods."""
+    plane.apply(_known())
+    store = Store(str(tmp_path_factory.mktemp("store")))
+    bundles.publish(store, bias=0.0)
+    template = ReleaseTemplate.read(MANIFESTS / "base" / "release.yaml")
+    return KubernetesFleet(controllers_namespace(plane, RELEASES), template, store)
+
+
+def _live(fleet: KubernetesFleet) -> None:
+    """A release's life, as far as it is the API server's."""
+    fleet.start(V1)
+    fleet.start(V1)
+    assert list(fleet.running()) == [V1]
+    fleet.stop(V1)
+    fleet._wait_until_gone(V1)
+
+
+def test_the_controller_s_rights_are_enough_for_a_release(fleet: KubernetesFleet) -> None:
+    _live(fleet)
+
+
+@pytest.mark.parametrize(
+    ("resource", "verb"),
+    [(name, verb) for (who, _, name), verbs in RIGHTS.items() if who == CONTROLLER for verb in sorted(verbs)],
+)
+def test_without_one_of_the_controller_s_rights_a_release_fails(
+    plane: ControlPlane, fleet: KubernetesFleet, resource: str, verb: str
+) -> None:
+    def wait(allowed: bool) -> None:
+        with plane.client() as api:
+            asked = (verb, CONTROLLER, RELEASES, resource)
+            until(
+                lambda: _may(api, *asked) == allowed,
+                f"{verb} {resource}: {allowed}",
+                within_s=30,
+                every_s=0.1,
+            )
+
+    (role,) = [
+        each for each in _known() if (each["kind"], each["metadata"]["name"]) == ("Role", "controller")
+    ]
+    less = copy.deepcopy(role)
+    for rule in less["rules"]:
+        if rule["resources"] == [resource.partition(".")[0]]:
+            rule["verbs"].remove(verb)
+    less["rules"] = [rule for rule in less["rules"] if rule["verbs"]]
+    plane.apply([less])
+    wait(False)
+    try:
+        with pytest.raises(KubernetesRefused) as refused:
+            _live(fleet)
+        assert refused.value.status == 403
+    finally:
+        plane.apply([role])
+        wait(True)
+        fleet.stop(V1)
+        fleet._wait_until_gone(V1)
 
 
 def test_a_token_of_the_controller_is_refused_where_it_has_no_right(plane: ControlPlane) -> None:

@@ -4,14 +4,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from kubernetes import client
 
-from serin.cluster.kubernetes.fleet import KubernetesFleet, Namespace
+from serin.cluster.kubernetes.fleet import KubernetesFleet
 from serin.cluster.kubernetes.release_objects import RELEASE_LABEL, ReleaseTemplate, object_name
 from serin.errors import KubernetesRefused, ObjectNotOurs
 from serin.store.artifacts import Release
 from serin.store.store import Store
-from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, cluster_with_home
+from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, cluster_with_home, controllers_namespace
 from tests.fleet_contract import MODEL, FleetContract, Scene
 from tests.unit.serving import bundles
 
@@ -35,19 +34,11 @@ def store(cluster: Cluster) -> Store:
     return found
 
 
-def _namespace(cluster: Cluster) -> Namespace:
-    settings = client.Configuration()
-    settings.host, settings.ssl_ca_cert = cluster.plane.url, str(cluster.plane.folder / "tls.crt")
-    settings.api_key = {"authorization": cluster.plane.token("serin", "controller")}
-    settings.api_key_prefix = {"authorization": "Bearer"}
-    return Namespace(SPACE, settings=settings)
-
-
 @pytest.fixture(scope="module")
 def fleet(cluster: Cluster, store: Store) -> KubernetesFleet:
     template = ReleaseTemplate.read(MANIFESTS / "base" / "release.yaml")
     template.deployment["spec"]["replicas"] = 1
-    return KubernetesFleet(_namespace(cluster), template, store, reach=cluster.reach)
+    return KubernetesFleet(controllers_namespace(cluster.plane, SPACE), template, store, reach=cluster.reach)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +76,7 @@ def test_an_object_that_somebody_else_made_under_a_release_s_name_is_left_alone(
 
 def test_a_stale_resource_version_is_refused(cluster: Cluster, fleet: KubernetesFleet) -> None:
     fleet.start(BASELINE)
-    namespace = _namespace(cluster)
+    namespace = controllers_namespace(cluster.plane, SPACE)
     found = namespace.get("deployments", BASELINE.name)
     assert found is not None
     note = {"metadata": {"annotations": {"a": "1"}}}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any, Literal
 
 import pytest
@@ -27,6 +28,7 @@ from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, cluster_with_home
+from tests.cluster.pod import Pod
 from tests.e2e.serving_certificates import Authority
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
@@ -41,6 +43,7 @@ PLAN = Plan(
     deadline_s=600.0, slo_ms=None, load_s=300.0,
 )  # fmt: skip
 PARTS = {"controller", "gateway", "serin-release-template"}
+METRICS_TOKEN = token_urlsafe(32)
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 RELEASES = "serin-releases"
 
@@ -80,7 +83,11 @@ class Access:
         pair = authority.pair(addresses=[f"{prefix}.{number}" for number in range(1, 255)])
         (folder / "ca.pem").write_bytes(authority.certificate)
         tls = {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()}
-        secrets = {"serin-gateway-tls": tls, "serin-gateway-keys": {"keys.json": keys.path.read_text()}}
+        secrets = {
+            "serin-gateway-tls": tls,
+            "serin-gateway-keys": {"keys.json": keys.path.read_text()},
+            "serin-gateway-metrics": {"token": METRICS_TOKEN},
+        }
         return cls(key=key, ca=folder / "ca.pem", secrets=secrets)
 
     def predict(self, place: str, rows: Mapping[str, Any], protocol: Literal["http", "grpc"]) -> Answers:
@@ -219,6 +226,125 @@ def test_a_candidate_whose_pods_die_is_rolled_back_and_no_client_notices(cluster
     wait_until(
         lambda: live_deployments(cluster) == {f"{MODEL}-v2"}, "the candidate gone", cluster.kubelet, 60.0
     )
+
+
+PYTHON = "/opt/serin/bin/python"
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+SCRAPE = """
+import sys, urllib.request
+asked = urllib.request.Request(sys.argv[1], headers={"Authorization": "Bearer " + sys.argv[2]})
+assert b"serin_" in urllib.request.urlopen(asked, timeout=20).read()
+"""
+TRIED = {
+    "stranger": {"gateway": (8443,)},
+    "prometheus": {"gateway": (8443, 9464), "triton": (8002,)},
+    "gateway": {"triton": (8000, 8001)},
+    "controller": {"triton": (8000, 8001)},
+    "triton": {},
+}  # what each may reach of the ports that are open
+
+
+def _visitor(name: str) -> dict[str, Any]:
+    container = {"name": name, "image": name, "command": ["sleep", "600"]}
+    spec = {"containers": [container], "automountServiceAccountToken": False}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": name}, "spec": spec}
+
+
+def test_the_network_lets_through_what_the_policies_say_and_nothing_else(cluster: Cluster) -> None:
+    spaces = {"stranger": {}, "prometheus": {"serin.dev/scrapes": "true"}}
+    for name, labels in spaces.items():
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        cluster.plane.apply([space])
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        wait_until(lambda at=account: _exists(cluster, at), f"{name}'s account", cluster.kubelet)
+    cluster.plane.apply([_visitor(name) for name in spaces])
+
+    def pods() -> dict[str, Pod]:
+        found = [pod for pod in cluster.kubelet.pods.values() if not pod.ended]
+        return {name: pod for pod in found for name in pod.containers if name in TRIED}
+
+    listening = {"gateway": (8443, 9464), "triton": (8000, 8001, 8002)}
+    tried = [
+        (source, target, port)
+        for source in TRIED
+        for target, ports in listening.items()
+        for port in ports
+        if source != target
+    ]
+    wanted = {each for each in tried if each[2] in TRIED[each[0]].get(each[1], ())}
+    seen: list[set[tuple[str, str, int]]] = []
+
+    def settled() -> dict[str, Pod] | None:
+        """Returns the pods when what may pass does: those of the last rollout may be on their way out."""
+        running = pods()
+        if running.keys() != TRIED.keys():
+            return None
+        seen.append(
+            {
+                (source, target, port)
+                for source, target, port in tried
+                if running[source]
+                .containers[source]
+                .run([PYTHON, "-c", CONNECT, running[target].address, str(port)], 20.0)
+            }
+        )
+        return running if wanted <= seen[-1] else None
+
+    running = wait_until(settled, "what may pass", cluster.kubelet, 300.0)
+    assert running is not None
+    assert set.union(*seen) == wanted
+    place = f"http://{running['gateway'].address}:9464/metrics"
+    for token, good in ((METRICS_TOKEN, True), ("another", False)):
+        command = [PYTHON, "-c", SCRAPE, place, token]
+        assert running["prometheus"].containers["prometheus"].run(command, 60.0) == good
+
+
+def _exists(cluster: Cluster, path: str) -> bool:
+    with cluster.plane.client() as api:
+        return api.get(path).status_code == 200
+
+
+def test_a_drain_takes_one_pod_of_a_part_and_then_waits_for_another_one(cluster: Cluster) -> None:
+    """The server knows budgets as policy/v1beta1, with the same fields but one."""
+    budgets = [
+        each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] == "PodDisruptionBudget"
+    ]
+    for each in budgets:
+        each["apiVersion"] = "policy/v1beta1"
+        del each["spec"]["unhealthyPodEvictionPolicy"]
+    cluster.plane.apply(budgets)
+    for namespace, name, labels in (
+        ("serin", "gateway", {"app.kubernetes.io/name": "gateway"}),
+        (RELEASES, "releases", {"app.kubernetes.io/managed-by": "serin"}),
+    ):
+        budget = f"/apis/policy/v1beta1/namespaces/{namespace}/poddisruptionbudgets/{name}"
+        wait_until(
+            lambda at=budget: cluster.plane.call("GET", at).get("status", {}).get("disruptionsAllowed") == 1,
+            f"{name} with a pod to spare",
+            cluster.kubelet,
+        )
+        pods = cluster.kubelet.pods_with(namespace, labels)
+        assert len(pods) == 2
+        codes = [_evict(cluster, pod) for pod in pods]
+        assert codes == [201, 429]
+        wait_until(
+            lambda space=namespace, which=labels, old=pods: (
+                all(pod not in old[:1] for pod in cluster.kubelet.pods_with(space, which))
+                and len(cluster.kubelet.pods_with(space, which)) == 2
+            ),
+            f"another pod of {name}",
+            cluster.kubelet,
+        )
+
+
+def _evict(cluster: Cluster, pod: Pod) -> int:
+    body = {
+        "apiVersion": "policy/v1beta1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+    }
+    with cluster.plane.client() as api:
+        return api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", json=body).status_code
 
 
 def test_a_gateway_that_is_replaced_holds_nothing(cluster: Cluster) -> None:

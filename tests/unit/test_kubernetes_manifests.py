@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
+from tests.kit.network_policies import Peer, allows
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
 SCHEMA = "1.36"
@@ -48,7 +50,9 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in TEMPLATES:
         template = ReleaseTemplate.read(path)
         where = str(path.relative_to(FOLDER))
-        yield f"{where}:deployment", build_deployment(template, RELEASE, "serin-releases", ServingSpec())
+        for gpus in (0, 1):
+            made = build_deployment(template, RELEASE, "serin-releases", ServingSpec(), gpus)
+            yield f"{where}:deployment with {gpus} GPUs", made
         yield f"{where}:service", build_service(template, RELEASE, "serin-releases")
 
 
@@ -83,12 +87,28 @@ MADE = [*_releases(), *_jobs()]
 ALL = [*_objects(), *MADE]
 
 
+def _workloads() -> list[tuple[str, dict[str, Any]]]:
+    """Everything that makes pods, also what the controller and Prefect's workers make."""
+    found = [(where, each) for where, each in ALL if "template" in each.get("spec", {})]
+    kinds = {each["kind"] for _, each in ALL}
+    assert not kinds - {"Deployment", "StatefulSet", "Job"} - WITHOUT_PODS, (
+        "a kind that this walk does not know"
+    )
+    return found
+
+
+WITHOUT_PODS = {
+    "ConfigMap", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Role", "RoleBinding",
+    "Service", "ServiceAccount",
+}  # fmt: skip
+
+
 def _pods() -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (where, found["spec"]["template"]["spec"])
-        for where, found in ALL
-        if "template" in found.get("spec", {})
-    ]
+    return [(where, found["spec"]["template"]["spec"]) for where, found in _workloads()]
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +121,7 @@ def test_what_kustomize_does_not_see_fits_its_schema(found: dict[str, Any]) -> N
 def test_the_worker_is_of_the_type_that_makes_valid_jobs() -> None:
     made: dict[str, list[str]] = {}
     for where, pod in _pods():
-        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        for container in _containers(pod):
             if "--type" in (command := container.get("command", [])):
                 assert command[command.index("--type") + 1] == "serin-kubernetes"
                 if "work-pool" in command:
@@ -127,7 +147,7 @@ def test_a_gateway_has_keys_and_tls_and_does_not_start_without_them() -> None:
     for option in ("--tls-cert=/etc/serin/tls/tls.crt", "--tls-key=/etc/serin/tls/tls.key"):
         assert option in gateway["command"]
     (link,) = pod["initContainers"]
-    assert link["command"][-2:] == ["/etc/serin/keys/keys.json", "/var/lib/serin/keys.json"]
+    assert "ln --symbolic --force /etc/serin/keys/keys.json /var/lib/serin/keys.json\n" in link["command"][-1]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert gateway[probe]["httpGet"]["scheme"] == "HTTPS"
 
@@ -186,7 +206,7 @@ def test_every_file_is_in_a_kustomization() -> None:
 def test_there_is_no_secret_and_no_password_in_a_file() -> None:
     assert not [where for where, found in ALL if found["kind"] == "Secret"]
     for where, pod in _pods():
-        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        for container in _containers(pod):
             for variable in container.get("env", ()):
                 secret = any(
                     word in variable["name"] for word in ("PASSWORD", "AUTH_STRING", "_KEY", "CONNECTION_URL")
@@ -205,14 +225,184 @@ def test_a_pod_is_not_root_and_cannot_write_its_root_file_system(where: str, pod
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
-    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+    for container in _containers(pod):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
-        assert "memory" in container["resources"]["limits"]
+
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+@pytest.mark.parametrize(("where", "found"), _workloads(), ids=[where for where, _ in _workloads()])
+def test_a_container_that_stays_has_three_probes_and_one_that_ends_has_none(
+    where: str, found: dict[str, Any]
+) -> None:
+    pod = found["spec"]["template"]["spec"]
+    stays = found["kind"] != "Job"
+    for container in pod["containers"]:
+        assert [probe in container for probe in PROBES] == [stays] * 3, container["name"]
+        if stays:  # it is given longer to start than to be replaced
+            start, live = container["startupProbe"], container["livenessProbe"]
+            assert start["failureThreshold"] * start["periodSeconds"] >= 60
+            assert live.get("failureThreshold", 3) * live["periodSeconds"] >= 45
+    assert not [probe for each in pod.get("initContainers", ()) for probe in PROBES if probe in each]
+    ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
+    asked = [container[probe] for container in pod["containers"] for probe in PROBES if probe in container]
+    assert {probe["httpGet"]["port"] for probe in asked if "httpGet" in probe} <= ports
+
+
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+
+
+def _bytes(size: str) -> int:
+    return int(size[:-2]) * UNITS[size[-2:]]
+
+
+@pytest.mark.parametrize(("where", "pod"), _pods(), ids=[where for where, _ in _pods()])
+def test_a_container_asks_for_what_it_needs_and_its_memory_has_a_limit(
+    where: str, pod: dict[str, Any]
+) -> None:
+    """No limit of cores: what it would take from a busy pod, it would not give to another one."""
+    in_memory = {
+        volume["name"]: _bytes(volume["emptyDir"]["sizeLimit"])
+        for volume in pod["volumes"]
+        if volume.get("emptyDir", {}).get("medium") == "Memory"
+    }
+    for container in _containers(pod):
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert requests.keys() >= {"cpu", "memory"}
+        assert requests.keys() - {"cpu"} >= limits.keys() - {"nvidia.com/gpu"} == {"memory"}
+        assert requests.get("nvidia.com/gpu", limits.get("nvidia.com/gpu")) == limits.get("nvidia.com/gpu")
+        shared = sum(in_memory.get(mount["name"], 0) for mount in container.get("volumeMounts", ()))
+        assert _bytes(requests["memory"]) <= _bytes(limits["memory"]) >= 2 * shared
+
+
+def test_a_gateway_has_room_to_record_requests_on_a_node_with_many_cores() -> None:
+    (pod,) = [pod for where, pod in _pods() if where.endswith("Deployment/gateway")]
+    (gateway,) = pod["containers"]
+    sizes = {each["name"]: each.get("emptyDir", {}).get("sizeLimit") for each in pod["volumes"]}
+    (shared,) = [sizes[each["name"]] for each in gateway["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+    assert _bytes(shared) // 4 // (1 << 20) >= 64, (
+        "rings of one MB for each thread in a quarter of it (rings.py)"
+    )
+
+
+def _replicated() -> list[tuple[str, dict[str, Any]]]:
+    return [(where, found) for where, found in _workloads() if found["spec"].get("replicas", 1) > 1]
+
+
+def test_replicas_are_spread_over_nodes_and_zones() -> None:
+    assert {where.rpartition("/")[2] for where, _ in _replicated()} >= {
+        "controller",
+        "gateway",
+        "prefect-api",
+    }
+    for where, found in _replicated():
+        constraints = found["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        keys = [each["topologyKey"] for each in constraints]
+        assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"], where
+        for each in constraints:
+            assert each["labelSelector"] == found["spec"]["selector"], where
+            assert (each["maxSkew"], each["whenUnsatisfiable"]) == (1, "ScheduleAnyway"), where
+
+
+def test_a_drain_takes_one_replica_and_waits_for_nothing_that_never_comes() -> None:
+    budgets = [found for _, found in ALL if found["kind"] == "PodDisruptionBudget"]
+    selected: set[str] = set()
+    for where, found in _workloads():
+        labels = found["spec"]["template"]["metadata"]["labels"]
+        namespace = found["metadata"]["namespace"]
+        about = [
+            each
+            for each in budgets
+            if each["metadata"]["namespace"] == namespace
+            and each["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        ]
+        replicas = found["spec"].get("replicas", 1)
+        assert len(about) == (1 if replicas > 1 else 0), where
+        for each in about:
+            wanted = each["spec"]
+            assert replicas - wanted.get("minAvailable", replicas - wanted.get("maxUnavailable", 0)) >= 1, (
+                where
+            )
+            assert wanted["unhealthyPodEvictionPolicy"] == "AlwaysAllow", where
+            selected.add(each["metadata"]["name"])
+    assert selected == {each["metadata"]["name"] for each in budgets}
+
+
+OURS = {"serin-cpu", "serin-serving", "serin-triton", "serin-worker"}
+
+
+def test_images_are_those_that_our_dockerfiles_make_and_those_that_they_are_built_on() -> None:
+    root = FOLDER.parents[1]
+    settings = dict(
+        line.split("=", 1) for line in (root / "docker" / ".env").read_text().splitlines() if "=" in line
+    )
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    assert settings["SERIN_VERSION"] == version
+    composed = (root / "docker" / "compose.yaml").read_text()
+    for name in OURS:
+        assert f"image: {name}:${{SERIN_VERSION}}\n" in composed
+        assert (root / "docker" / f"{name.removeprefix('serin-')}.Dockerfile").is_file()
+    known = {f"{name}:{version}" for name in OURS} | {settings["POSTGRES_IMAGE"], settings["VALKEY_IMAGE"]}
+    used = {container["image"] for _, pod in _pods() for container in _containers(pod)}
+    assert used == known
+
+
+def test_accounts_have_rights_in_one_namespace_and_none_to_give() -> None:
+    roles = {found["metadata"]["name"]: found for _, found in ALL if found["kind"] == "Role"}
+    assert set(roles) == {"controller", "worker"}
+    for role in roles.values():
+        for rule in role["rules"]:
+            assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+            assert not {"secrets", "pods/exec", "roles", "rolebindings"} & set(rule["resources"])
+
+
+OUTSIDE, SCRAPER = "outside", "prometheus"  # any address, and a pod in a namespace with the label for metrics
+WORKERS, CLIENTS = ("worker-cpu", "worker-gpu"), ("gateway", "controller")
+FLOWS = {
+    *((each, name, port) for each in ("prefect-api", "prefect-services")
+      for name, port in (("postgres", 5432), ("valkey", 6379), ("prefect-api", 4200))),
+    *((each, "prefect-api", 4200) for each in (*WORKERS, "deploy", "stage")),
+    *((each, "release", port) for each in CLIENTS for port in (8000, 8001)),
+    *((each, OUTSIDE, 443) for each in (*WORKERS, *CLIENTS, "release", "stage")),
+    *((each, OUTSIDE, 6443) for each in (*WORKERS, "controller")),
+    *((each, "gateway", 8443) for each in (OUTSIDE, SCRAPER)),
+    (SCRAPER, "gateway", 9464),
+    (SCRAPER, "release", 8002),
+}  # fmt: skip
+
+
+def test_the_network_lets_through_exactly_what_the_parts_need() -> None:
+    policies = [found for _, found in ALL if found["kind"] == "NetworkPolicy"]
+    spaces = {
+        each["metadata"]["name"]: each["metadata"]["labels"] for _, each in ALL if each["kind"] == "Namespace"
+    }
+    scraping = {"serin.dev/scrapes": "true"}
+    peers = {
+        OUTSIDE: Peer(name=OUTSIDE),
+        SCRAPER: Peer(name=SCRAPER, namespace="monitoring", about=scraping),
+    }
+    ports: dict[str, set[int]] = {OUTSIDE: {443, 6443, 5432}, SCRAPER: {9090}}
+    for _, found in _workloads():
+        name, template = found["metadata"].get("name", "stage"), found["spec"]["template"]
+        name = "release" if name == RELEASE.name else name
+        namespace, labels = found["metadata"]["namespace"], template["metadata"]["labels"]
+        peers[name] = Peer(name=name, namespace=namespace, labels=labels, about=spaces[namespace])
+        listed = [port for each in template["spec"]["containers"] for port in each.get("ports", ())]
+        ports[name] = {port["containerPort"] for port in listed}
+    allowed = {
+        (source, target, port)
+        for source in peers
+        for target in peers
+        if not {source, target} <= {OUTSIDE, SCRAPER}
+        for port in ports[target]
+        if allows(policies, peers[source], peers[target], port)
+    }
+    assert allowed == FLOWS
 
 
 def test_only_workers_and_the_controller_have_a_token_for_the_api() -> None:
@@ -230,7 +420,8 @@ def test_a_release_is_probed_at_its_version() -> None:
 
 def test_the_gpu_overlay_asks_for_gpus_and_tolerates_their_nodes() -> None:
     jobs, releases = dict(_jobs()), dict(_releases())
-    for found in (jobs["overlays/gpu/gpu-pool.json"], releases["overlays/gpu/release.yaml:deployment"]):
+    asking = releases["overlays/gpu/release.yaml:deployment with 1 GPUs"]
+    for found in (jobs["overlays/gpu/gpu-pool.json"], asking):
         pod = found["spec"]["template"]["spec"]
         assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
         assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]

@@ -40,7 +40,7 @@ from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
 from serin.serving.triton.probe import RowTimes, answers
-from serin.serving.triton.repository import serving_settings
+from serin.serving.triton.repository import gpus_wanted, serving_settings
 from serin.serving.triton.verify import verify_release
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
@@ -258,9 +258,10 @@ class KubernetesFleet:
 
     def start(self, release: Release) -> None:
         """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""
-        deployment = build_deployment(
-            self._template, release, self._namespace.name, serving_settings(self._bundle(release))
-        )
+        bundle = self._bundle(release)
+        serving = serving_settings(bundle)
+        gpus = gpus_wanted(bundle, serving)
+        deployment = build_deployment(self._template, release, self._namespace.name, serving, gpus)
         existing = self._ours("deployments", release)
         if existing and _terminating(existing):
             self._wait_until_gone(release)

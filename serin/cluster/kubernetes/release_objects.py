@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import yaml
 
-from serin.errors import NameInvalid, TemplateUnfit
+from serin.errors import BackendRefused, NameInvalid, TemplateUnfit
+from serin.serving.triton.backends import names_gpus
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Endpoint, Release
 
@@ -71,10 +72,13 @@ class ReleaseTemplate:
 
 
 def build_deployment(
-    template: ReleaseTemplate, release: Release, namespace: str, serving: ServingSpec
+    template: ReleaseTemplate, release: Release, namespace: str, serving: ServingSpec, gpus: int
 ) -> Object:
-    """Returns the Deployment. A model that is served on the CPU asks for no GPU; any other for `serving.gpus`, if the
-    template asks for GPUs."""
+    """Returns the Deployment. Where the template asks for GPUs, each pod asks for `gpus`; for none, it does not
+    tolerate their nodes either.
+
+    Raises BackendRefused for a spec that names GPUs which the template does not have.
+    """
     made: Object = _filled(template.deployment, release)
     _name(made, release, namespace)
     spec = made["spec"]
@@ -85,11 +89,21 @@ def build_deployment(
     pod = spec["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {}).update(_labels(release))
     pod["metadata"].setdefault("annotations", {})[RELEASE_NAME] = release.name
-    for resources in _resources(pod["spec"]):
-        if GPU in resources and serving.device == "cpu":
+    found = [resources for resources in _resources(pod["spec"]) if GPU in resources]
+    if names_gpus(serving) and not found:
+        raise BackendRefused(
+            model=release.name,
+            asked="serving.device: gpu" if serving.gpus == 1 else f"serving.gpus: {serving.gpus}",
+            reason=f"the release template of this cluster asks for no {GPU}",
+            instead="apply deployments/kubernetes/overlays/gpu, or set serving.device: cpu",
+        )
+    for resources in found:
+        resources[GPU] = gpus
+        if not gpus:
             del resources[GPU]
-        elif GPU in resources:
-            resources[GPU] = serving.gpus
+    if not gpus:
+        tolerated = pod["spec"].get("tolerations", [])
+        pod["spec"]["tolerations"] = [each for each in tolerated if each.get("key") != GPU]
     return made
 
 

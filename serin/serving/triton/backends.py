@@ -128,8 +128,12 @@ def _place(contents: Contents, serving: ServingSpec, gpus: int) -> Place:
             reason=f"this machine has {gpus} GPU(s)",
             instead="serve it where there are more, or set serving.device: cpu",
         )
-    wanted = serving.device == "gpu" or serving.gpus > 1 or contents.for_gpu
-    return "gpu" if wanted else "cpu"
+    return "gpu" if contents.for_gpu or names_gpus(serving) else "cpu"
+
+
+def names_gpus(serving: ServingSpec) -> bool:
+    """Returns whether a spec asks for a GPU whatever its bundle contains."""
+    return serving.device == "gpu" or serving.gpus > 1
 
 
 def _named(

@@ -1,7 +1,8 @@
 """Locates and installs Triton on this machine, and lists what it can run.
 
 Triton has its own Python (its stub breaks with numpy 2), which is put first on its PATH. Two layouts are known: a
-virtual environment with the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver).
+virtual environment with the nvidia-pytriton wheel, and a folder as in NVIDIA's container (/opt/tritonserver), to which
+`serin install triton` adds an environment with the other packages.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class TritonInstall:
     python_folder: Path
     libraries: tuple[Path, ...]
     cancel_guard: Path | None = None  # for the wheel's version only (native/grpc_cancel_guard.py)
+
+    @property
+    def lacks_cancel_guard(self) -> bool:
+        return self.cancel_guard is None and self.server.is_relative_to(self.python_folder.parent)
 
     def describe(self, *, gpus: bool) -> Server:
         """Returns what it can run. Its Python is asked for accelerators only where there are GPUs."""
@@ -134,23 +139,22 @@ def _gateway_builds(folder: Path) -> dict[str, Callable[[Compiler], None]]:
 def install_triton() -> TritonInstall:
     """Creates Triton's environment, or completes one that is partial or has another ONNX Runtime.
 
-    Takes about half a minute and 400 MB.
+    Takes about half a minute and 400 MB. Where SERIN_TRITON names a server as in NVIDIA's container, the environment is
+    for the models of that one, which also gets Serin's ONNX backend.
     """
-    folder, runtime = default_folder(), _runtime()
-    install = _from_environment(folder)
-    if install is None or _stale_runtime(folder, runtime):
+    folder, runtime, named = default_folder(), _runtime(), environment.path("SERIN_TRITON")
+    other = named is not None and _from_container(named) is not None
+    if (not other and _from_environment(folder) is None) or _stale_runtime(folder, runtime):
         python = _make_environment(folder)
-        logger.info(f"installing {WHEEL}, {runtime} and {NUMPY}")
+        packages = [runtime, NUMPY] if other else [WHEEL, runtime, NUMPY]
+        logger.info(f"installing {', '.join(packages)}")
         quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-        _run(
-            [str(python), "-m", "pip", "install", *quiet, WHEEL, runtime, NUMPY],
-            "installing Triton's packages",
-        )
-        install = _from_environment(folder)
+        _run([str(python), "-m", "pip", "install", *quiet, *packages], "installing Triton's packages")
+    install = _from_container(named) if named and other else _from_environment(folder)
     if install is None:
         raise TritonInstallFailed(step="checking the installation", reason=f"{folder} has no Triton")
     _complete(install)
-    logger.info(f"Triton is installed in {folder}")
+    logger.info(f"Triton is installed in {named if other else folder}")
     return install
 
 
@@ -165,7 +169,7 @@ def _make_environment(folder: Path) -> Path:
 
 
 def shortcomings(install: TritonInstall) -> list[str]:
-    """Lists what Serin's own Triton lacks; another Triton is not checked."""
+    """Lists what a Triton that `serin install triton` made or completed lacks; another one is not checked."""
     folder = install.python_folder.parent
     if folder != default_folder():
         return []
@@ -174,7 +178,7 @@ def shortcomings(install: TritonInstall) -> list[str]:
         found.append(
             f"no backend {NATIVE} of this version: models run in Triton's Python backend, which is slower"
         )
-    if install.cancel_guard is None:
+    if install.lacks_cancel_guard:
         found.append("no guard against cancelled gRPC calls: a client that cancels one may crash Triton")
     if stale := _stale_runtime(folder, _runtime()):
         found.append(f"its ONNX Runtime is {stale}, but this environment has {_runtime().rpartition('=')[2]}")
@@ -197,7 +201,7 @@ def _complete(install: TritonInstall) -> None:
     folder = install.python_folder.parent
     packages = next(folder.glob("lib/python3.*/site-packages"))
     builds: dict[str, Callable[[Compiler], None]] = {}
-    if install.cancel_guard is None:
+    if install.lacks_cancel_guard:
         builds["the gRPC cancel guard"] = lambda c: build_cancel_guard(c, cancel_guard_path(folder))
     builds |= _gateway_builds(folder)
     if not onnx_backend.is_built(install.backends):
@@ -265,7 +269,8 @@ def _from_container(folder: Path) -> TritonInstall | None:
     server, backends = folder / "bin" / "tritonserver", folder / "backends"
     if not server.is_file() or not backends.is_dir():
         return None
-    python = shutil.which("python3", path=environment.search_path())
+    search = f"{default_folder() / 'bin'}:{environment.search_path()}"
+    python = shutil.which("python3", path=search)
     if python is None:
         return None
     return TritonInstall(

@@ -14,7 +14,9 @@ from tritonclient.grpc import model_config_pb2
 
 from serin.errors import BackendRefused, BundleBroken, TuningFailed
 from serin.formats.bundle import (
+    CORE,
     GOLDEN,
+    PLAN,
     REPOSITORY,
     Manifest,
     read_golden,
@@ -26,7 +28,7 @@ from serin.formats.schema import FILE as SCHEMA
 from serin.formats.schema import read_schema, write_schema
 from serin.machine.durable import write_whole
 from serin.machine.hardware import core_count
-from serin.serving.triton.backends import Choice, Server, choose_backend
+from serin.serving.triton.backends import Choice, Server, choose_backend, names_gpus
 from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.spec.serving import ServingSpec
@@ -118,12 +120,10 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
     """
     model = f"{manifest.name} version {manifest.model_version}"
     wants_gpu = False
-    for path in sorted((source / REPOSITORY).glob("*/config.pbtxt")):
-        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    for path in _own_configs(source):
+        config = _parse(path)
         backend = config.backend or _BACKEND_OF_PLATFORM.get(config.platform, config.platform)
-        asks = any(
-            group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU for group in config.instance_group
-        )
+        asks = _asks_for_gpu(config)
         wants_gpu = wants_gpu or asks
         if backend and backend != "ensemble" and backend not in server.backends:
             reason = f"the server has no {backend} backend; it has {', '.join(sorted(server.backends))}"
@@ -136,6 +136,31 @@ def check_own_repository(source: Path, manifest: Manifest, server: Server, gpus:
         asked = f"its model {path.parent.name!r}"
         raise BackendRefused(model=model, asked=asked, reason=reason, instead=instead)
     return wants_gpu
+
+
+def gpus_wanted(bundle: Bundle, serving: ServingSpec) -> int:
+    """Returns the number of GPUs that a release of `bundle` takes where it can have them; 0: it runs on the CPU."""
+    source = Path(bundle.path)
+    if serving.device == "cpu":
+        return 0
+    if (source / REPOSITORY).is_dir():
+        wants = any(_asks_for_gpu(_parse(path)) for path in _own_configs(source))
+    else:
+        wants = names_gpus(serving) or not {CORE, PLAN}.isdisjoint(read_manifest(source).files)
+    return serving.gpus if wants else 0
+
+
+def _own_configs(source: Path) -> list[Path]:
+    return sorted((source / REPOSITORY).glob("*/config.pbtxt"))
+
+
+def _parse(path: Path) -> Any:
+    return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+
+
+def _asks_for_gpu(config: Any) -> bool:
+    kinds = [group.kind for group in config.instance_group]
+    return model_config_pb2.ModelInstanceGroup.KIND_GPU in kinds
 
 
 def _write_parts(bundle: Bundle, choice: Choice, settings: Settings, scratch: Path) -> None:
@@ -181,7 +206,7 @@ def _take_as_it_is(bundle: Bundle, entry: str, scratch: Path) -> None:
         (target / str(bundle.version)).mkdir()  # empty: an ensemble has no files
     # For people who inspect it.
     shutil.copyfile(Path(bundle.path) / SCHEMA, target / str(bundle.version) / SCHEMA)
-    config = text_format.Parse((target / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    config = _parse(target / "config.pbtxt")
     config.name = bundle.model
     config.version_policy.Clear()
     config.version_policy.specific.versions.append(bundle.version)

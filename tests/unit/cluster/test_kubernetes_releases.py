@@ -18,13 +18,16 @@ from serin.cluster.kubernetes.release_objects import (
     release_of,
     service_endpoint,
 )
-from serin.errors import RequestsDiffer, TemplateUnfit
+from serin.errors import BackendRefused, RequestsDiffer, TemplateUnfit
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.external import External
+from serin.serving.triton.repository import gpus_wanted
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
 from serin.store.home_objects import HomeObjects
+from serin.store.store import Store
 from tests.fakes.rollout import FakeFleet
+from tests.unit.serving import bundles
 
 FOLDER = Path(__file__).resolve().parents[3] / "deployments" / "kubernetes"
 V3 = Release(model="flights", version=3)
@@ -48,7 +51,7 @@ def test_a_long_name_is_cut_and_stays_different_from_others() -> None:
 
 def test_objects_lead_back_to_their_release(template: ReleaseTemplate) -> None:
     release = Release(model="m" * 63, version=12, baseline=True)
-    deployment = build_deployment(template, release, "models", ServingSpec())
+    deployment = build_deployment(template, release, "models", ServingSpec(), 1)
     service = build_service(template, release, "models")
     assert release_of(deployment) == release_of(service) == release
     assert release_of({"metadata": {"name": "flights-v3"}}) is None
@@ -58,16 +61,41 @@ def test_objects_lead_back_to_their_release(template: ReleaseTemplate) -> None:
     assert service_endpoint(release, "models").http == f"{service['metadata']['name']}.models.svc:8000"
 
 
-def test_a_model_on_the_cpu_asks_for_no_gpu_and_another_for_as_many_as_its_spec(
-    template: ReleaseTemplate,
-) -> None:
-    def asked(serving: ServingSpec) -> list[int | None]:
-        pod = build_deployment(template, V3, "models", serving)["spec"]["template"]["spec"]
-        containers = (*pod["initContainers"], *pod["containers"])
-        return [each["resources"]["limits"].get("nvidia.com/gpu") for each in containers]
+OWN_GPU = {"repository/delays/config.pbtxt": b"instance_group [{ kind: KIND_GPU }]"}
+WANTED = {
+    "a version for the CPU": (ServingSpec(), False, {}, 0),
+    "one that was exported for a GPU": (ServingSpec(), True, {}, 1),
+    "the same, set to the CPU": (ServingSpec(device="cpu"), True, {}, 0),
+    "a spec that names a GPU": (ServingSpec(device="gpu"), False, {}, 1),
+    "a spec that names two": (ServingSpec(gpus=2), True, {}, 2),
+    "a team's own repository": (ServingSpec(), False, {"repository/delays/config.pbtxt": b""}, 0),
+    "a team's own repository with a model on a GPU": (ServingSpec(), False, OWN_GPU, 1),
+}
 
-    assert asked(ServingSpec(device="cpu")) == [None, None]
-    assert asked(ServingSpec(gpus=2)) == [2, 2]
+
+@pytest.mark.parametrize(("serving", "in_two", "extra", "gpus"), WANTED.values(), ids=WANTED)
+def test_a_pod_asks_for_as_many_gpus_as_its_bundle_uses_and_tolerates_their_nodes_for_that_alone(
+    template: ReleaseTemplate,
+    tmp_path: Path,
+    serving: ServingSpec,
+    in_two: bool,
+    extra: dict[str, bytes],
+    gpus: int,
+) -> None:
+    bundle = bundles.publish(Store(str(tmp_path)), bias=0.0, in_two=in_two, extra=extra)
+    assert gpus_wanted(bundle, serving) == gpus
+    pod = build_deployment(template, V3, "models", serving, gpus)["spec"]["template"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        for asked in container["resources"].values():
+            assert asked.get("nvidia.com/gpu", 0) == gpus
+    assert [each["key"] for each in pod["tolerations"]] == (["nvidia.com/gpu"] if gpus else [])
+
+
+@pytest.mark.parametrize("serving", [ServingSpec(device="gpu"), ServingSpec(gpus=2)])
+def test_a_spec_that_names_gpus_is_refused_by_a_cluster_whose_template_has_none(serving: ServingSpec) -> None:
+    template = ReleaseTemplate.read(FOLDER / "base" / "release.yaml")
+    with pytest.raises(BackendRefused, match="asks for no nvidia.com/gpu; apply .*overlays/gpu"):
+        build_deployment(template, V3, "models", serving, serving.gpus)
 
 
 @pytest.mark.parametrize(

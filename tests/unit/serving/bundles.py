@@ -99,6 +99,7 @@ def publish(
             onnx.save(front(), folder / "front.onnx")
             onnx.save(core(bias), folder / "core.onnx")
         for name, data in (extra or {}).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
         write_schema(folder, SCHEMA)
         (folder / "spec.yaml").write_text(spec)

@@ -260,6 +260,36 @@ def test_a_triton_that_was_named_is_the_only_one_looked_for(
     assert find_triton().server == tmp_path / "bin" / "tritonserver"
 
 
+def test_a_triton_as_in_nvidias_container_gets_an_environment_without_a_second_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its libraries are compiled by tests/cluster/test_containers.py."""
+    server, own = tmp_path / "opt", tmp_path / "env-triton"
+    for name in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        (server / name).parent.mkdir(parents=True)
+        (server / name).touch()
+    monkeypatch.setenv("SERIN_TRITON", str(server))
+    monkeypatch.setattr(installation, "default_folder", lambda: own)
+    asked: list[str] = []
+    completed: list[TritonInstall] = []
+    monkeypatch.setattr(installation, "_complete", completed.append)
+
+    def run(command: list[str], step: str) -> None:
+        asked.extend(word for word in command if "==" in word)
+        if step == "creating a virtual environment":
+            (own / "bin").mkdir(parents=True)
+            (own / "bin" / "python3").symlink_to(sys.executable)
+
+    monkeypatch.setattr(installation, "_run", run)
+    install = install_triton()
+    assert asked == [installation._runtime(), installation.NUMPY]
+    assert completed == [install]
+    assert (install.server, install.python_folder) == (server / "bin" / "tritonserver", own / "bin")
+    words = "; ".join(shortcomings(install))
+    assert "no backend serin_onnx" in words
+    assert "cancelled" not in words, "the guard is for the wheel's version"
+
+
 def test_triton_gets_an_older_python_where_numpy_1_has_none_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
