@@ -57,6 +57,7 @@ _FILE = re.compile(r"(\d{12})-(\d{12})-(\d+)\.parquet")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 _HOUR_US = 3_600_000_000
 _GROUP_ROWS = 1 << 17
+_SINGLE: Final = ("_id", "_client_id")  # whose values are hardly ever equal
 _CONTENT: Final[dict[str, Any]] = {"last": 0, "publish": [], "releases": {}, "writers": {}}
 
 
@@ -300,12 +301,19 @@ def scratch_writer(
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with (
         os.fdopen(descriptor, "wb") as file,
-        pq.ParquetWriter(file, schema.with_metadata(metadata), compression="zstd") as writer,
+        pq.ParquetWriter(
+            file, schema.with_metadata(metadata), compression="zstd", use_dictionary=_repeated(schema)
+        ) as writer,
     ):
         made = PartWriter(writer)
         yield made
         made.finish()
     sync(scratch)
+
+
+def _repeated(schema: pa.Schema) -> list[str]:
+    """The columns that are written as dictionaries: to look for equal numbers or ids costs more than it saves."""
+    return [each.name for each in schema if pa.types.is_string(each.type) and each.name not in _SINGLE]
 
 
 def file_name(first: int, last: int, rows: int) -> str:

@@ -67,7 +67,8 @@ def from_wire(kind: str, values: pa.Array | npt.NDArray[Any], null_texts: Sequen
     if kind == "string":
         return without_null_strings(values, null_texts)
     null = is_null(kind, values)
+    mask = null if null.any() else None  # without one, numbers are not copied
     if kind == "bool":
-        return pa.array(values == 1, pa.bool_(), mask=null)
+        return pa.array(values == 1, pa.bool_(), mask=mask)
     plain = pa.float32() if kind == "float" else pa.int64()
-    return pa.array(values, plain, mask=null).cast(TYPE_OF_KIND[kind])
+    return pa.array(values, plain, mask=mask).cast(TYPE_OF_KIND[kind])

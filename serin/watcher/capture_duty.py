@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 
+import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import DecoderMissing, NotFound, SerinError
@@ -231,7 +232,7 @@ def new_recorder(home: Path, store: Store) -> Recorder:
     return Recorder(home, capture_plans(store), decode)
 
 
-def decode(schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> RecordedBlock:
+def decode(schema: Schema, hidden: Collection[str], entries: npt.ArrayLike) -> RecordedBlock:
     """Calls the compiled decoder. Raises DecoderMissing where it was not built."""
     return _decoder()(schema, hidden, entries)
 

@@ -147,7 +147,8 @@ class RecordingStack:
         try:
             for ring in rings:
                 waiting, _ = ring.read(ring.tail)
-                found += [ring.address + each.place for each in waiting if each.release == release.name]
+                for each in waiting:
+                    found += (ring.address + each.place).tolist() if each.release == release.name else []
             yield found
         finally:
             for ring in rings:

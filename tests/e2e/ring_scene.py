@@ -54,8 +54,13 @@ class Record(NamedTuple):
 
 def read_ring(ring: Ring) -> list[Record]:
     """All entries that wait in a ring."""
-    entries, _ = ring.read(ring.tail)
-    return [_record(ctypes.string_at(ring.address + each.place, each.end - each.start)) for each in entries]
+    found, _ = ring.read(ring.tail)
+    spans = sorted(
+        span
+        for each in found
+        for span in zip(each.start.tolist(), each.end.tolist(), each.place.tolist(), strict=True)
+    )
+    return [_record(ctypes.string_at(ring.address + place, end - start)) for start, end, place in spans]
 
 
 def _record(entry: bytes) -> Record:

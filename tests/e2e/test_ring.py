@@ -292,6 +292,7 @@ def test_requests_that_wait_for_answers_take_bounded_memory(scene: Scene) -> Non
 def test_the_gateway_leaves_no_core_file_with_what_clients_sent(scene: Scene) -> None:
     gateway = psutil.Process(scene.host.pid(PROCESS_NAME))
     assert gateway.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+    scene.post(BODY)
     for path in scene.gateway.rings.iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.stat().st_blocks * 512 >= path.stat().st_size, "allocated whole"
@@ -358,9 +359,41 @@ def test_settings_that_are_only_checked_leave_no_ring(scene: Scene) -> None:
     assert set(scene.gateway.rings.iterdir()) == before
 
 
-def test_the_ring_is_there_before_the_first_request_and_goes_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_takes_memory_when_a_request_is_drawn_and_goes_if_it_stays_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rings, "LARGEST_BYTES", RING_BYTES)
     with recording_gateway() as scene:
-        assert len(list(scene.gateway.rings.glob(f"*{SUFFIX}"))) > 0
+        scene.route(v1=0.0)
+        assert scene.post(BODY)[0] == 200
+        assert list(scene.gateway.rings.iterdir()) == []
+        scene.servers[V1].status = 500
+        scene.route(v1=1.0)
+        assert scene.post(BODY)[0] == 500
+        (made,) = scene.gateway.rings.iterdir()
+        assert made.stat().st_blocks * 512 >= made.stat().st_size > RING_BYTES // 2, "allocated whole"
         scene.host.stop(PROCESS_NAME)
-        assert list(scene.gateway.rings.glob("*")) == []
+        assert list(scene.gateway.rings.iterdir()) == []
+
+
+def test_what_is_answered_while_there_is_no_room_for_a_ring_is_counted_once_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rings, "LARGEST_BYTES", RING_BYTES)
+    with recording_gateway(workers=1) as scene:
+        scene.gateway.rings.rmdir()
+        scene.route(v1=1.0)
+        for _ in range(7):
+            assert scene.post(BODY)[0] == 200
+        said = scene.gateway.folder / "envoy.log"
+        wait_for("the reason", lambda: "requests are not recorded" in said.read_text(), scene.host)
+        scene.gateway.rings.mkdir(0o700)
+        sent = 7
+        while not list(scene.gateway.rings.glob(f"*{SUFFIX}")):
+            assert scene.post(BODY)[0] == 200
+            sent += 1
+        found = taken(scene, 2)
+        kept = [record for record in found if record.kind == ENTRY]
+        (lost,) = (record for record in found if record.kind == LOSSES)
+        assert (len(kept), lost.release, lost.code + lost.grpc) == (1, V1.name, sent - 1)
+        assert scene.counts() == (sent, sent - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,4 +75,4 @@ class RecordedBlock:
 class Decode(Protocol):
     """Decodes entries of rings, which are at these addresses. `hidden`: inputs whose values are not to be read."""
 
-    def __call__(self, schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> RecordedBlock: ...
+    def __call__(self, schema: Schema, hidden: Collection[str], entries: npt.ArrayLike) -> RecordedBlock: ...

@@ -14,8 +14,12 @@ import struct
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from serin.errors import RingBroken
 from serin.machine.in_memory import RINGS, memory_folder
@@ -28,6 +32,14 @@ FIXED: Final = struct.Struct("<IHHddiiqdIII7I")
 """What each entry begins with: size, kind, protocol, t, us, code, grpc, epoch, share, bytes of the request's and of the
 answer's JSON (ALL: all), encoding of the answer, and the lengths of release, arm, id, client id, model, request and
 answer, whose bytes follow."""
+_BEGINNING: Final = np.dtype(
+    {
+        "names": ["size", "kind", "code", "grpc", "share", "encoding", "length"],
+        "formats": ["<u4", "<u2", "<i4", "<i4", "<f8", "<u4", "<u4"],
+        "offsets": [0, 4, 24, 28, 40, 56, 60],
+        "itemsize": FIXED.size,
+    }
+)  # of FIXED, what the recorder looks at; `length`: of the release
 
 ENTRY, FILLER = 1, 2
 LOSSES: Final = 3  # the kind whose `code` and `grpc` count requests of a release that were dropped
@@ -38,20 +50,27 @@ ALL: Final = 0xFFFFFFFF
 _CAPACITY, _DRAWN, _FULL, _LARGE, _HEAD, _TAIL = 1, 2, 3, 4, 8, 16  # in words of eight bytes
 _ENCODING, _LENGTHS = 11, 12  # in FIXED
 _MOST_INFLATED: Final = 64 << 20
-_GLANCE = struct.Struct("<IH18xii8xd8xII")  # of FIXED: code, grpc, share, encoding and the release's length
 
 
-class Entry(NamedTuple):
-    """An entry between the positions `start` and `end` (bytes ever written), `place` in the file. `lost`: how many
-    requests it says were dropped."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entries:
+    """Entries of one release, oldest first: between the positions `start` and `end` (bytes ever written), `place` in
+    the file. `lost`: how many requests an entry says were dropped."""
 
-    start: int
-    end: int
-    place: int
     release: str
-    share: float
-    encoding: int
-    lost: int
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    place: npt.NDArray[np.int64]
+    share: npt.NDArray[np.float64]
+    encoding: npt.NDArray[np.uint32]
+    lost: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Entries:
+        arrays = {name: getattr(self, name)[chosen] for name in self.__slots__ if name != "release"}
+        return Entries(release=self.release, **arrays)
 
 
 class Ring:
@@ -69,8 +88,8 @@ class Ring:
         self.address = ctypes.addressof(
             ctypes.c_char.from_buffer(self._map)
         )  # of the first byte in this process
-        self._names: dict[bytes, str] = {}
         self._words = memoryview(self._map)[: min(len(self._map), DATA) // 8 * 8].cast("Q")
+        self._sizes = memoryview(self._map)[: len(self._map) // 4 * 4].cast("I")
         good = len(self._map) > DATA and self._map[: len(MAGIC)] == MAGIC
         if not good or not 0 < self.capacity <= len(self._map) - DATA:
             self.close()
@@ -102,44 +121,81 @@ class Ring:
         """The share of the ring that waits."""
         return (self.head - self.tail) / self.capacity
 
-    def read(self, since: int, most_bytes: int = 1 << 62) -> tuple[list[Entry], int]:
-        """The entries from the position `since` on, to the present end or until they have `most_bytes`, and the
-        position behind them. Raises RingBroken when the first one cannot be read."""
-        head, capacity, found, began = self.head, self.capacity, list[Entry](), since
-        if not self.tail <= since <= head or head - self.tail > capacity:
+    def read(self, since: int, most_bytes: int = 1 << 62) -> tuple[list[Entries], int]:
+        """The entries from the position `since` on, to the present end or until they have `most_bytes`, by release, and
+        the position behind them. Raises RingBroken when the first one cannot be read."""
+        head = self.head
+        if not self.tail <= since <= head or head - self.tail > self.capacity:
             raise RingBroken(path=str(self.path), reason=f"{since} is not between its tail and its head")
-        data, stop, names = self._map, DATA + capacity, self._names
-        while since < head and since - began < most_bytes:
-            place = DATA + since % capacity
-            if stop - place < FIXED.size:  # too little for anything but a filler
-                since += stop - place
-                continue
-            size, kind, code, grpc, share, encoding, length = _GLANCE.unpack_from(data, place)
-            end = since + size
-            short = kind != FILLER and size < FIXED.size + length
-            if size % 8 or not size or short or end > head or place + size > stop:
-                if found:
-                    break
-                raise RingBroken(path=str(self.path), reason=f"an entry of {size} bytes at {since}")
-            if kind != FILLER:
-                name = data[place + FIXED.size : place + FIXED.size + length]
-                if name not in names:
-                    names[name] = name.decode(errors="replace")
-                lost = code + grpc if kind == LOSSES else 0
-                found.append(Entry(since, end, place, names[name], share, encoding, lost))
-            since = end
-        return found, since
+        starts, behind = self._walk(since, head, most_bytes)
+        found, good = self._columns(np.array(starts, np.int64))
+        if good < len(starts):
+            behind = starts[good]
+        if behind < head and behind - since < most_bytes and not found:
+            size = self._sizes[(DATA + behind % self.capacity) // 4]
+            raise RingBroken(path=str(self.path), reason=f"an entry of {size} bytes at {behind}")
+        return found, behind
 
-    def inflated(self, entry: Entry) -> bytearray | None:
-        """A copy of an entry with its answer as it was before it was compressed. None: it cannot be known."""
-        data = self._map[entry.place : entry.place + entry.end - entry.start]
-        *fixed, answer = FIXED.unpack_from(data)
-        start = FIXED.size + sum(fixed[_LENGTHS:])
-        plain = inflate(data[start : start + answer]) if entry.encoding in (GZIP, DEFLATE) else None
+    def _walk(self, since: int, head: int, most_bytes: int) -> tuple[list[int], int]:
+        """Where entries begin, and the position behind the last one or before one that cannot be right."""
+        starts, sizes, capacity, stop = list[int](), self._sizes, self.capacity, since + most_bytes
+        while since < head and since < stop:
+            place = since % capacity
+            left = capacity - place
+            if left < FIXED.size:  # too little for anything but a filler
+                since += left
+                continue
+            size = sizes[(DATA + place) // 4]
+            if size % 8 or not size or size > left or size > head - since:
+                break
+            starts.append(since)
+            since += size
+        return starts, since
+
+    def _columns(self, starts: npt.NDArray[np.int64]) -> tuple[list[Entries], int]:
+        """The entries that begin there, by release, and the number of those that come before one that is too short."""
+        places = DATA + starts % self.capacity
+        room = (len(self._map) - FIXED.size) // 8 + 1
+        fixed = np.ndarray(room, _BEGINNING, self._map, strides=(8,))[
+            places // 8
+        ]  # they overlap, and one is taken
+        short = (fixed["kind"] != FILLER) & (fixed["size"] < FIXED.size + fixed["length"].astype(np.int64))
+        good = int(short.argmax()) if short.any() else len(starts)
+        rest = np.flatnonzero(fixed["kind"][:good] != FILLER)
+        found = []
+        while len(rest):
+            name = self._map[(at := int(places[rest[0]]) + FIXED.size) : at + int(fixed["length"][rest[0]])]
+            same = fixed["length"][rest] == len(name)
+            texts = (places[rest[same]] + FIXED.size)[:, None] + np.arange(len(name))
+            same[same] = (np.frombuffer(self._map, np.uint8)[texts] == np.frombuffer(name, np.uint8)).all(
+                axis=1
+            )
+            chosen, rest = rest[same], rest[~same]
+            each = fixed[chosen]
+            lost = each["code"].astype(np.int64) + each["grpc"]
+            found.append(
+                Entries(
+                    release=name.decode(errors="replace"),
+                    start=starts[chosen],
+                    end=starts[chosen] + each["size"],
+                    place=places[chosen],
+                    share=each["share"],
+                    encoding=each["encoding"],
+                    lost=np.where(each["kind"] == LOSSES, lost, 0),
+                )
+            )
+        return found, good
+
+    def inflated(self, place: int) -> bytearray | None:
+        """A copy of the entry there with its answer as it was before it was compressed. None: it cannot be known."""
+        *fixed, answer = FIXED.unpack_from(self._map, place)
+        texts = self._map[place + FIXED.size : place + fixed[0]]
+        start = sum(fixed[_LENGTHS:])
+        plain = inflate(texts[start : start + answer]) if fixed[_ENCODING] in (GZIP, DEFLATE) else None
         if plain is None:
             return None
-        fixed[0], fixed[_ENCODING] = start + len(plain), PLAIN
-        return bytearray(FIXED.pack(*fixed, len(plain)) + data[FIXED.size : start] + plain)
+        fixed[0], fixed[_ENCODING] = FIXED.size + start + len(plain), PLAIN
+        return bytearray(FIXED.pack(*fixed, len(plain)) + texts[:start] + plain)
 
     def release(self, position: int) -> None:
         """Gives the bytes before `position` back to the writer."""
@@ -151,6 +207,7 @@ class Ring:
 
     def close(self) -> None:
         self._words.release()
+        self._sizes.release()
         self._map.close()
         os.close(self._file)
 

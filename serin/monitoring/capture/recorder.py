@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import NameInvalid, RingBroken, SerinError
 from serin.formats.captures import commit, last_number, read_document, write_document, writing
 from serin.formats.schema import Schema
 from serin.formats.serving.recorded import Decode
-from serin.formats.serving.ring import PLAIN, Entry, Ring, ring_files
+from serin.formats.serving.ring import PLAIN, Entries, Ring, ring_files
 from serin.machine.in_memory import memory_folder
 from serin.machine.locks import locked
 from serin.monitoring.capture.columns import block_rows
@@ -66,8 +67,10 @@ class Outcome:
 
 
 class _Read(NamedTuple):
+    """Entries of one release that were read from a ring at once."""
+
     ring: Ring
-    entry: Entry
+    entries: Entries
     release: Release
 
 
@@ -76,6 +79,12 @@ def _grouped(reads: Sequence[_Read], key: Callable[[_Read], K]) -> dict[K, list[
     for read in reads:
         found.setdefault(key(read), []).append(read)
     return found
+
+
+def _chosen(reads: Sequence[_Read], chosen: Callable[[_Read], npt.NDArray[np.bool_]]) -> list[_Read]:
+    """Of each read the entries that are chosen, where there are any."""
+    found = [read._replace(entries=read.entries.where(chosen(read))) for read in reads]
+    return [read for read in found if len(read.entries)]
 
 
 class Recorder:
@@ -156,11 +165,10 @@ class Recorder:
                     places[ring.name] = ring.head
                     break
                 room -= places[ring.name] - before
-                releases = {name: self._release(name) for name in {entry.release for entry in entries}}
                 found += [
-                    _Read(ring, entry, release)
-                    for entry in entries
-                    if (release := releases[entry.release]) is not None
+                    _Read(ring, each, release)
+                    for each in entries
+                    if (release := self._release(each.release)) is not None
                 ]
         return found
 
@@ -183,12 +191,13 @@ class Recorder:
 
     def _hold(self, model: str, reads: list[_Read], held: dict[str, int]) -> None:
         """Keeps entries in their rings, unless that would cost those of other models."""
-        for ring, entry, release in reads:
+        for ring, entries, release in reads:
             if ring.fill < _CROWDED:
-                held[ring.name] = min(held.get(ring.name, entry.start), entry.start)
+                start = int(entries.start[0])
+                held[ring.name] = min(held.get(ring.name, start), start)
             else:
                 lost = self._given_up.setdefault(model, Counter())
-                lost[ring.name, release.name] += entry.lost or 1
+                lost[ring.name, release.name] += int(np.maximum(entries.lost, 1).sum())
 
     def _retry(self) -> None:
         """Finds out, without reading anything, whether the records of models that failed can be written again."""
@@ -208,7 +217,7 @@ class Recorder:
             counters = Counters.of(document)
             before = counters.requests
             done = {ring: counters.writer(ring.name).position for ring in {read.ring for read in reads}}
-            fresh = [read for read in reads if read.entry.end > done[read.ring]]
+            fresh = _chosen(reads, lambda read: read.entries.end > done[read.ring])
             if fresh:
                 rows = self._rows(fresh, counters, now)
                 for (ring, release), lost in self._given_up.get(model, Counter[tuple[str, str]]()).items():
@@ -223,42 +232,42 @@ class Recorder:
         """The rows of each version. The counters are brought up to date."""
         tables: dict[int, list[pa.Table]] = {}
         for ring, group in _grouped(reads, lambda read: read.ring).items():
-            writer, last = counters.writer(ring.name), group[-1]
-            writer.position, writer.release = last.entry.end, last.release.name
-            writer.lost += sum(read.entry.lost for read in group)
-            writer.requests += sum(not read.entry.lost for read in group)
+            writer, last = counters.writer(ring.name), max(group, key=lambda read: int(read.entries.end[-1]))
+            writer.position, writer.release = int(last.entries.end[-1]), last.release.name
+            writer.lost += sum(int(read.entries.lost.sum()) for read in group)
+            writer.requests += sum(int((read.entries.lost == 0).sum()) for read in group)
         for release, group in _grouped(reads, lambda read: read.release).items():
             counts = counters.release(release.name)
-            counts.share = group[-1].entry.share
-            counts.dropped += sum(read.entry.lost for read in group)
-            table = self._table([read for read in group if not read.entry.lost], counters, now)
+            counts.share = float(group[-1].entries.share[-1])
+            counts.dropped += sum(int(read.entries.lost.sum()) for read in group)
+            requests = _chosen(group, lambda read: read.entries.lost == 0)
+            table = self._table(release, requests, counters, now) if requests else None
             if table is not None:
                 tables.setdefault(release.version, []).append(table)
         return [(version, alike(some)) for version, some in tables.items()]
 
-    def _table(self, reads: list[_Read], counters: Counters, now: float) -> pa.Table | None:
+    def _table(self, release: Release, reads: list[_Read], counters: Counters, now: float) -> pa.Table | None:
         """The rows of entries of one release, in the order of their arrival; None when none can be recorded."""
-        if not reads:
-            return None
-        release = reads[0].release
         counts, plan = counters.release(release.name), self._plans(release)
         if plan is None:
-            counts.dropped += len(reads)
+            counts.dropped += sum(len(read.entries) for read in reads)
             return None
         faults: Counter[str] = Counter()
-        addresses, copies = [], []
-        for ring, entry, _ in reads:
-            if entry.encoding == PLAIN:
-                addresses.append(ring.address + entry.place)
-            elif (copy := ring.inflated(entry)) is not None:
-                copies.append(np.frombuffer(copy, np.uint8))  # until they are decoded
-                addresses.append(copies[-1].ctypes.data)
-            else:
-                faults[_COMPRESSED] += 1
+        found, copies = [], []
+        for ring, entries, _ in reads:
+            addresses = entries.place + ring.address
+            for at in np.flatnonzero(entries.encoding != PLAIN).tolist():
+                if (copy := ring.inflated(int(entries.place[at]))) is not None:
+                    copies.append(np.frombuffer(copy, np.uint8))  # until they are decoded
+                    addresses[at] = copies[-1].ctypes.data
+                else:
+                    addresses[at] = 0
+            faults[_COMPRESSED] += int((addresses == 0).sum())
+            found.append(addresses[addresses != 0])
         hidden = {*plan.settings.mask, *plan.settings.drop}
-        block = self._decode(plan.schema, hidden, addresses)
+        block = self._decode(plan.schema, hidden, np.concatenate(found))
         faults.update(block.faults)
-        for reason, count in faults.items():
+        for reason, count in (+faults).items():
             counts.dropped += count
             counts.damaged += count
             self._say(f"requests of {release.name} cannot be recorded: {reason}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.formats.serving.recorded import NUMBERS, RecordedBlock, Strings, Values
@@ -33,7 +34,7 @@ class Decoder:
             read.argtypes, read.restype = (ctypes.c_void_p, ctypes.c_size_t), result
         self._free.argtypes, self._free.restype = (ctypes.c_void_p,), None
 
-    def __call__(self, schema: Schema, hidden: Collection[str], entries: Sequence[int]) -> RecordedBlock:
+    def __call__(self, schema: Schema, hidden: Collection[str], entries: npt.ArrayLike) -> RecordedBlock:
         """Raises MemoryError when there is not enough."""
         lines = _columns(schema, hidden)
         addresses = np.array(entries, np.uint64)

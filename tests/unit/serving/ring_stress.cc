@@ -87,9 +87,9 @@ void read(RingHeader& header, const std::atomic<bool>& ended, Seen& seen) {
 int main(int, char** given) {
   uint64_t requests = std::strtoull(given[2], nullptr, 10);
   size_t capacity = std::strtoull(given[3], nullptr, 10);
-  std::string problem, path = std::string(given[1]) + "/one.ring";
-  std::unique_ptr<Ring> ring = Ring::make(given[1], "one.ring", capacity, problem);
-  check(ring != nullptr, problem.c_str());
+  std::string path = std::string(given[1]) + "/one.ring";
+  Ring ring(given[1], "one.ring", capacity);
+  ring.open();
   int file = ::open(path.c_str(), O_RDWR);
   void* found = ::mmap(nullptr, kPageBytes + capacity, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   check(found != MAP_FAILED, "the reader's view");
@@ -97,7 +97,7 @@ int main(int, char** given) {
   std::atomic<bool> ended{false};
   Seen seen;
   std::thread reader([&] { read(header, ended, seen); });
-  write(*ring, requests, capacity);
+  write(ring, requests, capacity);
   ended = true;
   reader.join();
   check(header.drawn == requests && header.drawn == seen.requests + header.full + header.large, "each request counts once");

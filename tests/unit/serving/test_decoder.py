@@ -284,3 +284,45 @@ def test_an_entry_has_the_clients_id_or_that_of_the_request() -> None:
 def test_a_request_that_is_not_the_models_is_counted_with_its_reason(request_: bytes, reason: str) -> None:
     block = decode([Exchange(request=request_, answer=json_answer({}), t=1.0)])
     assert (block.requests, dict(block.faults)) == (0, {reason: 1})
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '"data":[0]}]}', ' "data" : [0], "parameters": {} }]}', '"parameters":{"x":[1]},"data":[0]}]}',
+        '"name":"night","data":[1]}]}', '"shape":[1,1],"data":[1]}]}', '"datatype":"INT8","data":[1]}]}',
+        '"data":[1],"data":[1]}]}', '"data":[1,1]}]}', '"data":[1]}', "}]}", "]}", "",
+        '"data":[0]},{"name":"night","datatype":"INT8","shape":[1,1],"data":[0]}]}',
+    ],
+)  # fmt: skip
+def test_a_request_is_read_alike_alone_and_behind_one_that_begins_like_it(rest: str) -> None:
+    begins = '{"inputs":[{"name":"night","datatype":"INT8","shape":[1,1],'
+    first, second = (
+        Exchange(request=(begins + each).encode(), answer=json_answer({}), t=1.0)
+        for each in ('"data":[1]}]}', rest)
+    )
+    alone, behind = decode([second]), decode([first, second])
+    assert (behind.requests, behind.faults) == (alone.requests + 1, alone.faults)
+    night = listed(alone.inputs[3])  # type: ignore[arg-type]
+    assert listed(behind.inputs[3]) == [1, *night]  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.floats(allow_nan=False, allow_infinity=False).map(repr),
+            st.floats(width=32, allow_nan=False, allow_infinity=False).map(repr),
+            st.from_regex(r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?", fullmatch=True),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_numbers_are_the_nearest_to_what_their_digits_say(words: list[str]) -> None:
+    schema = replace(SCHEMA, outputs=(OutputTensor(name="x", dtype="FP64", dims=(len(words),)),))
+    request = json_request({"night": ("INT8", [1, 1], [1])})
+    answer = f'{{"outputs":[{{"name":"x","datatype":"FP64","shape":[1,{len(words)}],"data":[{",".join(words)}]}}]}}'
+    (found,) = decode([Exchange(request=request, answer=answer.encode(), t=1.0)], schema=schema).outputs
+    assert isinstance(found, np.ndarray)
+    assert found.tobytes() == np.array([float(word) for word in words]).tobytes()

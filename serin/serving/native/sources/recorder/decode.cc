@@ -132,7 +132,7 @@ class Decoder {
     return kNone;
   }
 
-  static bool message(Text body, uint32_t json, bool grpc, bool request, Message& found) {
+  bool message(Text body, uint32_t json, bool grpc, bool request, Message& found) {
     if (grpc) {
       if (!read_grpc(body, request, found)) return false;
     } else {
@@ -140,7 +140,7 @@ class Decoder {
       size_t length = json == kAllJson ? body.size() : json;
       if (!JsonMessage(body.substr(0, length), found).read(request ? "inputs" : "outputs", body.substr(length))) return false;
     }
-    return !found.has_twins();
+    return !found.has_twins(request ? inputs_ : outputs_);
   }
 
   // Whether a tensor is what the model's schema names. A BOOL has the same bytes as an INT8.

@@ -111,12 +111,19 @@ inline bool unescape(Text from, std::string& to) {
   return true;
 }
 
+// How a tensor's JSON began before its parameters and data, and what it said: those of one client are alike.
+struct Beginning {
+  std::string text;
+  Tensor tensor;  // its name is in `text`
+};
+
 // A request or an answer. `id`: the request's own. `classified`: outputs that were asked for as classes.
 struct Message {
   std::vector<Tensor> tensors;
   std::string id;
   std::vector<std::string> classified;
-  std::deque<std::string> names;  // that were written with escapes
+  std::deque<std::string> names;     // that were written with escapes
+  std::deque<Beginning> beginnings;  // of the tensors of messages before, by place
 
   void clear() { tensors.clear(), id.clear(), classified.clear(), names.clear(); }
 
@@ -128,7 +135,12 @@ struct Message {
     return nullptr;
   }
 
-  bool has_twins() const {
+  // `columns`: of the model, whose names differ. Where they are in its order, there are none.
+  template <typename Columns>
+  bool has_twins(const Columns& columns) const {
+    size_t place = 0;
+    while (place < tensors.size() && place < columns.size() && tensors[place].name == columns[place].name) ++place;
+    if (place == tensors.size()) return false;
     for (size_t one = 0; one < tensors.size(); ++one) {
       for (size_t other = one + 1; other < tensors.size(); ++other) {
         if (tensors[one].name == tensors[other].name) return true;
@@ -146,7 +158,7 @@ class JsonMessage : JsonText {
   bool read(Text list, Text behind) {
     int lists = 0;
     bool good = object([&](Text key) {
-      if (key == list) return ++lists == 1 && tensors(found_.tensors);
+      if (key == list) return ++lists == 1 && tensors(found_.tensors, &found_.beginnings);
       if (key == "outputs") return asked();
       skip_space();
       if (key != "id" || now() != '"') return skip_value();
@@ -166,12 +178,14 @@ class JsonMessage : JsonText {
   }
 
  private:
-  bool tensors(std::vector<Tensor>& into) {
+  bool tensors(std::vector<Tensor>& into, std::deque<Beginning>* beginnings = nullptr) {
     if (!take('[')) return false;
     if (take(']')) return true;
     do {
-      into.emplace_back();
-      if (!tensor(into.back())) return false;
+      skip_space();
+      if (beginnings != nullptr && beginnings->size() == into.size()) beginnings->emplace_back();
+      Beginning* before = beginnings == nullptr ? nullptr : &(*beginnings)[into.size()];
+      if (!tensor(into.emplace_back(), before)) return false;
     } while (take(','));
     return take(']');
   }
@@ -186,10 +200,12 @@ class JsonMessage : JsonText {
     return true;
   }
 
-  bool tensor(Tensor& known) {
+  bool tensor(Tensor& known, Beginning* before) {
+    constexpr unsigned kFixed = 1 | 2 | 4;
     unsigned seen = 0;
+    size_t first = at_;
     auto once = [&](unsigned bit) { return (seen & bit) == 0 && (seen |= bit); };
-    return object([&](Text key) {
+    auto member = [&](Text key) {
       Text text;
       if (key == "name") return once(1) && string(text) && name(text, known);
       if (key == "datatype") {
@@ -198,15 +214,31 @@ class JsonMessage : JsonText {
         return true;
       }
       if (key == "shape") return once(4) && shape(known);
+      if (seen == kFixed && before != nullptr) keep(text_.substr(first, static_cast<size_t>(key.data() - 1 - text_.data()) - first), known, *before);
       if (key == "parameters") return once(8) && parameters(known);
       if (key != "data") return skip_value();
       skip_space();
-      size_t first = at_;
+      size_t list = at_;
       known.form = Form::kJson;
       bool good = once(16) && now() == '[' && skip_value();
-      known.data = text_.substr(first, at_ - first);
+      known.data = text_.substr(list, at_ - list);
       return good;
-    });
+    };
+    if (before == nullptr || before->text.empty() || text_.compare(at_, before->text.size(), before->text) != 0) {
+      return object(member);
+    }
+    at_ += before->text.size();
+    known = before->tensor;
+    seen = kFixed;
+    return members(member);
+  }
+
+  // Remembers the beginning of a tensor, up to the name of its first member that is not alike in all requests.
+  void keep(Text text, const Tensor& known, Beginning& before) {
+    if (before.text == text || known.name.data() < text.data() || known.name.data() >= text.data() + text.size()) return;
+    before.text = text;
+    before.tensor = known;
+    before.tensor.name = Text(before.text).substr(static_cast<size_t>(known.name.data() - text.data()), known.name.size());
   }
 
   bool name(Text text, Tensor& known) {

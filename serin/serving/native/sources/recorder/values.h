@@ -61,9 +61,10 @@ class Floats {
   }
 
  private:
+  // Up to 19 digits, with a point among them. Python writes 17 of them for a float of 32 bits.
   static bool simple(Text word, double& value) {
-    static constexpr double kPowers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
-                                         1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    static constexpr double kPowers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10,
+                                         1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19};
     const char *at = word.data(), *end = at + word.size();
     bool minus = at < end && *at == '-';
     at += minus;
@@ -78,10 +79,19 @@ class Floats {
       power = static_cast<int>(at - point);
       if (power == 0) return false;
     }
-    if (at != end || at - first > 18 || digits > uint64_t{1} << 53 || power > 22) return false;
-    value = static_cast<double>(digits) / kPowers[power];
+    if (at != end || at - first - (power > 0) > 19) return false;
+    bool exact = digits <= uint64_t{1} << 53;
+    value = exact ? static_cast<double>(digits) / kPowers[power] : quotient(digits, static_cast<uint64_t>(kPowers[power]));
     if (minus) value = -value;
     return true;
+  }
+
+  // Rounded once: a quotient of 63 bits or more, whose last one says whether anything is left, becomes a double.
+  static double quotient(uint64_t digits, uint64_t by) {
+    int shift = 63 + __builtin_clzll(digits) - __builtin_clzll(by);
+    auto whole = static_cast<unsigned __int128>(digits) << shift;
+    auto found = static_cast<uint64_t>(whole / by);
+    return std::ldexp(static_cast<double>(found | (whole != static_cast<unsigned __int128>(found) * by)), -shift);
   }
 
   static bool special(Text word, double& value) {

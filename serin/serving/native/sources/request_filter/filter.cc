@@ -104,6 +104,12 @@ class Body {
     return joined_;
   }
 
+  // All of it; nothing is asked for afterwards.
+  std::string release() {
+    Text all = first(size_);
+    return all.data() == joined_.data() ? std::move(joined_) : std::string(all);
+  }
+
   // Puts another body in its place; all texts of the old one end.
   void replace(std::string with) {
     if (arriving_ && !whole_) drain(kBufferedRequest);

@@ -6,13 +6,15 @@
 
 namespace serin {
 
-// Which characters end a number or a word.
+// Which characters end a number or a word, and which of them begin or end a string or a list.
 struct Ends {
-  bool at[256] = {};
+  bool at[256] = {}, deep[256] = {};
   constexpr Ends() {
-    for (unsigned char each : {',', ']', '}', '"', '[', '{', ':', ' ', '\t', '\n', '\v', '\f', '\r'}) at[each] = true;
+    for (unsigned char each : {',', ':', ' ', '\t', '\n', '\v', '\f', '\r'}) at[each] = true;
+    for (unsigned char each : {'"', '[', ']', '{', '}'}) at[each] = deep[each] = true;
   }
 };
+constexpr Ends kEnds;
 
 class JsonText {
  protected:
@@ -21,7 +23,7 @@ class JsonText {
   char now() const { return at_ < text_.size() ? text_[at_] : '\0'; }
 
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || (text_[at_] >= '\t' && text_[at_] <= '\r'))) ++at_;
+    at_ = behind([](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); });
   }
 
   bool take(char wanted) {
@@ -35,7 +37,7 @@ class JsonText {
   bool string(Text& inside) {
     if (!take('"')) return false;
     size_t first = at_;
-    while (at_ < text_.size() && text_[at_] != '"') at_ += text_[at_] == '\\' ? 2 : 1;
+    for (at_ = behind(is_inside); now() == '\\'; at_ = behind(is_inside)) at_ += 2;
     if (at_ >= text_.size()) return false;
     inside = text_.substr(first, at_++ - first);
     return true;
@@ -43,9 +45,8 @@ class JsonText {
 
   // A number, or a word such as true.
   Text word() {
-    static constexpr Ends kEnds;
     size_t first = at_;
-    while (at_ < text_.size() && !kEnds.at[static_cast<unsigned char>(text_[at_])]) ++at_;
+    at_ = behind([](char c) { return !kEnds.at[static_cast<unsigned char>(c)]; });
     return text_.substr(first, at_ - first);
   }
 
@@ -53,8 +54,9 @@ class JsonText {
   bool skip_value() {
     int depth = 0;
     Text ignored;
+    skip_space();
     do {
-      skip_space();
+      if (depth > 0) at_ = behind([](char c) { return !kEnds.deep[static_cast<unsigned char>(c)]; });
       char next = now();
       if (next == '"') {
         if (!string(ignored)) return false;
@@ -62,8 +64,6 @@ class JsonText {
         ++depth, ++at_;
       } else if (next == ']' || next == '}') {
         if (--depth < 0) return false;
-        ++at_;
-      } else if (depth > 0 && (next == ',' || next == ':')) {
         ++at_;
       } else if (word().empty()) {
         return false;
@@ -76,7 +76,12 @@ class JsonText {
   template <typename Member>
   bool object(Member member) {
     if (!take('{')) return false;
-    if (take('}')) return true;
+    return take('}') || members(member);
+  }
+
+  // The same from the name of a member on.
+  template <typename Member>
+  bool members(Member member) {
     do {
       Text key;
       if (!string(key) || !take(':') || !member(key)) return false;
@@ -86,6 +91,17 @@ class JsonText {
 
   Text text_;
   size_t at_ = 0;
+
+ private:
+  static bool is_inside(char c) { return c != '"' && c != '\\'; }
+
+  // The place of the next character that is not like this. A loop over `at_` itself would write it for each character.
+  template <typename Like>
+  size_t behind(Like like) const {
+    const char *now = text_.data() + at_, *end = text_.data() + text_.size();
+    while (now < end && like(*now)) ++now;
+    return static_cast<size_t>(now - text_.data());
+  }
 };
 
 }  // namespace serin

@@ -74,12 +74,11 @@ class Recording {
     Ring* ring = rings->of(envoy_dynamic_module_callback_http_filter_get_worker_index(stream));
     Text id = one_header(stream, kRequestHeader, "x-request-id");
     if (ring == nullptr || !is_drawn(id, share)) return nullptr;
+    ring->open();
     std::unique_ptr<Recording> drawn(new Recording(*ring, protocol));
     drawn->id_ = id;
     drawn->head_.request_json = json_bytes(stream, kRequestHeader);
-    if (drawn->take(body.size())) {
-      drawn->request_ = body.first(body.size()).substr(protocol == kGrpc ? kFrameBytes : 0);
-    }
+    if (drawn->take(body.size())) drawn->request_ = body.release();
     return drawn;
   }
 
@@ -101,7 +100,7 @@ class Recording {
     size_t count = envoy_dynamic_module_callback_http_get_body_chunks_size(stream, kReceivedResponse);
     std::vector<Span> pieces(count);
     if (count > 0 && !envoy_dynamic_module_callback_http_get_body_chunks(stream, kReceivedResponse, pieces.data())) {
-      large_ = true;
+      lost_ = true;
       return;
     }
     for (const Span& piece : pieces) {
@@ -119,8 +118,8 @@ class Recording {
     envoy_dynamic_module_callback_http_get_timing_info(stream, &timing);
     if (!timing.has_last_sent) return;
     Text model = metadata_text(stream, kRoute, "model"), answer = message();
-    if (large_) {
-      ring_.write_large({release_, "", "", "", model, "", ""});
+    if (lost_) {
+      ring_.write_lost({release_, "", "", "", model, "", ""});
       return;
     }
     head_.t = static_cast<double>(timing.start) / 1e9;
@@ -130,7 +129,8 @@ class Recording {
     head_.epoch = static_cast<int64_t>(epoch);
     Text arm = one_header(stream, kRequestHeader, "x-serin-arm");
     Text client_id = one_header(stream, kRequestHeader, kClientIdHeader);
-    ring_.write(head_, {release_, arm, id_, client_id, model, request_, answer});
+    Text request = Text(request_).substr(head_.protocol == kGrpc ? kFrameBytes : 0);
+    ring_.write(head_, {release_, arm, id_, client_id, model, request, answer});
   }
 
  private:
@@ -147,15 +147,15 @@ class Recording {
 
   // Whether so many more bytes may be kept. Once they may not, nothing is.
   bool take(size_t bytes) {
-    large_ = large_ || taken_ + bytes > ring_.largest() || !ring_.reserve(bytes);
-    if (!large_) {
+    lost_ = lost_ || taken_ + bytes > ring_.largest() || !ring_.reserve(bytes);
+    if (!lost_) {
       taken_ += bytes;
     } else {
       request_ = answer_ = std::string();
       ring_.release(taken_);
       taken_ = 0;
     }
-    return !large_;
+    return !lost_;
   }
 
   // The release whose host sent this answer, which after a retry is not the one that was chosen first.
@@ -188,7 +188,7 @@ class Recording {
   EntryHead head_{};
   std::string id_, release_, request_, answer_;
   size_t taken_ = 0;
-  bool large_ = false, ended_ = false;
+  bool lost_ = false, ended_ = false;
 };
 
 }  // namespace serin

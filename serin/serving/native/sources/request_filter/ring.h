@@ -1,6 +1,6 @@
 // Where recorded requests wait for the recorder: one file in memory for each of Envoy's workers, which writes it, and
-// which the recorder reads (serin/formats/serving/ring.py). It is allocated whole when Envoy starts, so that memory that
-// runs out later ends nothing, and its content outlives Envoy. An entry counts once `head` is behind it.
+// which the recorder reads (serin/formats/serving/ring.py). It is allocated whole before the first request is kept, so
+// that memory that runs out later ends nothing, and its content outlives Envoy. An entry counts once `head` is behind it.
 
 #pragma once
 
@@ -33,6 +33,7 @@ namespace serin {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kLargestShare = 8;  // of a ring, that one entry may take: an eighth
+constexpr std::chrono::seconds kRetry(5);
 
 struct RingHeader {
   char magic[8];
@@ -48,22 +49,9 @@ using Texts = std::string_view[kTexts];  // release, arm, id, client id, model, 
 
 class Ring {
  public:
+  Ring(const std::string& folder, const std::string& name, size_t capacity)
+      : path_(folder + "/" + name), scratch_(folder + "/." + name), capacity_(capacity) {}
   Ring(const Ring&) = delete;
-
-  // Null, and why, where there is no room. The file has its name once it is locked and complete.
-  static std::unique_ptr<Ring> make(const std::string& folder, const std::string& name, size_t capacity,
-                                    std::string& problem) {
-    std::unique_ptr<Ring> ring(new Ring);
-    std::string scratch = folder + "/." + name;
-    ring->path_ = folder + "/" + name;
-    ring->file_ = ::open(scratch.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int failed = ring->file_ < 0 ? errno : ring->fill(capacity);
-    if (failed == 0 && ::rename(scratch.c_str(), ring->path_.c_str()) != 0) failed = errno;
-    if (failed == 0) return ring;
-    problem = ring->path_ + ": " + std::strerror(failed);
-    ::unlink(scratch.c_str());
-    return nullptr;
-  }
 
   // What waits in the file stays there for the recorder; a file that never held anything goes.
   ~Ring() {
@@ -71,15 +59,28 @@ class Ring {
       if (header_->head == 0 && header_->drawn == 0) ::unlink(path_.c_str());
       ::munmap(header_, kPageBytes + capacity_);
     }
-    if (file_ >= 0) ::close(file_);
+    close();
+  }
+
+  // Makes the file if there is none yet. Where there is no room, what is drawn is counted as lost, and it is tried again.
+  void open() {
+    auto now = std::chrono::steady_clock::now();
+    if (header_ != nullptr || (failed_ != 0 && now - tried_ < kRetry)) return;
+    int before = failed_;
+    tried_ = now, failed_ = make();
+    if (failed_ == 0) return;
+    ::unlink(scratch_.c_str());
+    close();
+    std::string problem = "requests are not recorded: " + path_ + ": " + std::strerror(failed_);
+    if (failed_ != before) envoy_dynamic_module_callback_log(kWarning, {problem.data(), problem.size()});
   }
 
   // Of one entry, whole.
   size_t largest() const { return capacity_ / kLargestShare; }
 
-  // Copies of requests that are not answered yet. False: there are too many.
+  // Copies of requests that are not answered yet. False: there are too many, or there is no file.
   bool reserve(size_t bytes) {
-    if (pending_ + bytes > capacity_) return false;
+    if (header_ == nullptr || pending_ + bytes > capacity_) return false;
     pending_ += bytes;
     return true;
   }
@@ -98,10 +99,10 @@ class Ring {
     }
   }
 
-  // One whose bytes were too many to keep: `texts` names it.
-  void write_large(const Texts& texts) {
-    add(header_->drawn);
-    lose(texts, header_->large, &Losses::large);
+  // One whose bytes were not kept: too many, or there was no file when it came. `texts` names it.
+  void write_lost(const Texts& texts) {
+    add(header().drawn);
+    lose(texts, header().large, &Losses::large);
   }
 
  private:
@@ -110,20 +111,37 @@ class Ring {
     int32_t full = 0, large = 0;
   };
 
-  Ring() = default;
+  // Of the file, or what counts until there is one.
+  RingHeader& header() { return header_ != nullptr ? *header_ : early_; }
 
-  int fill(size_t capacity) {
-    if (::flock(file_, LOCK_EX | LOCK_NB) != 0) return errno;
-    int failed = ::posix_fallocate(file_, 0, static_cast<off_t>(kPageBytes + capacity));
-    if (failed != 0) return failed;
-    void* found = ::mmap(nullptr, kPageBytes + capacity, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  // Returns an error's number. The file has its name once it is locked and complete.
+  int make() {
+    size_t size = kPageBytes + capacity_;
+    struct statfs place;
+    file_ = ::open(scratch_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file_ < 0 || ::flock(file_, LOCK_EX | LOCK_NB) != 0 || ::fstatfs(file_, &place) != 0) return errno;
+    if (place.f_bavail < size / static_cast<size_t>(place.f_bsize)) return ENOSPC;  // others need what is left
+    if (int failed = ::posix_fallocate(file_, 0, static_cast<off_t>(size))) return failed;
+    void* found = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (found == MAP_FAILED) return errno;
-    ::madvise(found, kPageBytes + capacity, MADV_DONTDUMP);
-    header_ = new (found) RingHeader{};
+    ::madvise(found, size, MADV_DONTDUMP);
+    auto* made = new (found) RingHeader{};
+    std::memcpy(made->magic, "SerinRg1", 8);
+    made->capacity = capacity_;
+    made->drawn = early_.drawn.load(), made->large = early_.large.load();
+    if (::rename(scratch_.c_str(), path_.c_str()) != 0) {
+      int failed = errno;
+      ::munmap(found, size);
+      return failed;
+    }
+    header_ = made;
     data_ = static_cast<char*>(found) + kPageBytes;
-    header_->capacity = capacity_ = capacity;
-    std::memcpy(header_->magic, "SerinRg1", 8);
     return 0;
+  }
+
+  void close() {
+    if (file_ >= 0) ::close(file_);
+    file_ = -1;
   }
 
   static size_t size_of(const Texts& texts) {
@@ -184,11 +202,14 @@ class Ring {
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
-  std::string path_;
-  int file_ = -1;
+  const std::string path_, scratch_;
+  const size_t capacity_;
+  int file_ = -1, failed_ = 0;
+  std::chrono::steady_clock::time_point tried_;
+  RingHeader early_{};
   RingHeader* header_ = nullptr;
   char* data_ = nullptr;
-  size_t capacity_ = 0, pending_ = 0;
+  size_t pending_ = 0;
   std::map<std::string, Losses> losses_;
 };
 
@@ -206,14 +227,13 @@ class Rings {
       problem = folder + " is not in memory";
     }
     std::string boot = boot_name();
-    for (uint32_t worker = 0; worker < workers && problem.empty(); ++worker) {
-      rings_.push_back(Ring::make(folder, boot + "-" + std::to_string(worker) + ".ring", capacity, problem));
-    }
     if (problem.empty()) {
       forbid_dumps();
+      for (uint32_t worker = 0; worker < workers; ++worker) {
+        rings_.push_back(std::make_unique<Ring>(folder, boot + "-" + std::to_string(worker) + ".ring", capacity));
+      }
       return;
     }
-    rings_.clear();
     problem = "requests are not recorded: " + problem;
     envoy_dynamic_module_callback_log(kWarning, {problem.data(), problem.size()});
   }
