@@ -137,8 +137,8 @@ def _change(act: Callable[[KeyFile], T]) -> T:
         stack is None or not stack.agent
     ) and not shared.exist():  # this home has no keys that gateways require
         problem = (
-            f"the hosts of {objects.url} share no keys yet: make the first one on a host with `serin agent`, whose keys "
-            "become those of all. On Kubernetes, keys are in the secret serin-gateway-keys"
+            f"the hosts of {objects.url} share no keys yet: make the first one on a host with `serin agent`: its "
+            "keys become those of all. On Kubernetes, keys are in the secret serin-gateway-keys"
         )
         raise StackUnusable(problem=problem)
     return shared.change(act)
