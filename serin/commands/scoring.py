@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from serin.commands.arguments import ModelVersion
+from serin.commands.arguments import ModelVersion, open_store
 from serin.commands.output import Json, counted, show, show_json
 from serin.spec.names import split_version
 
@@ -231,6 +231,7 @@ def tune(
     cores with it.
     """
     from serin.commands.predictions import open_bundle
+    from serin.serving.triton.repository import share_tuned
     from serin.serving.tuning.report import findings, to_json, values, write_report
     from serin.serving.tuning.requests import declared_mix, parse_mix
     from serin.serving.tuning.tune import Tuner
@@ -252,6 +253,7 @@ def tune(
     )
     tuning = tuner.run()
     settings, plot = write_report(tuning)
+    share_tuned(open_store(), bundle)
     if as_json:
         show_json(to_json(tuning, settings, plot))
         return

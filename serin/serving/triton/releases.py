@@ -25,6 +25,7 @@ from serin.serving.triton.repository import (
     build_repository,
     check_own_repository,
     choose_for,
+    fetch_tuned,
     serving_settings,
 )
 from serin.serving.triton.verify import verify_release
@@ -75,6 +76,8 @@ class Releases(KnownReleases):
             self._install = find_triton()
         if record:
             reclaim_shared_memory(record.place)
+        if record is None:
+            fetch_tuned(self._store, bundle)
         if record is None or not all(map(is_free, record.place.ports)):
             record = self._write_record(release, bundle, record)
         try:

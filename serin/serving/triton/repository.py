@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from google.protobuf import text_format
 from pydantic import ValidationError
 from tritonclient.grpc import model_config_pb2
 
-from serin.errors import BackendRefused, BundleBroken, TuningFailed
+from serin.errors import BackendRefused, BundleBroken, StoreUnreachable, TuningFailed
 from serin.formats.bundle import (
     CORE,
     GOLDEN,
@@ -31,9 +32,13 @@ from serin.machine.hardware import core_count
 from serin.serving.triton.backends import Choice, Server, choose_backend, names_gpus
 from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.submodels import build_parts, contents_of
+from serin.spec.names import valid_model_name
 from serin.spec.serving import ServingSpec
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
+from serin.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 _BACKEND_OF_PLATFORM = {
     "onnxruntime_onnx": "onnxruntime",
@@ -228,10 +233,34 @@ def serving_settings(bundle: Bundle) -> ServingSpec:
         raise BundleBroken(path=path, reason=f"its serving section cannot be read: {error}") from error
 
 
-# The values belong to this machine. A release uses those that its spec does not set, and none on another machine.
+# The values belong to machines with as many cores. A release uses those that its spec does not set, and none on another
+# machine. In an object store, each number of cores has its own.
 def tuned_file(bundle: Bundle) -> Path:
     """Returns the file in the store, or in this machine's copy of a remote store."""
     return Path(bundle.path).parents[1] / FILE
+
+
+def share_tuned(store: Store, bundle: Bundle) -> None:
+    """Uploads what was measured here for all hosts that share the store."""
+    if not store.local:
+        store.shared_files().put(_tuned_key(bundle.model), tuned_file(bundle).read_bytes())
+
+
+def fetch_tuned(store: Store, bundle: Bundle) -> None:
+    """Copies what a host with as many cores has measured. Without an answer, what is here is used."""
+    if store.local:
+        return
+    try:
+        stored = store.shared_files().read(_tuned_key(bundle.model))
+    except StoreUnreachable as error:
+        logger.warning("%s: whether it was tuned elsewhere is not known: %s", bundle.model, error)
+        return
+    if stored is not None:
+        write_whole(tuned_file(bundle), stored.content)
+
+
+def _tuned_key(model: str) -> str:
+    return f"tuned/{valid_model_name(model)}/{core_count()}-cores.yaml"
 
 
 def read_tuned(bundle: Bundle) -> dict[str, int | str]:

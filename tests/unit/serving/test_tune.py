@@ -15,8 +15,9 @@ from serin.formats.bundle import verify_bundle
 from serin.machine.hardware import core_count
 from serin.reports.tuning import LoadPoint
 from serin.serving.client.address import Address
+from serin.serving.triton import repository
 from serin.serving.triton.backends import Place, Server
-from serin.serving.triton.repository import read_tuned, serving_settings, tuned_file
+from serin.serving.triton.repository import fetch_tuned, read_tuned, serving_settings, share_tuned, tuned_file
 from serin.serving.tuning import tune
 from serin.serving.tuning.load import LoadResult
 from serin.serving.tuning.load_connections import Target
@@ -130,6 +131,24 @@ def test_values_of_another_machine_are_left_alone(bundle: Bundle) -> None:
     path.write_text(path.read_text().replace(f"cores: {core_count()}", f"cores: {core_count() + 1}"))
     assert read_tuned(bundle) == {}
     assert serving_settings(bundle).instances == 1
+
+
+def test_what_one_host_measured_is_used_by_all_with_as_many_cores(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (Store(bucket, cache=tmp_path / name) for name in ("here", "there"))
+    made = bundles.publish(here, bias=0.1)
+    fetch_tuned(here, made)
+    assert read_tuned(made) == {}
+    write_report(tuning(made))
+    share_tuned(here, made)
+    other = there.bundle(made.model, made.version)
+    fetch_tuned(there, other)
+    assert read_tuned(other) == read_tuned(made) != {}
+    monkeypatch.setattr(repository, "core_count", lambda: 64)
+    tuned_file(other).unlink()
+    fetch_tuned(there, other)
+    assert read_tuned(other) == {}
 
 
 @pytest.mark.parametrize("text", ["", "format: other\n", "serving: [", "format: serin.tuned\nversion: 1\n"])
