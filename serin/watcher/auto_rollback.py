@@ -9,13 +9,14 @@ from typing import Final
 
 from serin.monitoring.rollbacks import Rollback, read_rollbacks, refusal, save_rollbacks
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command, new_id
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus
+from serin.watcher.served import has_agent, watched_rollouts
 
 log = logging.getLogger(__name__)
 
+_AUTOMATIC: Final = ("objectives", "quality")  # the duties that ask for it
 _ANSWER_S: Final = 60.0
 _AGAIN_S: Final = 600.0  # after a command that was refused or not answered
 
@@ -25,7 +26,7 @@ class AutoRollback:
     command is submitted again; the controller obeys it once."""
 
     def __init__(self, home: Path) -> None:
-        self._home, self._rollouts = home, home_rollouts(home)
+        self._home = home
 
     def refusal(self, model: ModelStatus, now: float) -> str | None:
         """Returns why the live version must not be rolled back automatically now, or None."""
@@ -35,7 +36,18 @@ class AutoRollback:
                 f"a rollback was tried a moment ago: {made[-1].outcome or 'the controller has not answered'}"
             )
         running = model.rollout.running
-        return refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
+        reason = refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
+        if reason is None and has_agent(self._home) and self._was_rolled_back(model):
+            return f"version {model.live} was rolled back automatically once; a second time is for a person to decide"
+        return reason
+
+    def _was_rolled_back(self, model: ModelStatus) -> bool:
+        """Whether the watcher of any host has rolled the live version back before: the journal keeps commands."""
+        for decision in watched_rollouts(self._home).decisions(model.name):
+            now = decision2rollout(decision) if decision.command and decision.by in _AUTOMATIC else None
+            if now is not None and now.stable is not None and now.stable.version == model.live:
+                return True
+        return False
 
     def begin(self, model: ModelStatus, *, why: str, by: str, now: float) -> None:
         """Asks the controller to return to the previous version. `refusal` must have been None."""
@@ -46,7 +58,7 @@ class AutoRollback:
         )
         save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
-        self._rollouts.mailbox.submit(self._command(model.name, rollback))
+        watched_rollouts(self._home).mailbox.submit(self._command(model.name, rollback))
 
     def settle(self, model: ModelStatus, now: float) -> None:
         """Stores the controller's answer to the last rollback. Without one in time, or when another version has become
@@ -55,16 +67,16 @@ class AutoRollback:
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
-        answer = self._rollouts.mailbox.read_answer(last.command)
+        answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
         current = model.live == last.from_version and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
-            self._rollouts.mailbox.submit(self._command(model.name, last))
+            watched_rollouts(self._home).mailbox.submit(self._command(model.name, last))
             return
         if answer is None:
-            self._rollouts.mailbox.withdraw(last.command)
+            watched_rollouts(self._home).mailbox.withdraw(last.command)
             if abs(now - last.t) < _ANSWER_S:
                 return  # it may have been obeyed a moment ago
-            answer = self._rollouts.mailbox.read_answer(last.command)
+            answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
         settled = replace(last, outcome=outcome, accepted=accepted)
@@ -86,6 +98,6 @@ class AutoRollback:
     def _plan(self, model: str) -> Plan:
         """The last rollout's plan. If the version it returns to is bad too, the bake asks a person instead of going
         back and forth."""
-        decision = self._rollouts.last(model)
+        decision = watched_rollouts(self._home).last(model)
         assert decision is not None, "a model with a live version has a journal"
         return replace(decision2rollout(decision).plan, mode="hold")

@@ -37,15 +37,14 @@ from serin.monitoring.drift.read import read_drift
 from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.quality.view import read_quality
 from serin.rollout.decide.evidence import Evidence
-from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, ReleaseStatus, status
+from serin.rollout.run.status import ModelStatus, ReleaseStatus
 from serin.rollout.run.story import point
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
 from serin.spec.section import shortest
 from serin.store.artifacts import Release
-from serin.watcher.served import served_models
+from serin.watcher.served import last_statuses, served_models, watched_rollouts
 
 Section = Callable[[Path], Iterable[Metric]]
 
@@ -96,7 +95,7 @@ def releases(home: Path) -> Iterator[Metric]:
     live = gauge("serin_model_live_version", "The live version of each model.", "model")
     weight = gauge("serin_release_traffic_share", "The share of a model's requests that a release answers.",
                    "model", "release", "arm")  # fmt: skip
-    for model in status(home):
+    for model in last_statuses(home):
         if model.live is not None:
             live.add_metric([model.name], model.live)
         for release in model.releases:
@@ -117,7 +116,7 @@ def rollouts(home: Path) -> Iterator[Metric]:
         "Evidence against the candidate as a share of what rolls it back, on a logarithmic scale: 1 rolls back.",
         "model", "release", "guard",
     )  # fmt: skip
-    for model in status(home):
+    for model in last_statuses(home):
         rollout = model.rollout
         name = f"{model.name}-v{rollout.version}"
         running.add_metric([model.name, name, rollout.phase], float(rollout.running))
@@ -130,7 +129,7 @@ def rollouts(home: Path) -> Iterator[Metric]:
 
 
 def _evidence(home: Path, model: ModelStatus) -> Iterator[tuple[str, float]]:
-    decision = home_rollouts(home).last(model.name)
+    decision = watched_rollouts(home).last(model.name)
     if decision is None or not decision.evidence.get("guards"):
         return
     now = decision2rollout(decision)
@@ -261,7 +260,7 @@ _SECTIONS = (build, releases, rollouts, objectives, quality, drift, captures, al
 def targets(home: Path) -> list[dict[str, Any]]:
     """Returns the running releases with the address of their Triton's metrics, as Prometheus reads them."""
     found = []
-    for model in status(home):
+    for model in last_statuses(home):
         for entry in model.releases:
             name = release_name(model.name, entry)
             record = read_record(home / "releases" / name)

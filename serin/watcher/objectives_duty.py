@@ -31,12 +31,13 @@ from serin.monitoring.objectives.burn import (
 )
 from serin.monitoring.objectives.read import ObjectivesState, counted_for, share_of, shares_of
 from serin.monitoring.rollbacks import read_rollbacks
-from serin.rollout.run.status import ModelStatus, status
+from serin.rollout.run.status import ModelStatus
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
 from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.duty import Duty, look_at_each
 from serin.watcher.history_duty import Promise, Promises
+from serin.watcher.served import watched_statuses
 
 _LOOK_BACK_S: Final = max(WINDOWS) + BEFORE_S + FIRST_S
 _REFRESH_S: Final = 60.0  # the text of an open alert is this old at most
@@ -54,7 +55,7 @@ class ObjectivesDuty(Duty):
     def tick(self, now: float) -> None:
         found = read_alerts(self._home, resolved=0, now=now).open
         open_alerts = {each.alert.key: each for each in found if each.alert.kind == "objective"}
-        models = status(self._home)
+        models = watched_statuses(self._home)
         names = {model.name for model in models}
         for key in [key for key, each in open_alerts.items() if each.alert.model not in names]:
             self._alerts.resolve(key, now)

@@ -39,13 +39,14 @@ from serin.monitoring.quality.scan import Watched
 from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
 from serin.pipeline.labels import watched_versions
-from serin.rollout.run.status import ModelStatus, model_status
+from serin.rollout.run.status import ModelStatus, status_of
 from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec, QualitySpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.duty import Duty, look_at_each
+from serin.watcher.served import watched_rollouts
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
 _SHARE: Final = 0.05  # of the time that measuring may take
@@ -169,7 +170,7 @@ class QualityDuty(Duty):
     def _to_roll_back(self, model: _Model, spec: QualitySpec, now: float) -> tuple[ModelStatus | None, str]:
         """Returns the model if its live version, which has an alarm, is to be rolled back now, and what is done in
         words."""
-        found = model_status(self._home, model.name) if spec.rollback else None
+        found = status_of(watched_rollouts(self._home), model.name) if spec.rollback else None
         if found is None or found.live != model.versions.aliases.get("live"):
             return None, ""
         if reason := self._rollback.refusal(found, now):

@@ -11,24 +11,20 @@ from serin.errors import NameInvalid
 from serin.formats.reason import utc
 from serin.host.state import read_stack
 from serin.host.watchdog import REPORTED_S, SILENT_S, is_stopped, read_replaced, silent_for_s
-from serin.machine import environment
 from serin.monitoring.alerts.alert import Alert, Alerts, Kind, Severity
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.history.read import HistoryPoint, read_history
 from serin.rollout.decide.state import Hold
-from serin.rollout.run.access import Rollouts, home_rollouts
-from serin.rollout.run.status import ModelStatus, problems, status, statuses
+from serin.rollout.run.status import ModelStatus, problems
 from serin.spec.names import is_model_name
 from serin.store.artifacts import Release
-from serin.store.open import StoreProbe, open_objects
 from serin.watcher.duty import Duty
-from serin.watcher.served import has_agent
+from serin.watcher.served import watched_statuses
 
 LOOK_S: Final = 600.0
 _MANY, _FEW = 0.05, 0.01  # of the requests: reported from the one on, until it is below the other
 _AT_LEAST: Final = 20  # requests: a client that is being tried out is not reported
 _PASSES_S: Final = 60.0  # a hold that ends by itself is reported when it has lasted for so long
-_STORE_S: Final = 2.0  # the other duties wait with this one
 _SUPERVISOR: Final = "supervisor"
 
 
@@ -41,7 +37,7 @@ class RefusalsDuty(Duty):
         self._home, self._alerts = home, alerts
 
     def tick(self, now: float) -> None:
-        for model in status(self._home):
+        for model in watched_statuses(self._home):
             if model.live is None:
                 self._alerts.resolve(refusal_key(model.name), now)
                 continue
@@ -101,13 +97,12 @@ class RolloutsDuty(Duty):
 
     def __init__(self, home: Path, alerts: Alerts) -> None:
         self._home, self._alerts = home, alerts
-        self._shared: Rollouts | None = None
         self._since: dict[str, float] = {}  # by what is held, and why
 
     def tick(self, now: float) -> None:
         held = {
             _held_key(model.name): (model, Hold(model.rollout.hold))
-            for model in statuses(self._rollouts())
+            for model in watched_statuses(self._home)
             if model.rollout.hold not in (None, Hold.PAUSED)
         }
         found = {name: problem for name, problem in problems(self._home).items() if is_model_name(name)}
@@ -120,16 +115,6 @@ class RolloutsDuty(Duty):
         for name, problem in found.items():
             self._alerts.fire(_problem_alert(name, problem, self._since[_problem_key(name)]), now)
         _resolve_others(self._home, self._alerts, "rollout", {*held, *map(_problem_key, found)}, now)
-
-    def _rollouts(self) -> Rollouts:
-        """Raises StoreUnreachable."""
-        if not has_agent(self._home):
-            return home_rollouts(self._home)
-        url = environment.store_url()
-        StoreProbe(url).check(_STORE_S)
-        if self._shared is None:
-            self._shared = Rollouts(open_objects(url))
-        return self._shared
 
 
 def _held_key(model: str) -> str:

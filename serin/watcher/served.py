@@ -1,21 +1,28 @@
-"""Which versions of which models are served from a home: by its own rollouts, or by the desired state that its agent
-follows. Needs no store."""
+"""Which versions of which models are served from a home: by its own rollouts, or by those of the hosts that share a
+store. What needs no store then is the desired state that the agent follows."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from serin.errors import FileBroken
 from serin.formats.cluster.desired_state import DesiredState
 from serin.host.state import read_stack
+from serin.machine import environment
 from serin.machine.documents import warn_once
-from serin.rollout.run.status import status
+from serin.rollout.run.access import Rollouts, home_rollouts
+from serin.rollout.run.status import ModelStatus, status, statuses
+from serin.store.open import StoreProbe, open_objects
 
 log = logging.getLogger(__name__)
 
+_STORE_S: Final = 2.0  # all duties wait with the one that asks
 _agents: dict[Path, bool] = {}  # by home, as it was last known
+_shared: dict[str, Rollouts] = {}  # by URL: decisions are read once
+_seen: dict[Path, list[ModelStatus]] = {}  # by home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,29 @@ def has_agent(home: Path) -> bool:
     else:
         _agents[home] = stack is not None and stack.agent
     return _agents.get(home, False)
+
+
+def watched_rollouts(home: Path) -> Rollouts:
+    """The rollouts that decide what is served from this home. Raises StoreUnreachable when they are in a store that
+    does not answer."""
+    if not has_agent(home):
+        return home_rollouts(home)
+    url = environment.store_url()
+    StoreProbe(url).check(_STORE_S)
+    if url not in _shared:
+        _shared[url] = Rollouts(open_objects(url))
+    return _shared[url]
+
+
+def watched_statuses(home: Path) -> list[ModelStatus]:
+    """One entry for each model that ever had a rollout, by name. Raises StoreUnreachable."""
+    found = _seen[home] = statuses(watched_rollouts(home))
+    return found
+
+
+def last_statuses(home: Path) -> list[ModelStatus]:
+    """The same as a duty of this process saw it last, where a store would have to be asked."""
+    return _seen.get(home, []) if has_agent(home) else statuses(home_rollouts(home))
 
 
 def served_models(home: Path) -> list[Served]:

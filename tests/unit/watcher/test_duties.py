@@ -8,16 +8,21 @@ from pathlib import Path
 import pytest
 
 from serin.errors import StoreUnreachable
-from serin.formats.serving.journal import MODELS, Writer, dump_decision, prefix_of
+from serin.formats.serving.journal import MODELS, Decision, Writer, dump_decision, prefix_of
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
+from serin.rollout.run.commands import Inbox
 from serin.rollout.run.record import rollout2decision
+from serin.rollout.run.status import ModelStatus
 from serin.store.artifacts import Release
+from serin.store.home_objects import HomeObjects
 from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
+from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.report_duties import RolloutsDuty
+from serin.watcher.served import watched_statuses
 from serin.watcher.watcher import Rounds
 from tests.fakes.rollout import home_journals
 from tests.kit.stacks import stack_in
@@ -76,8 +81,9 @@ def test_a_duty_that_waits_for_a_store_in_vain_leaves_the_recorder_time() -> Non
 
 
 NOW = 1_800_000_000.0
+V1, V2 = (Release(model="flights", version=version) for version in (1, 2))
 ROLLOUT = Rollout(
-    id="r1", candidate=Release(model="flights", version=2), stable=Release(model="flights", version=1), previous=None,
+    id="r1", candidate=V2, stable=V1, previous=None,
     plan=Plan(), phase=Phase.SHIFTING, step=0, began=NOW, since=NOW, evidence_from=NOW, reason="gateway b is silent",
 )  # fmt: skip
 
@@ -86,21 +92,23 @@ class Scene:
     """`shared`: decisions are in the store, and an agent runs in the home."""
 
     def __init__(self, home: Path, *, shared: bool) -> None:
-        self.home, self._shared, self._seq = home, shared, 0
-        self._store = open_objects(os.environ["SERIN_STORE"])
+        self.home, self.shared, self._seq = home, shared, 0
+        self.store = open_objects(os.environ["SERIN_STORE"])
         if shared:
             stack_in(home, agent=True)
         self._duty = RolloutsDuty(home, AlertBook(home))
 
     def decide(self, hold: Hold | None, phase: Phase = Phase.SHIFTING) -> None:
-        decision = rollout2decision(replace(ROLLOUT, hold=hold, phase=phase), NOW)
-        if not self._shared:
+        self.record(rollout2decision(replace(ROLLOUT, hold=hold, phase=phase), NOW))
+
+    def record(self, decision: Decision) -> None:
+        if not self.shared:
             home_journals(self.home).open("flights").append(decision)
             return
         self._seq += 1
         content = dump_decision(replace(decision, seq=self._seq), Writer(holder="c", term=1))
-        self._store.put(f"{MODELS}flights.json", b"{}")
-        self._store.create(numbered_key(prefix_of("flights"), self._seq), content)
+        self.store.put(f"{MODELS}flights.json", b"{}")
+        self.store.create(numbered_key(prefix_of("flights"), self._seq), content)
 
     def look(self, after_s: float) -> tuple[AlertRecord, ...]:
         self._duty.tick(NOW + after_s)
@@ -147,3 +155,30 @@ def test_the_end_of_a_rollout_ends_its_alert_also_for_another_watcher(scene: Sce
     scene.decide(None, Phase.ROLLED_BACK)
     RolloutsDuty(scene.home, AlertBook(scene.home)).tick(NOW + 10)
     assert read_alerts(scene.home, now=NOW + 10).open == ()
+
+
+def back(scene: Scene, by: str) -> ModelStatus:
+    """Version 2 was rolled back to 1 by somebody, and is live again."""
+    returned = replace(ROLLOUT, id="r2", candidate=V1, stable=V2, phase=Phase.PENDING, by=by)
+    scene.record(rollout2decision(returned, NOW, command="r2"))
+    scene.record(rollout2decision(replace(ROLLOUT, id="r3", phase=Phase.PROMOTED), NOW))
+    (found,) = watched_statuses(scene.home)
+    assert (found.live, found.previous) == (2, 1)
+    return found
+
+
+def test_an_automatic_rollback_is_asked_of_the_controller_that_decides(scene: Scene) -> None:
+    model, rollbacks = back(scene, by="ann"), AutoRollback(scene.home)
+    assert rollbacks.refusal(model, NOW) is None
+    rollbacks.begin(model, why="it burns", by="objectives", now=NOW)
+    (asked,) = Inbox(scene.store if scene.shared else HomeObjects(scene.home)).pending()
+    assert (asked.kind, asked.version, asked.by) == ("rollback", 1, "objectives")
+
+
+@pytest.mark.parametrize("by", ["objectives", "quality"])
+def test_what_the_watcher_of_another_host_has_rolled_back_is_for_a_person_to_decide(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "shared"))
+    model = back(Scene(home, shared=True), by)
+    assert "was rolled back automatically once" in str(AutoRollback(home).refusal(model, NOW))
