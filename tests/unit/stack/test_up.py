@@ -54,6 +54,21 @@ def test_a_release_of_an_older_format_is_named_before_anything_is_started(
     assert nothing_started(tmp_path)
 
 
+@pytest.mark.parametrize("start", [bring_up, serve_once])
+def test_decisions_of_an_older_format_are_named_before_anything_is_started(
+    tmp_path: Path, start: Callable[[Path], object]
+) -> None:
+    journal = tmp_path / "rollouts" / "flights" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"format": "serin.journal", "version": 2}\n')
+    with pytest.raises(
+        StackError, match=r"journal\.jsonl was written by an earlier Serin.*`serin rollout start"
+    ):
+        start(tmp_path)
+    assert nothing_started(tmp_path)
+    assert journal.exists()
+
+
 @pytest.mark.parametrize("option", ["--port", "--ui-port"])
 def test_a_taken_port_names_the_option_to_change(tmp_path: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
