@@ -161,11 +161,13 @@ class FolderObjects:
         write_whole(path, content)
 
     def keys(self, prefix: str, *, after: str = "") -> list[str]:
-        top = self._folder / prefix.rpartition("/")[0]
-        found = (path.relative_to(self._folder).as_posix() for path in top.rglob("*") if path.is_file())
-        # scratch files and locks
-        shown = (key for key in found if not key.rpartition("/")[2].startswith("."))
-        return sorted(key for key in shown if key.startswith(prefix) and key > after)
+        root, top = str(self._folder), self._folder / prefix.rpartition("/")[0]
+        found = []
+        for folder, _, names in os.walk(top):
+            inside = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
+            inside = "" if inside == "./" else inside
+            found += [inside + name for name in names if not name.startswith(".")]  # scratch files and locks
+        return sorted(key for key in found if key.startswith(prefix) and key > after)
 
     def remove(self, key: str) -> None:
         path = self._path(key)

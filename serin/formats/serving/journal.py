@@ -17,8 +17,9 @@ from typing import Any, Final, Self
 
 from serin.errors import JournalUnknown
 from serin.machine.typed_json import checked
+from serin.spec.names import is_model_name
 from serin.store.numbered import numbered_key, numbers, read_many
-from serin.store.objects import Objects
+from serin.store.objects import FolderObjects, Objects
 
 NOT_PROMISED = (
     "not promised for processes whose own latency level wanders by 5% or more for minutes: "
@@ -84,8 +85,13 @@ def load_decision(key: str, content: bytes) -> Decision:
 
 
 def journaled_models(objects: Objects) -> list[str]:
-    """Returns the models that have a journal, sorted."""
-    return [key.removeprefix(MODELS).removesuffix(".json") for key in objects.keys(MODELS)]
+    """Returns the models that have a journal, sorted. In a folder, whatever has the name of one: it may be damaged."""
+    if isinstance(objects, FolderObjects):
+        names = objects.names(MODELS)
+    else:
+        names = [key.removeprefix(MODELS) for key in objects.keys(MODELS)]
+    models = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+    return [model for model in models if is_model_name(model)]
 
 
 def add_model(objects: Objects, model: str) -> None:
