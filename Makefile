@@ -10,6 +10,7 @@ BENCH_VENV   := .venv-bench
 BENCH_READY  := $(BENCH_VENV)/.installed
 BENCH        ?=
 ARGS         ?=
+ACT          ?=
 COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 # Of tests/unit: what trains networks, and so takes minutes.
 TRAINS       := training export models api test_doors.py test_cli_stages.py test_notebook.py
@@ -41,8 +42,9 @@ help: ## this list
 
 install: $(USERS) $(TRITON) ## the environments, without running anything
 
-demo: $(USERS) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back
-	@$(BIN)/python examples/flights/demo.py
+demo: $(USERS) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back; ACT=drift: the drift alarm
+	@$(if $(filter-out drift,$(ACT)),$(error ACT=$(ACT) is unknown; the demo has ACT=drift))
+	@$(BIN)/python examples/flights/$(if $(ACT),drift,demo).py
 
 # Types and import rules are checked beside the tests, which wait most of the time; what they find comes last.
 test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why

@@ -8,6 +8,7 @@ Each rollout writes a report. The demo runs the same commands that a person woul
 stack is used, and unchanged results are reused.
 
     make demo
+    make demo ACT=drift                                    (drift.py: what happens when requests change)
     .venv/bin/python examples/flights/demo.py --first      (the first part alone)
 """
 
@@ -43,7 +44,7 @@ STORIES = HERE / "data"
 BEGIN = time.monotonic()
 
 
-def main() -> int:
+def main(*, first: bool) -> int:
     os.chdir(ROOT)  # the stack's state is there, for the commands and for this script
     say("the tables")
     run([sys.executable, str(HERE / "fetch.py")])
@@ -68,7 +69,7 @@ def main() -> int:
     print(
         f"\nAUC {auc(late, scores):.3f} on the {len(flights):,} newest flights, which are not in the training data\n"
     )
-    if told < 2 and "--first" not in sys.argv[1:]:
+    if told < 2 and not first:
         say("a second version, with trees instead of a network, under live traffic")
         trees = {"model": "{kind: xgboost}", "training": "{seed: 1}"}
         release("second", trees, flights, address, why="trees", ends="promoted")
@@ -239,4 +240,4 @@ def show(flights: pd.DataFrame, by_http: np.ndarray, by_grpc: np.ndarray) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(first="--first" in sys.argv[1:]))
