@@ -93,7 +93,7 @@ def test_a_pod_asks_for_as_many_gpus_as_its_bundle_uses_and_tolerates_their_node
 @pytest.mark.parametrize("serving", [ServingSpec(device="gpu"), ServingSpec(gpus=2)])
 def test_a_spec_that_names_gpus_is_refused_by_a_cluster_whose_template_has_none(serving: ServingSpec) -> None:
     template = ReleaseTemplate.read(FOLDER / "base" / "release.yaml")
-    with pytest.raises(BackendRefused, match="asks for no nvidia.com/gpu; apply .*overlays/gpu"):
+    with pytest.raises(BackendRefused, match=r"asks for no nvidia.com/gpu; apply .*overlays/gpu"):
         build_deployment(template, V3, "models", serving, serving.gpus)
 
 
