@@ -70,6 +70,15 @@ class Podman:
             "--volume", f"{part.wheelhouse()}:/wheels:ro", *given, str(context), within_s=3600,
         )  # fmt: skip
 
+    @contextmanager
+    def running(self, *words: str) -> Iterator[str]:
+        """Runs a container in the background, and removes it with its volumes."""
+        name = self("run", "--detach", *words).strip()
+        try:
+            yield name
+        finally:
+            self("rm", "--force", "--volumes", name, check=False)
+
     def inspect(self, name: str) -> dict[str, Any]:
         found: list[dict[str, Any]] = json.loads(self("inspect", name))
         return found[0]

@@ -131,9 +131,9 @@ def test_a_release_s_pod_of_the_template_runs_in_its_image(podman: Podman, name:
     record = read_record(home / "releases" / release.name)
     assert record is not None
     assert record.served.backend == "onnx_native", record.served
-    running = podman("run", "--detach", *_options(pod, triton, home), *triton["command"]).strip()
     bundle = Store.open().bundle(MODEL, 1)
-    with podman.host.inside():
+    asked = (*_options(pod, triton, home), *triton["command"])
+    with podman.running(*asked) as running, podman.host.inside():
         place = Endpoint(http=f"{_address(podman, running)}:8000", grpc=f"{_address(podman, running)}:8001")
         probe = triton["readinessProbe"]["httpGet"]["path"]
         wait_for(
@@ -180,16 +180,17 @@ def _is_up(podman: Podman, container: str, url: str) -> bool:
 
 @pytest.mark.timeout(3600)
 def test_the_image_for_gpus_rolls_out_a_version_as_a_whole_stack(podman: Podman, home: Path) -> None:
-    running = podman("run", "--detach", "--volume", f"{home}:{HOME}", image(podman, "triton")).strip()
-    live = f"http://{_address(podman, running)}:8080/v2/health/live"
-    with podman.host.inside():
+    asked = ("--volume", f"{home}:{HOME}", image(podman, "triton"))
+    with podman.running(*asked) as running, podman.host.inside():
+        url = f"http://{_address(podman, running)}:8080"
+        live = f"{url}/v2/health/live"
         wait_for(lambda: _is_up(podman, running, live), within_s=300, what="the stack")
         podman("exec", running, "/opt/serin/bin/serin", "rollout", "start", f"{MODEL}:1", within_s=300)
-        with Client(live.removesuffix("/v2/health/live"), MODEL) as client:
+        with Client(url, MODEL) as client:
             served = client.predict_wire(bundles.rows(5), SCHEMA)["score"]
+        podman("stop", running)
+        assert podman.inspect(running)["State"]["ExitCode"] == 0
     assert (served == bundles.score(Store.open().bundle(MODEL, 1).path, bundles.rows(5))).all()
-    podman("stop", running)
-    assert podman.inspect(running)["State"]["ExitCode"] == 0
 
 
 @pytest.mark.timeout(3600)

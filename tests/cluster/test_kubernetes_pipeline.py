@@ -130,7 +130,8 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
         [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
         env=_variables(cluster), capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [path.read_text()[-3000:] for path in (cluster.kubelet.folder / "logs").glob("serin-stages.*")]
+    assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])
     # A run ends before its pod does, and its Job is done when the controller manager has seen that.
     wait_until(
         lambda: all(job["status"].get("succeeded") == 1 for job in _jobs(cluster)),

@@ -13,7 +13,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import Flow, FlowRun
 from prefect.states import Pending
 
 from deployments.workers.kubernetes_worker import KubernetesStageWorker
@@ -59,13 +59,14 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
 def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     """The Jobs as the worker of the manifests makes them."""
     worker: Any = KubernetesStageWorker
-    run = FlowRun(id=uuid.uuid4(), flow_id=uuid.uuid4(), name="stage", state=Pending())
+    flow = Flow(id=uuid.uuid4(), name="pipeline", labels={})  # of its name Prefect makes a label
+    run = FlowRun(id=uuid.uuid4(), flow_id=flow.id, name="stage", state=Pending())
     for path in POOLS:
         template = json.loads(path.read_text())
         values = {name: each.get("default") for name, each in template["variables"]["properties"].items()}
         values.update(name="stage", labels={}, annotations={}, env={}, command="prefect flow-run execute")
         configuration = worker.job_configuration(**_filled(template["job_configuration"], values))
-        configuration.prepare_for_flow_run(run)
+        configuration.prepare_for_flow_run(run, flow=flow)
         yield str(path.relative_to(FOLDER)), configuration.job_manifest
 
 
