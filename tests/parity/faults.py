@@ -135,10 +135,14 @@ class Parts:
             return None
         what = "kill -9" if number == signal.SIGKILL else "SIGSTOP"
         where = f" on {home.name}" if isinstance(self.place, Hosts) else ""
-        gone = part == "candidate"
+        if part == "candidate":
+            return Fault(
+                name=f"{what} {part}{where}", strike=lambda: hit(first, number), ends_rollout=True,
+                well=lambda: self.place.status(MODEL)["rollout"]["phase"] == "rolled_back",
+            )  # fmt: skip
         return Fault(
-            name=f"{what} {part}{where}", strike=lambda: hit(first, number), ends_rollout=gone,
-            well=lambda: gone or supervisor.pid(name) not in (None, first),
+            name=f"{what} {part}{where}", strike=lambda: hit(first, number),
+            well=lambda: supervisor.pid(name) not in (None, first) and self.place.serin_done(["status"])[0] == 0,
         )  # fmt: skip
 
     def leader(self, number: signal.Signals) -> Fault | None:
