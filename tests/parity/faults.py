@@ -87,7 +87,8 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`lasts_s`: how long until `undo`. `well`: what must be true again, beside answers."""
+    """`lasts_s`: how long until `undo`; 0: it is undone once everything works without that. `well`: what must be true
+    again, beside answers."""
 
     name: str
     strike: Callable[[], object]
@@ -170,7 +171,7 @@ class Parts:
         what = "kill -9" if number == signal.SIGKILL else "SIGSTOP"
         strike = lambda: hit(pid, number)  # noqa: E731
         return Fault(
-            name=f"{what} controller that leads", strike=strike, undo=undo, lasts_s=20.0,
+            name=f"{what} controller that leads", strike=strike, undo=undo,
             well=lambda: found().term > before.term,
         )  # fmt: skip
 
@@ -219,11 +220,13 @@ def play(place: Place, fault: Fault, candidate: int, draw: random.Random) -> Out
         began = time.monotonic()
         fault.strike()
         try:
+            time.sleep(fault.lasts_s)
             if fault.lasts_s:
-                time.sleep(fault.lasts_s)
+                fault.undo()
+            normal_s = _normal(clients, fault, began)
         finally:
-            fault.undo()
-        normal_s = _normal(clients, fault, began)
+            if not fault.lasts_s:
+                fault.undo()
         time.sleep(2.0)
     lost, doubled = _records(place, clients)
     return Outcome(
