@@ -87,7 +87,8 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`lasts_s`: how long until `undo`. `well`: what must be true again, beside answers."""
+    """`lasts_s`: how long until `undo`; 0: it is undone once everything works without that. `well`: what must be true
+    again, beside answers."""
 
     name: str
     strike: Callable[[], object]
@@ -135,10 +136,14 @@ class Parts:
             return None
         what = "kill -9" if number == signal.SIGKILL else "SIGSTOP"
         where = f" on {home.name}" if isinstance(self.place, Hosts) else ""
-        gone = part == "candidate"
+        if part == "candidate":
+            return Fault(
+                name=f"{what} {part}{where}", strike=lambda: hit(first, number), ends_rollout=True,
+                well=lambda: self.place.status(MODEL)["rollout"]["phase"] == "rolled_back",
+            )  # fmt: skip
         return Fault(
-            name=f"{what} {part}{where}", strike=lambda: hit(first, number), ends_rollout=gone,
-            well=lambda: gone or supervisor.pid(name) not in (None, first),
+            name=f"{what} {part}{where}", strike=lambda: hit(first, number),
+            well=lambda: supervisor.pid(name) not in (None, first) and self.place.serin_done(["status"])[0] == 0,
         )  # fmt: skip
 
     def leader(self, number: signal.Signals) -> Fault | None:
@@ -166,7 +171,7 @@ class Parts:
         what = "kill -9" if number == signal.SIGKILL else "SIGSTOP"
         strike = lambda: hit(pid, number)  # noqa: E731
         return Fault(
-            name=f"{what} controller that leads", strike=strike, undo=undo, lasts_s=20.0,
+            name=f"{what} controller that leads", strike=strike, undo=undo,
             well=lambda: found().term > before.term,
         )  # fmt: skip
 
@@ -215,11 +220,13 @@ def play(place: Place, fault: Fault, candidate: int, draw: random.Random) -> Out
         began = time.monotonic()
         fault.strike()
         try:
+            time.sleep(fault.lasts_s)
             if fault.lasts_s:
-                time.sleep(fault.lasts_s)
+                fault.undo()
+            normal_s = _normal(clients, fault, began)
         finally:
-            fault.undo()
-        normal_s = _normal(clients, fault, began)
+            if not fault.lasts_s:
+                fault.undo()
         time.sleep(2.0)
     lost, doubled = _records(place, clients)
     return Outcome(

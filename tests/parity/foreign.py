@@ -40,7 +40,7 @@ class Foreign(Machine):
 
     def follow(self, model: str) -> tuple[bool, str]:
         promoted, said = super().follow(model)
-        if promoted:
+        if promoted and model in self._next:
             self._live[model] = self._next[model]
         return promoted, said
 

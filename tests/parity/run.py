@@ -48,7 +48,8 @@ def play(scenario: Scenario, place: Place) -> Cell:
         scenario.run(place, scenario.model)
     except Refused as error:
         why = str(error)
-        outcome = "refused" if any(word in why for word in scenario.words) else "failed"
+        said = why.replace(scenario.model, "")
+        outcome = "refused" if any(word in said for word in scenario.words) else "failed"
     except (
         AssertionError,
         OSError,

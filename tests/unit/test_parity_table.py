@@ -20,7 +20,7 @@ def outcome(error: Exception | None, folder: Path) -> tuple[str, str]:
         if error is not None:
             raise error
 
-    cell = play(Scenario("shadow", act, ("shadow",), slow=False), Nowhere(folder))
+    cell = play(Scenario("a shadow", act, ("shadow",), slow=False), Nowhere(folder))
     return cell.outcome, cell.why
 
 
@@ -32,6 +32,7 @@ def test_a_refusal_must_name_what_was_asked_for_and_all_else_has_failed(tmp_path
     assert outcome(None, tmp_path) == ("passed", "")
     assert outcome(Refused("shadow needs records"), tmp_path) == ("refused", "shadow needs records")
     assert outcome(Refused("no such option"), tmp_path) == ("failed", "no such option")
+    assert outcome(Refused("no model 'a-shadow'"), tmp_path) == ("failed", "no model 'a-shadow'")
     assert outcome(AssertionError("accepted, nothing happens"), tmp_path) == (
         "failed",
         "accepted, nothing happens",

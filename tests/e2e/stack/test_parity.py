@@ -15,7 +15,7 @@ def cells(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, C
     return run(place, SCENARIOS, lambda name, cell: print(f"{cell.seconds:6.1f} s  {name}: {cell.outcome}"))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_machine_passes_every_scenario(cells: dict[str, Cell], scenario: str) -> None:
     assert (cells[scenario].outcome, cells[scenario].why) == ("passed", "")
