@@ -66,7 +66,7 @@ def test_only_durable_py_and_writers_of_open_files_call_fsync() -> None:
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Attribute) and node.attr == "fsync"
     }
-    assert calls == {"serin/machine/durable.py", "serin/formats/serving/journal.py", "serin/formats/rows.py"}
+    assert calls == {"serin/machine/durable.py", "serin/formats/rows.py"}
 
 
 def test_only_the_command_and_the_watcher_catch_everything() -> None:

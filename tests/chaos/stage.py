@@ -127,12 +127,11 @@ class Stage:
         decision = home_rollouts(self.home).last(MODEL)
         return decision2rollout(decision) if decision else None
 
+    def all_decisions(self) -> list[Decision]:
+        return home_rollouts(self.home).decisions(MODEL)
+
     def decisions(self, release: Release) -> list[Decision]:
-        return [
-            found
-            for found in home_rollouts(self.home).decisions(MODEL)
-            if decision2rollout(found).candidate == release
-        ]
+        return [found for found in self.all_decisions() if decision2rollout(found).candidate == release]
 
     def publish(self, change: Callable[[str], str] | None = None, **settings: str) -> Release:
         """The next version; `change` is done to the code that Triton runs for it."""

@@ -172,12 +172,14 @@ def test_the_provider_s_new_keys_are_followed_and_the_old_ones_kept_while_it_is_
 
     wait_for("the new key", followed, scene.host, within_s=20.0)
 
-    provider.down, asked = True, provider.asked
+    monkeypatch.setattr(provider, "down", True)
+    asked = provider.asked
     wait_for("questions", lambda: (follow(), provider.asked > asked + 3)[1], scene.host, within_s=20.0)
     assert scene.statuses(new) == OK
     failures = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(failures) == 1, failures
-    assert "answers 503; the keys known so far stay in force" in failures[0]
+    # It may be asked for its address and its keys, each of which fails once in the log.
+    assert 1 <= len(failures) == len(set(failures)) <= 2, failures
+    assert all("answers 503; the keys known so far stay in force" in each for each in failures)
 
     again = Gateway(  # another controller, and a gateway that starts while the provider is down
         scene.gateway.folder, admin=scene.home / "admin.sock", log=scene.gateway.log, keys=scene.keys.path
@@ -185,7 +187,6 @@ def test_the_provider_s_new_keys_are_followed_and_the_old_ones_kept_while_it_is_
     again.keys.place()
     again.keys.follow()
     assert scene.statuses(new) == OK
-    provider.down = False
 
 
 def test_the_caller_is_logged_and_the_token_is_nowhere(scene: Scene) -> None:

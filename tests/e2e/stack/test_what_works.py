@@ -1,4 +1,5 @@
-"""Every scenario of tests/parity on one machine; `make parity` runs them elsewhere."""
+"""Every scenario of tests/parity on one machine; `make parity` runs them elsewhere. The last of this folder: what they
+train and serve is left in the stack."""
 
 import pytest
 
