@@ -7,8 +7,6 @@ store, and another controller continues within ten seconds.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +37,7 @@ from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.journal import StoreJournals
-from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.leadership import Leadership, new_holder
 from serin.rollout.run.ports import EvenClock, Processes, Replay
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
@@ -160,7 +158,7 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
     objects, store = open_objects(environment.store_url()), Store.open()
     make_private(home)
     _await_store(home, objects, stop)
-    holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
+    holder = new_holder()
     leadership = Leadership(objects, holder)
     build = partial(
         LedController, objects=objects, store=store, home=home, leadership=leadership, fleet=fleet

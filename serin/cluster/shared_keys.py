@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from serin.errors import KeyFileBroken, ObjectChanged, ObjectExists
 from serin.serving.envoy.keys import KeyFile, KeyRing
-from serin.store.objects import Objects
+from serin.store.objects import Objects, swap
 
 T = TypeVar("T")
 
@@ -54,10 +54,7 @@ class SharedKeys:
             result = act(self._file)
             content = self._file.path.read_bytes()
             try:
-                if tag is None:
-                    self._objects.create(KEY, content)
-                else:
-                    self._objects.replace(KEY, content, tag)
+                swap(self._objects, KEY, content, tag)
             except (ObjectChanged, ObjectExists):
                 continue  # somebody else was faster: done again to what they have left
             return result

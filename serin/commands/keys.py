@@ -133,9 +133,8 @@ def _change(act: Callable[[KeyFile], T]) -> T:
     if objects is None:
         return act(_keys())
     stack, shared = read_stack(home), SharedKeys(objects, _keys())
-    if (
-        stack is None or not stack.agent
-    ) and not shared.exist():  # this home has no keys that gateways require
+    serves = stack is not None and stack.agent  # else no gateway requires the keys of this home
+    if not serves and not shared.exist():
         problem = (
             f"the hosts of {objects.url} share no keys yet: make the first one on a host with `serin agent`: its "
             "keys become those of all. On Kubernetes, keys are in the secret serin-gateway-keys"

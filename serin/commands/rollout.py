@@ -224,7 +224,7 @@ def _request_timeout_s(spec: Path | None) -> float | None:
 def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
     from serin.host.state import running_stack
-    from serin.rollout.run.access import control_objects, find_rollouts
+    from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.status import status_of
     from serin.serving.external import External, parse_address
 
@@ -237,7 +237,7 @@ def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -
     rollouts = find_rollouts()
     if rollouts.log is not None:  # one machine's
         running_stack(environment.home())  # raises NotUp
-    known = External(control_objects(environment.home()))
+    known = External(rollouts.objects)
     first, second = (known.register(model, address) for address in addresses)
     if timeout_s is not None:
         known.set_request_timeout(model, timeout_s)

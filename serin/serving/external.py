@@ -20,7 +20,7 @@ from serin.machine.documents import parse_json
 from serin.machine.typed_json import Document, Stored
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Endpoint, Release
-from serin.store.objects import FolderObjects, Objects
+from serin.store.objects import FolderObjects, Objects, swap
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 """By name: type and sizes, -1 for any, none where it names none."""
@@ -179,10 +179,7 @@ class External:
             if after == before:
                 return after
             try:
-                if tag is None:
-                    self._objects.create(_key(model), after.dump())
-                else:
-                    self._objects.replace(_key(model), after.dump(), tag)
+                swap(self._objects, _key(model), after.dump(), tag)
             except (ObjectChanged, ObjectExists):
                 continue  # another one was faster
             self._known.pop(model, None)

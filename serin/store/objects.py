@@ -223,6 +223,12 @@ class FolderObjects:
         return self._folder / checked_key(key)
 
 
+def swap(objects: Objects, key: str, content: bytes, tag: str | None) -> str:
+    """Writes an object if it still is the one with `tag` (None: if there still is none) and returns the new tag. Else
+    raises ObjectChanged or ObjectExists."""
+    return objects.create(key, content) if tag is None else objects.replace(key, content, tag)
+
+
 def is_bucket(url: str) -> bool:
     """Returns whether the URL is of S3, Google Cloud Storage or Azure."""
     return url.partition("://")[0] in BUCKETS and "://" in url

@@ -4,7 +4,7 @@ Each case has a live release and an equal candidate at 50%, 100 requests/s at al
 killed or stopped, the store or a host is cut off, or a disk is full. Counted are client errors, recorded rows that are
 lost or doubled, wrong decisions, and the seconds until everything works again. A client that cannot connect to a
 gateway asks the next one, as a load balancer does. Right is: a candidate that was struck is rolled back; any other
-rollout goes on. The table is printed, and written with `--json FILE`.
+rollout continues. The table is printed, and written with `--json FILE`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -103,8 +104,8 @@ class Load:
     seen: set[float] = field(default_factory=set)
 
 
-class Place:
-    """One machine; other places differ in what they override. `folder`: for files of the scenarios."""
+class Place(ABC):
+    """Where scenarios run. `folder`: for their files."""
 
     name = "machine"
 
@@ -113,18 +114,19 @@ class Place:
         self._numbers = itertools.count()
 
     # What a place must say.
+    @abstractmethod
     def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
         """Exit code, output and errors of a command at the machine where an operator types it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def gateways(self) -> list[str]:
         """host:port of each."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def store(self) -> Store:
-        raise NotImplementedError
+        """The store of the models."""
 
     address = "127.0.0.1"  # where servers of a test listen, so that the place reaches them
 
@@ -133,9 +135,9 @@ class Place:
         del gateway
         return nullcontext()
 
+    @abstractmethod
     def repositories(self, release: str) -> list[Path]:
         """The folders of Triton's model repository of a release, one for each server that runs it."""
-        raise NotImplementedError
 
     def call(
         self, gateway: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -311,7 +313,7 @@ class Machine(Place):
 
 @contextmanager
 def machine(folder: Path) -> Iterator[Machine]:
-    """A stack of its own."""
+    """Starts a stack, and ends it after the block."""
     stack = Stack(folder / "home")
     try:
         stack.serin("up")

@@ -1,10 +1,12 @@
 """The table of what works where is that of the stored results."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from serin.store.store import Store
 from tests.parity import run
 from tests.parity.place import Place, Refused
 from tests.parity.run import PAGE, Cell, missing, play, store, updated
@@ -12,7 +14,23 @@ from tests.parity.scenarios import SCENARIOS, Scenario
 
 
 class Nowhere(Place):
-    def clean(self, model: str) -> None: ...
+    """Every command is obeyed, and nothing is served."""
+
+    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
+        del words, home
+        return 0, "", ""
+
+    @property
+    def gateways(self) -> list[str]:
+        return []
+
+    @property
+    def store(self) -> Store:
+        return Store(str(self.folder))
+
+    def repositories(self, release: str) -> list[Path]:
+        del release
+        return []
 
 
 def outcome(error: Exception | None, folder: Path) -> tuple[str, str]:

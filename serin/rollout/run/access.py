@@ -28,16 +28,16 @@ class Rollouts:
     its own."""
 
     def __init__(self, objects: Objects, log: Path | None = None) -> None:
-        self.mailbox, self.log = Mailbox(objects), log
-        self._objects, self._cache = objects, DecisionCache(objects)
+        self.objects, self.mailbox, self.log = objects, Mailbox(objects), log
+        self._cache = DecisionCache(objects)
 
     def models(self) -> list[str]:
         """Returns every model that ever had a rollout, sorted."""
-        return journaled_models(self._objects)
+        return journaled_models(self.objects)
 
     def last(self, model: str) -> Decision | None:
         """Returns the newest decision. Raises FileBroken when it says nothing about a rollout of this model."""
-        return check_newest(model, self._cache.last(valid_model_name(model)), self._objects.url)
+        return check_newest(model, self._cache.last(valid_model_name(model)), self.objects.url)
 
     def decisions(self, model: str, rollout: str | None = None) -> list[Decision]:
         """Returns every decision about a model, oldest first, or those of one rollout."""
@@ -62,11 +62,6 @@ def find_rollouts(home: Path | None = None) -> Rollouts:
     home = environment.home() if home is None else home
     objects = find_cluster(home)
     return home_rollouts(home) if objects is None else Rollouts(objects)
-
-
-def control_objects(home: Path) -> Objects:
-    """Returns the objects by which rollouts of `home`, or of the cluster that it belongs to, are controlled."""
-    return find_cluster(home) or HomeObjects(home)
 
 
 def find_cluster(home: Path) -> Objects | None:

@@ -21,7 +21,7 @@ from serin.formats.cluster.leader import KEY, Leader
 from serin.machine import environment
 from serin.machine.durable import make_private
 from serin.machine.locks import try_lock
-from serin.store.objects import Objects
+from serin.store.objects import Objects, swap
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ _SILENT_S: Final = 5.0  # a record that has not changed for this long may be tak
 def uptime() -> float:
     """Returns seconds that also count while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def new_holder() -> str:
+    """Returns the name of this process as a leader, which no other process ever has."""
+    return f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class Leads(Protocol):
@@ -57,7 +62,7 @@ class HomeLock:
     term: Final = 1
 
     def __init__(self, home: Path) -> None:
-        self.holder = f"{environment.host()}/{os.getpid()}-{secrets.token_hex(3)}"
+        self.holder = new_holder()
         path = make_private(home) / "rollouts" / "controller.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -164,10 +169,7 @@ class Leadership:
             return
         claim = Leader(holder=self.holder, term=leader.term + 1 if leader else 1)
         try:
-            if stored:
-                tag = self._objects.replace(KEY, claim.dump(), stored.tag)
-            else:
-                tag = self._objects.create(KEY, claim.dump())
+            tag = swap(self._objects, KEY, claim.dump(), stored.tag if stored else None)
         except (ObjectChanged, ObjectExists):
             return  # another one was faster
         self._lead(claim, tag, t)

@@ -201,9 +201,8 @@ class KeyFile:
     def require(self, required: bool) -> None:
         with self._changing(even_lost=True) as ring:
             self._write(ring.model_copy(update={"required": required}))
-            if not required:  # last: an interruption before this still requires keys
-                self.mark.unlink(missing_ok=True)
-                sync(self.path.parent)
+            if not required:
+                self._forget_mark()
 
     def take(self, ring: KeyRing, content: bytes) -> None:
         """Replaces the file by another host's, which holds `ring`; call it with the lock held. Keys that are not
@@ -211,8 +210,12 @@ class KeyFile:
         self.remember(ring)
         write_secret(self.path, content.decode())
         if not ring.required:
-            self.mark.unlink(missing_ok=True)
-            sync(self.path.parent)
+            self._forget_mark()
+
+    def _forget_mark(self) -> None:
+        """Stops requiring keys. Call it last: an interruption before this still requires them."""
+        self.mark.unlink(missing_ok=True)
+        sync(self.path.parent)
 
     def signature(self) -> tuple[object, ...]:
         """Returns a value that changes with every change, also of what was published."""
