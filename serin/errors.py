@@ -690,6 +690,9 @@ class ReleaseNotReady(ServingError):
     template = "release {release} did not come up: {reason}; read {log}"
 
 
+ReleaseFailed = _kind(ServingError, "ReleaseFailed", "{problem}", __doc__="As its agent says.")
+
+
 class VerificationFailed(ServingError):
     template = "release {release} does not answer its golden rows: {reason}"
 

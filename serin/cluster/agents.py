@@ -14,7 +14,7 @@ from typing import Final
 
 from serin.cluster.desired import DesiredStates
 from serin.cluster.hosts import Hosts
-from serin.errors import ReleaseNotReady, VerificationFailed
+from serin.errors import ReleaseFailed, ReleaseNotReady
 from serin.formats.cluster.host_report import ReleaseReport
 from serin.rollout.decide.advance import ReleaseState
 from serin.store.artifacts import Endpoint, Release
@@ -52,7 +52,7 @@ class AgentProcesses:
         if self._hosts_of(release):
             for host, found in self._found(release).items():
                 if found.problem:
-                    raise self._not_ready(release, f"host {host}: {found.problem}", host)
+                    raise ReleaseFailed(problem=self._at(host) + found.problem)
             return
         model, hosts, replicas = release.model, self._hosts.reporting, self._replicas_of(release)
         beside = place(model, {*hosts} & self._hosts_of_model(model), replicas)
@@ -113,7 +113,7 @@ class AgentProcesses:
             results = {host: found[host].verified if host in found else None for host in hosts}
             for host, verified in results.items():
                 if verified:
-                    raise VerificationFailed(release=release.name, reason=f"host {host}: {verified}")
+                    raise ReleaseFailed(problem=self._at(host) + verified)
             if all(verified == "" for verified in results.values()):
                 return
         raise self._not_ready(release, "the controller stepped down")
@@ -183,8 +183,12 @@ class AgentProcesses:
             if found.state != "absent"
         }
 
-    def _not_ready(self, release: Release, reason: str, host: str = "its host") -> ReleaseNotReady:
-        return ReleaseNotReady(release=release.name, reason=reason, log=f"the release's log on {host}")
+    def _at(self, host: str) -> str:
+        """Returns the beginning of a sentence about one host; empty where there is no other one."""
+        return f"host {host}: " if len(self._hosts.reports) > 1 else ""
+
+    def _not_ready(self, release: Release, reason: str) -> ReleaseNotReady:
+        return ReleaseNotReady(release=release.name, reason=reason, log="the log of the agent")
 
 
 def _of_live(states: Sequence[ReleaseState]) -> ReleaseState:

@@ -37,8 +37,8 @@ from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.journal import StoreJournals
-from serin.rollout.run.leadership import Leadership, new_holder
-from serin.rollout.run.ports import EvenClock, Processes, Replay
+from serin.rollout.run.leadership import Leadership, Leads, new_holder
+from serin.rollout.run.ports import EvenClock, Processes, Replay, Replayer
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
@@ -81,9 +81,13 @@ class LedController:
         objects: Objects,
         store: Store,
         home: Path,
-        leadership: Leadership,
+        leadership: Leads,
         fleet: Fleets,
+        wait: Callable[[float], object] | None = None,
+        replayer: Replayer | None = None,
     ) -> None:
+        """`wait`: how to wait for the gateways, some seconds at most. `replayer` None: no recorded requests are at
+        hand."""
         steady = time.monotonic
         self._stopped = threading.Event()
         self._hosts = Hosts(objects, steady)
@@ -104,7 +108,7 @@ class LedController:
                 rollouts=self._rollouts,
                 timeouts_of=lambda route: asdict(model_timeouts(timeouts, route.releases)),
                 endpoint_of=partial(_endpoint, external, self._background),
-                wait=self._stopped.wait,
+                wait=wait or self._stopped.wait,
                 steady=steady,
             ),
             fleet=fleet_of_all,
@@ -118,7 +122,7 @@ class LedController:
             versions=CombinedVersions(ClusterVersions(store, leadership, term), external),
             commands=Inbox(objects, partial(leadership.check, term)),
             clock=EvenClock(),
-            replayer=NoReplayer(),
+            replayer=replayer or NoReplayer(),
             check=check_trusted(store, external),
         )
 
@@ -141,6 +145,10 @@ class LedController:
         if self._background is not None:
             self._background.close()
         self._controller.close()
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        return self._controller.problems
 
     def _rollouts(self) -> list[Rollout]:
         return self._controller.rollouts()
@@ -222,7 +230,7 @@ class LedProcesses:
     """Processes that are started and stopped only while this controller leads: agents' (agents.py), or another
     scheduler's."""
 
-    def __init__(self, processes: Processes, leadership: Leadership, term: int) -> None:
+    def __init__(self, processes: Processes, leadership: Leads, term: int) -> None:
         self._leadership, self._term = leadership, term
         self.start = self._led(processes.start)
         self.stop = self._led(processes.stop)
@@ -248,7 +256,7 @@ class ClusterVersions:
     """The store's versions and aliases. An alias is moved only while this controller leads: if it is frozen in the
     middle, what another leader wrote stays."""
 
-    def __init__(self, versions: Store, leadership: Leadership, term: int) -> None:
+    def __init__(self, versions: Store, leadership: Leads, term: int) -> None:
         self._versions, self._leadership, self._term = versions, leadership, term
 
     def versions(self, model: str) -> Sequence[int]:

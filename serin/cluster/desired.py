@@ -14,7 +14,7 @@ from serin.cluster.hosts import Hosts
 from serin.errors import GatewayRejected, LeadershipLost, ObjectExists, StoreUnreachable
 from serin.formats.cluster.desired_state import PREFIX, DesiredState, EvidenceArm
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.leadership import Leads
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.store.numbered import NumberedWriter, numbered_key, numbers
 from serin.store.objects import Objects
@@ -24,6 +24,8 @@ _YOUNG_S: Final = 3600.0
 _IN_FORCE_S: Final = 8.0  # longer than it takes to notice that a gateway is silent
 _POLL_S: Final = 0.25
 _EPOCHS: Final = 16
+
+HOSTS: Final = "hosts"  # the part of the evidence that says how far each host's objects were counted
 
 
 def newest_state(objects: Objects, *, after: int = 0) -> DesiredState | None:
@@ -38,7 +40,7 @@ def newest_state(objects: Objects, *, after: int = 0) -> DesiredState | None:
 class DesiredStates:
     """The newest desired state, which this process alone changes in its term."""
 
-    def __init__(self, objects: Objects, leadership: Leadership, term: int, now: Callable[[], float]) -> None:
+    def __init__(self, objects: Objects, leadership: Leads, term: int, now: Callable[[], float]) -> None:
         self._objects, self._leadership, self._term, self._now = objects, leadership, term, now
         found = newest_state(objects)
         self.state = found or DesiredState(seq=0, term=0, by="", t=0.0)
@@ -47,8 +49,6 @@ class DesiredStates:
     def affirm(self) -> None:
         """Writes the state again with this term: a controller that led before cannot write its next one any more."""
         self._write(self.state)
-        with contextlib.suppress(StoreUnreachable):  # the next leader tries again
-            self._remove_old()
 
     def change(self, **changes: Any) -> bool:
         """Writes the next state if something changes; returns whether it does. It is in force once this returns."""
@@ -69,6 +69,9 @@ class DesiredStates:
             self._leadership.lose(self._term)
             raise LeadershipLost(leader=f"{error.key} is not this one's") from error
         self.state = wanted
+        if wanted.seq % _KEEP == 0:
+            with contextlib.suppress(StoreUnreachable):  # the next time, then
+                self._remove_old()
 
     def _remove_old(self) -> None:
         """Removes old states. A number must not be free again while a process may still want to write it."""
@@ -163,5 +166,11 @@ def arms(rollouts: Sequence[Rollout], before: DesiredState) -> dict[str, Evidenc
             since_t=now.evidence_from,
             shares=dict(sorted(shares.items())[-_EPOCHS:]),
             plan=now.plan.to_json(),
+            resume=known.resume if known and known.rollout == now.id else _counted(now),
         )
     return found
+
+
+def _counted(now: Rollout) -> dict[str, tuple[int, Mapping[str, Any]]]:
+    places = now.evidence.get(HOSTS, {}).items()
+    return {host: (seq, course[0]) for host, (seq, _, *course) in places if course and course[0]}

@@ -1,6 +1,8 @@
-"""The rollout controller's process: `python -m serin.cluster.home_controller`. Wires rollout to serving and ticks.
+"""The controller's process of one machine: `python -m serin.cluster.home_controller`.
 
-It needs no clean exit: supervisord restarts it after a crash, and it resumes from its journals.
+A machine is a cluster of one host. Its controller and its agent are those of several hosts, and meet in the home's
+objects; here one loop runs both, so that neither waits for the other. It needs no clean exit: supervisord restarts it
+after a crash, and it resumes from its journals.
 """
 
 from __future__ import annotations
@@ -9,65 +11,57 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Final
 
-from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.agent.agent import Agent
+from serin.cluster.agent.link import Link
+from serin.cluster.agent.settings import AgentSettings
+from serin.cluster.controller import TICK_S, LedController
 from serin.cluster.shadow.replayer import Replayer
-from serin.cluster.version_settings import check_trusted, model_timeouts, stored_schema, stored_timeouts
-from serin.errors import ReleaseNotReady
-from serin.formats.serving.quality_evidence import read_quality_blocks
+from serin.formats.serving.journal import DecisionCache
 from serin.host.standing import run_standing
 from serin.host.wiring import CONTROLLER, build_gateway, build_releases, keep_ticking, request_log
-from serin.machine.in_memory import write_problems
+from serin.machine.in_memory import socket_folder, write_problems
+from serin.machine.ports import LOOPBACK
 from serin.rollout.run.background import BackgroundFleet
-from serin.rollout.run.commands import Inbox
-from serin.rollout.run.controller import Controller
-from serin.rollout.run.journal import StoreJournals
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.leadership import HomeLock
-from serin.rollout.run.ports import Fleet
 from serin.serving.envoy.gateway import Gateway
-from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.artifacts import Endpoint, Release
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 log = logging.getLogger("serin.cluster.home_controller")  # not __name__, which is __main__ here
 
-TICK_S = 0.5
+HOST: Final = "localhost"
 
 
-class GatewayRouter:
-    """The gateway as a rollout sees it: each route with the addresses and timeouts of its releases."""
+class OnlyHost:
+    """The agent of this machine. A `step` does what it is to do and reports; `fleet` runs its releases."""
 
-    def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
-        self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
+    def __init__(self, home: Path, objects: HomeObjects, gateway: Gateway, fleet: BackgroundFleet) -> None:
+        self._fleet, self._external = fleet, External(objects)
+        folder = socket_folder(home) / "agent"
+        self._link = Link(HOST, lambda: objects, folder=folder, request_log=request_log(home))
+        settings = AgentSettings(host=HOST, address=LOOPBACK, port=0, advertise=LOOPBACK)
+        self._agent = Agent(settings, gateway=gateway, fleet=fleet, link=self._link)
 
-    def apply(
-        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
-    ) -> None:
-        endpoints: dict[str, Endpoint] = {}
-        for release in {release for route in routes for release in route.releases}:
-            endpoints[release.name] = self._fleet.endpoint(release)
-        for release in self._fleet.running():
-            with contextlib.suppress(ReleaseNotReady):  # it is being started or stopped
-                endpoints[release.name] = self._fleet.endpoint(release)
-        running = list(map(Release.parse, endpoints))
-        timeouts = {
-            route.model: model_timeouts(
-                self._timeouts,
-                [*route.releases, *(release for release in running if release.model == route.model)],
-            )
-            for route in routes
-            if route.releases
-        }
-        self._gateway.apply(routes, endpoints, timeouts, waiting=waiting, missing=missing)
+    def step(self) -> bool:
+        """Returns whether what is desired is in force."""
+        self._link.receive()
+        report = self._agent.tick()
+        self._link.send()
+        return self._link.desired is None or report.desired_seq == self._link.desired.seq
 
-    def active_requests(self, release: Release) -> int:
-        return self._gateway.active_requests(release)
+    def wait(self, seconds: float) -> None:
+        """Steps; waits only for what did not take effect at once."""
+        if not self.step():
+            time.sleep(seconds)
+
+    def endpoint(self, release: Release) -> Endpoint:
+        elsewhere = self._external.has(release)
+        return self._external.endpoint(release) if elsewhere else self._fleet.endpoint(release)
 
 
 def run(home: Path, stop: threading.Event) -> None:
@@ -78,23 +72,19 @@ def run(home: Path, stop: threading.Event) -> None:
 
 
 def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
-    objects = HomeObjects(home)
-    store, gateway, external = Store.open(), build_gateway(home), External(objects)
-    ours = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
-    fleet = CombinedFleet(ours, external, stored_schema(store))
-    controller = Controller(
-        router=GatewayRouter(gateway, fleet, stored_timeouts(store, external)),
-        fleet=fleet,
-        judge=LogJudge(
-            request_log(home),
-            time.time,
-            lambda release: read_quality_blocks(home, release.model, release.name),
-        ),
-        journals=StoreJournals(objects, leadership, leadership.term),
-        versions=CombinedVersions(store, external),
-        commands=Inbox(objects, partial(leadership.check, leadership.term)),
-        replayer=Replayer(home, store, external, fleet.endpoint),
-        check=check_trusted(store, external),
+    objects, store, gateway = HomeObjects(home), Store.open(), build_gateway(home)
+    releases = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
+    host = OnlyHost(home, objects, gateway, releases)
+    controller = LedController(
+        leadership.term,
+        DecisionCache(objects),
+        objects=objects,
+        store=store,
+        home=home,
+        leadership=leadership,
+        fleet="agents",
+        wait=host.wait,
+        replayer=Replayer(home, store, External(objects), host.endpoint),
     )
     log.info("the controller has started")
     reported = dict[str, str]()
@@ -103,6 +93,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
 
     def tick() -> None:
         nonlocal reported
+        host.step()
         controller.tick()
         if controller.problems != reported:
             write_problems(home, CONTROLLER, controller.problems)
@@ -112,7 +103,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         keep_ticking(tick, gateway, stop, every_s=TICK_S)
     finally:
         controller.close()
-        ours.close()
+        releases.close()
     log.info("the controller has stopped")
 
 

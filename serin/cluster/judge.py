@@ -6,11 +6,13 @@ change of the leader, no second is judged twice and none is lost.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from serin.cluster.desired import HOSTS
 from serin.cluster.hosts import Hosts, load_foreign
 from serin.evidence.e_process import Array
 from serin.formats.cluster.evidence import HostEvidence, ModelEvidence, key_of
@@ -22,8 +24,6 @@ from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.judge import Quality, arm_of, judge_evidence
 from serin.store.numbered import read_many
 from serin.store.objects import Objects
-
-HOSTS: Final = "hosts"  # the part of the evidence that says how far each host's objects were counted
 
 _KEEP: Final = 1200  # objects of one host: twenty minutes
 _BEHIND_S: Final = 15  # a gateway whose evidence is later than this does not delay the others any more
@@ -55,9 +55,11 @@ class EvidenceFeed:
 
 @dataclass(slots=True)
 class _Gathered:
-    """New blocks of all gateways. `places`: by host, the last object and the second it was complete to."""
+    """New blocks of all gateways. `places`: by host, the last object and the second it was complete to. `courses`: by
+    host, how far it had cut its log then."""
 
     places: dict[str, tuple[int, int]]
+    courses: dict[str, Mapping[str, Any]]
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     before: Array | None = None
     newest: float = 0.0
@@ -102,7 +104,10 @@ class ClusterJudge:
             before=gathered.before,
         )
         counts = {
-            HOSTS: {host: list(place) for host, place in sorted(gathered.places.items())},
+            HOSTS: {
+                host: [*place, gathered.courses.get(host, {})]
+                for host, place in sorted(gathered.places.items())
+            },
             "bad_lines": memory.get("bad_lines", 0) + gathered.bad_lines,
         }
         judgement = judge_evidence(rollout, evidence, t, quality=self._quality, memory=counts)
@@ -112,7 +117,10 @@ class ClusterJudge:
 
     def _gather(self, rollout: Rollout) -> _Gathered:
         known: Mapping[str, Any] = rollout.evidence.get(HOSTS, {})
-        gathered = _Gathered(places={host: (place[0], place[1]) for host, place in known.items()})
+        gathered = _Gathered(
+            places={host: (place[0], place[1]) for host, place in known.items()},
+            courses={host: place[2] for host, place in known.items() if len(place) > 2},
+        )
         for host, report in self._hosts.reports.items():
             newest = report.evidence_seq
             if host in gathered.places and gathered.places[host][0] > newest:
@@ -124,6 +132,7 @@ class ClusterJudge:
                 entry, complete_to = found.models.get(rollout.model), gathered.places[host][1]
                 if entry is not None and entry.rollout == rollout.id:
                     complete_to = found.complete_to
+                    gathered.courses[host] = entry.course
                     if _is_of(entry, rollout):
                         gathered.add(entry)
                 gathered.places[host] = (found.seq, complete_to)
@@ -163,6 +172,18 @@ class ClusterJudge:
                 why.append(f"the clock of gateway {host} is {complete_to - due} s ahead of the controller's")
         advice = "; `serin hosts remove HOST` continues without it" if self._hosts.silent else ""
         return held, "; ".join(why) + (advice if why else "")
+
+
+class JudgeOfNow:
+    """Judges by what the hosts have reported by now, for views: it keeps nothing and changes nothing."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._hosts = Hosts(objects, time.monotonic)
+        self._judge = ClusterJudge(objects, self._hosts, time.time)
+
+    def judge(self, rollout: Rollout, t: float) -> Judgement:
+        self._hosts.refresh()
+        return self._judge.judge(rollout, t)
 
 
 def _is_of(found: ModelEvidence, rollout: Rollout) -> bool:

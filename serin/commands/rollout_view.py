@@ -1,6 +1,6 @@
 """A live view of a rollout on a terminal: traffic shares, evidence, and the latency of both arms.
 
-What it shows beyond the journal is computed from the request log and the journal's newest line, exactly as the
+What it shows beyond the journal is computed from the gateways' evidence and the newest decision, exactly as the
 controller does. It writes nothing.
 """
 
@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from serin.cluster.judge import JudgeOfNow
 from serin.commands.output import when
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
@@ -24,7 +25,7 @@ from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.sentences import percent
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import Rollouts
-from serin.rollout.run.judge import LogJudge
+from serin.rollout.run.ports import Judge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.story import point, shadow_story, tell
 
@@ -39,9 +40,8 @@ _COLOURS: Final = {Phase.PROMOTED: "green", Phase.ROLLED_BACK: "red", Phase.ABOR
 
 
 def watch_live(rollouts: Rollouts, model: str, rollout: str, console: Console) -> None:
-    """Shows the view until the rollout has ended. Of several gateways, it shows what the journal has."""
-    judge = LogJudge(rollouts.log) if rollouts.log else None
-    read = rollouts.reader(model, rollout)
+    """Shows the view until the rollout has ended."""
+    judge, read = JudgeOfNow(rollouts.objects), rollouts.reader(model, rollout)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             decisions = read()
@@ -51,10 +51,10 @@ def watch_live(rollouts: Rollouts, model: str, rollout: str, console: Console) -
             time.sleep(_EVERY_S)
 
 
-def frame(decisions: Sequence[Decision], judge: LogJudge | None, t: float) -> RenderableType:
+def frame(decisions: Sequence[Decision], judge: Judge, t: float) -> RenderableType:
     now = decision2rollout(decisions[-1])
     evidence, reason = Evidence.from_json(now.evidence.get("guards", {})), now.reason
-    if judge and now.phase in (Phase.SHIFTING, Phase.BAKING):
+    if now.phase in (Phase.SHIFTING, Phase.BAKING):
         found = judge.judge(now, t)
         evidence = Evidence.from_json(found.evidence.get("guards", {}))
         reason = reason if now.hold else found.reason

@@ -17,6 +17,7 @@ from serin.machine.environment import runtime_folder
 _PROBLEMS: Final = "problems"
 OBJECTS: Final = "objects"  # decisions and commands that no disk has yet; they outlive the stack
 RINGS: Final = "rings"  # requests that are not recorded yet; they outlive the stack as well
+VOLATILE: Final = "cluster"  # of the objects: what the only host is to run and reports ends with the stack
 _KEPT: Final = (OBJECTS, RINGS)
 
 
@@ -64,6 +65,7 @@ def remove_sockets(home: Path) -> int:
     folder = memory_folder(home)
     if folder is None:
         return 0
+    shutil.rmtree(folder / OBJECTS / VOLATILE, ignore_errors=True)
     found = list(folder.iterdir()) if folder.is_dir() else []
     for path in found:
         if not path.is_dir():

@@ -120,11 +120,11 @@ class FolderObjects:
             content = self._path(key).read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-        return Stored(content=content, tag=_tag(content))
+        return Stored(content=content, tag=tag_of(content))
 
     def create(self, key: str, content: bytes) -> str:
         self._create(key, lambda path: path.write_bytes(content))
-        return _tag(content)
+        return tag_of(content)
 
     def _create(self, key: str, write: Callable[[Path], object]) -> None:
         path = self._path(key)
@@ -153,7 +153,7 @@ class FolderObjects:
             if found is None or found.tag != tag:
                 raise ObjectChanged(key=key, url=self.url)
             write_whole(path, content)
-        return _tag(content)
+        return tag_of(content)
 
     def put(self, key: str, content: bytes) -> None:
         path = self._path(key)
@@ -241,5 +241,5 @@ def checked_key(key: str) -> str:
     return key
 
 
-def _tag(content: bytes) -> str:
+def tag_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

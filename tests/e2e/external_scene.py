@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
-from serin.cluster.home_controller import GatewayRouter
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
-from serin.rollout.run.judge import LogJudge
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
@@ -27,6 +25,7 @@ from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe
+from tests.fakes.one_gateway import GatewayRouter, LogJudge
 from tests.fakes.rollout import FakeFleet, home_inbox, home_journals
 from tests.kit.threads import beside
 

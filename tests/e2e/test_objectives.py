@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from serin.cluster.home_controller import GatewayRouter
 from serin.formats.serving.request_log import read_since
 from serin.host.wiring import request_log
 from serin.monitoring.alerts.book import AlertBook, read_alerts
@@ -22,7 +21,6 @@ from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
-from serin.rollout.run.judge import LogJudge
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
@@ -35,6 +33,7 @@ from tests.e2e.external_scene import PLAN, Scene, asking, scene
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.fakes.one_gateway import GatewayRouter, LogJudge
 from tests.fakes.rollout import FakeFleet, FakeVersions, home_inbox, home_journals
 from tests.fakes.webhooks import webhook
 from tests.unit.monitoring.request_lines import GOOD, append

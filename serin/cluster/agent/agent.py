@@ -12,11 +12,11 @@ from typing import Any, Final
 from serin.cluster.agent.link import Link
 from serin.cluster.agent.reconcile import Memory, Seen, Table, gateway_table, next_action, report, wanted_here
 from serin.cluster.agent.settings import AgentSettings
-from serin.errors import ReleaseNotReady, VerificationFailed
+from serin.errors import ReleaseNotReady
 from serin.formats.cluster.desired_state import DesiredState
 from serin.formats.cluster.host_report import AgentReport, ReleaseReport
 from serin.rollout.run.ports import Processes
-from serin.rollout.run.verification import FOREIGN, in_thread
+from serin.rollout.run.verification import FOREIGN, TRANSIENT, in_thread
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, Release
@@ -24,6 +24,7 @@ from serin.store.artifacts import Endpoint, Release
 log = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 5.0  # between two attempts to check golden rows
+_SAYS_NOTHING: Final = (*TRANSIENT, OSError, ReleaseNotReady)  # golden rows could not be asked for
 
 
 class Agent:
@@ -99,7 +100,7 @@ class Agent:
         return found
 
     def _counted(self, running: Mapping[Release, Seen]) -> dict[Release, Seen]:
-        """Adds the requests in flight, which are counted after the routes were applied."""
+        """Adds the requests in flight."""
         return {
             release: replace(seen, active_requests=self._active_requests(release))
             for release, seen in running.items()
@@ -139,7 +140,7 @@ class Agent:
             (self._fleet.start if action == "start" else self._fleet.stop)(release)
             memory.problem = ""
         except FOREIGN as error:
-            memory.problem = str(error)
+            memory.problem = "" if isinstance(error, TRANSIENT) else str(error)
             self._tell(release.name, str(error))
 
     def _verify(self, release: Release, memory: Memory, instance: int) -> None:
@@ -150,10 +151,10 @@ class Agent:
 
         def done(finished: Future[None]) -> None:
             error = finished.exception()
-            if error is None or isinstance(error, VerificationFailed):
+            if error is None or not isinstance(error, _SAYS_NOTHING):
                 memory.verified = {instance: str(error or "")}
                 log.info("%s (process %d): golden rows: %s", release.name, instance, error or "right")
-            else:  # they could not be checked; it says nothing about the release
+            else:
                 log.warning("%s: its golden rows cannot be checked: %s", release.name, error)
                 memory.verify_at = self._clock() + _AGAIN_S
             memory.verifying = None

@@ -20,7 +20,7 @@ from serin.formats.cluster.desired_state import DesiredState, EvidenceArm
 from serin.formats.cluster.evidence import HostEvidence, ModelEvidence, key_of
 from serin.formats.serving.request_log import Offset, find_offset, read_requests
 from serin.machine.durable import write_whole
-from serin.machine.typed_json import Document
+from serin.machine.typed_json import Document, json2value
 from serin.rollout.decide.blocks import Block, counts2json
 from serin.rollout.decide.cutting import Arm, Mark, cut_requests
 from serin.rollout.decide.plan import Plan
@@ -69,8 +69,14 @@ def cut_evidence(
         return progress
     courses: dict[str, Course] = {}
     models: dict[str, ModelEvidence] = {}
+    resumed = {model: arm.resume[host] for model, arm in desired.arms.items() if host in arm.resume}
+    if not progress.seq:  # numbers that were counted are not used again
+        progress = replace(progress, seq=max((seq for seq, _ in resumed.values()), default=0))
     for model, arm in desired.arms.items():
-        courses[model], models[model] = _cut(progress.courses.get(model), arm, request_log, now)
+        before = progress.courses.get(model)
+        if before is None or before.rollout != arm.rollout:
+            before = _begin(arm, resumed.get(model, (0, {}))[1], request_log)
+        courses[model], models[model] = _cut(before, arm, request_log, now)
     complete_to = min(course.mark.complete_to for course in courses.values())
     found = HostEvidence(
         host=host, seq=progress.seq + 1, complete_to=complete_to, desired_seq=in_force, models=models
@@ -78,12 +84,16 @@ def cut_evidence(
     return Progress(seq=found.seq, pending=found.dump().decode(), courses={**progress.courses, **courses})
 
 
-def _cut(
-    before: Course | None, arm: EvidenceArm, request_log: Path, now: float
-) -> tuple[Course, ModelEvidence]:
-    if before is None or before.rollout != arm.rollout:
-        offset = find_offset(request_log, arm.since_t)
-        before = Course(rollout=arm.rollout, since_epoch=arm.since_epoch, offset=offset)
+def _begin(arm: EvidenceArm, course: Mapping[str, Any], request_log: Path) -> Course:
+    """Returns where a log is cut from for a rollout that this host knows nothing of: `course` as another process of it
+    left it, else the beginning of the evidence."""
+    if course:
+        return json2value(Course, course)
+    offset = find_offset(request_log, arm.since_t)
+    return Course(rollout=arm.rollout, since_epoch=arm.since_epoch, offset=offset)
+
+
+def _cut(before: Course, arm: EvidenceArm, request_log: Path, now: float) -> tuple[Course, ModelEvidence]:
     newest_epoch = max(arm.shares, default=arm.since_epoch)
     releases = Arm(
         candidate=arm.candidate,
@@ -115,6 +125,7 @@ def _cut(
         blocks=tuple((second, block.to_json()) for second, block in sorted(blocks.items())),
         before=None if earlier is None else counts2json(earlier),
         bad_lines=course.bad_lines - before.bad_lines,
+        course=course.to_json(),
     )
     return course, evidence
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from serin.cluster.agent.evidence import EvidenceUpload
-from serin.cluster.agent.settings import agent_folder
+from serin.cluster.agent.settings import DESIRED, agent_folder
 from serin.cluster.hosts import load_foreign
 from serin.cluster.shared_keys import SharedKeys
 from serin.errors import HostNameTaken, ObjectChanged, ObjectExists, SerinError
@@ -41,7 +41,9 @@ SILENT_S: Final = 5.0
 
 class Link:
     """`open_store` is called in the thread, again until it succeeds. `on_news` is called when the desired state or the
-    peers have changed. `kept`: the file with the last desired state; beside it are the last reports of the peers.
+    peers have changed. `folder`: for the last desired state, the last reports of the peers, and how far `request_log`
+    was cut.
+    `keys`: the copy of the keys that all hosts share; None: this host has its own.
 
     `desired`: the newest desired state; None: this host has never seen one. `problem`: why the store was not reached in
     the last round; empty: it was.
@@ -52,21 +54,22 @@ class Link:
         host: str,
         open_store: Callable[[], Objects],
         *,
-        kept: Path,
-        evidence: EvidenceUpload,
-        keys: KeyFile,
-        on_news: Callable[[], None],
+        folder: Path,
+        request_log: Path,
+        keys: KeyFile | None = None,
+        on_news: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._open, self._kept = host, open_store, kept
-        self._evidence, self._keys, self._on_news, self._clock = evidence, keys, on_news, clock
-        self._peers, self._peers_kept = PeerBook(host), kept.with_name("peers.json")
+        self._host, self._open, self._kept = host, open_store, folder / DESIRED
+        self._evidence = EvidenceUpload(folder / "evidence.json", host=host, request_log=request_log)
+        self._keys, self._on_news, self._clock = keys, on_news, clock
+        self._peers, self._peers_kept = PeerBook(host), folder / "peers.json"
         self._lock = threading.Lock()  # of the peers
         self._objects: Objects | None = None
-        self.desired = _read_kept(kept, DesiredState.load)
+        self.desired = _read_kept(self._kept, DesiredState.load)
         _read_kept(self._peers_kept, lambda content: self._peers.restore(content, self._clock()))
         self._report: AgentReport | None = None
-        self._own = OwnReport(host, kept.with_name(_TAG_FILE))
+        self._own = OwnReport(host, folder / _TAG_FILE)
         self._beat, self._rounds = 0, 0
         self.problem = ""
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -101,6 +104,11 @@ class Link:
 
     def round(self) -> None:
         """One exchange with the store. Raises StoreUnreachable, and HostNameTaken while another agent has this name."""
+        self.receive()
+        self.send()
+
+    def receive(self) -> None:
+        """Reads what this host is to do, and what its peers report."""
         if self._objects is None:
             self._objects = self._open()
         self._own.claim(self._objects)
@@ -111,11 +119,14 @@ class Link:
             self.desired = newer
         if newer is not None or changed:
             self._on_news()
+
+    def send(self) -> None:
+        """Writes what this host reports, and its evidence."""
+        assert self._objects is not None, "received before"
         self._write_report(self._objects)
         if self.desired is not None and (report := self._report) is not None:
             self._evidence.step(self._objects, self.desired, report.desired_seq)
-        _, copied = SharedKeys(self._objects, self._keys).pull()
-        if copied:
+        if self._keys is not None and SharedKeys(self._objects, self._keys).pull()[1]:
             self._on_news()
 
     def _run(self) -> None:
@@ -135,7 +146,7 @@ class Link:
             self._wake.wait(max(0.0, ROUND_S - (self._clock() - began)))
 
     def _read_desired(self, objects: Objects) -> DesiredState | None:
-        """Returns a newer desired state, kept on disk; None when there is none."""
+        """Returns a newer desired state; None when there is none. It is kept on disk where the disk takes it."""
         seq = self.desired.seq if self.desired else 0
         newer = objects.keys(PREFIX, after=key_of(seq) if seq else "")
         if not newer and seq and self._rounds % _LOOK_BACK_ROUNDS == 0 and objects.read(key_of(seq)) is None:
@@ -145,8 +156,7 @@ class Link:
         desired = load_foreign(DesiredState, found.content, newer[-1])
         if desired is None:
             return None
-        self._kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._kept, found.content)
+        _keep(self._kept, found.content)
         return desired
 
     def _read_peers(self, objects: Objects, desired: DesiredState | None) -> bool:
@@ -165,7 +175,7 @@ class Link:
             changed = before != (self._peers.ready(desired.hosts), self._peers.known(desired))
             content = self._peers.dump()
         if changed:
-            write_whole(self._peers_kept, content)
+            _keep(self._peers_kept, content)
         return changed
 
     def _write_report(self, objects: Objects) -> None:
@@ -249,6 +259,15 @@ def _essence(report: AgentReport) -> object:
     """Returns what others act on."""
     releases = {name: replace(found, active_requests=0) for name, found in report.releases.items()}
     return report.desired_seq, report.problem, releases
+
+
+def _keep(kept: Path, content: bytes) -> None:
+    """Writes a file for the next process. A host with a full disk follows the store all the same."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, content)
+    except OSError as error:
+        log.warning("%s cannot be kept: %s", kept.name, error)
 
 
 def _read_kept(kept: Path, load: Callable[[bytes], T]) -> T | None:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from serin.cluster.agent.agent import Agent
-from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.link import Link
-from serin.cluster.agent.settings import AgentSettings, agent_folder, desired_file, view_file
+from serin.cluster.agent.settings import AgentSettings, agent_folder, view_file
 from serin.errors import StackUnusable
 from serin.host.standing import run_standing
 from serin.host.wiring import build_gateway, build_releases, keep_ticking, key_file, request_log
@@ -46,10 +45,8 @@ def run(home: Path, stop: threading.Event) -> None:
     link = Link(
         settings.host,
         lambda: open_objects(url),
-        kept=desired_file(home),
-        evidence=EvidenceUpload(
-            agent_folder(home) / "evidence.json", host=settings.host, request_log=request_log(home)
-        ),
+        folder=agent_folder(home),
+        request_log=request_log(home),
         keys=key_file(home),
         on_news=news.set,
     )

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from serin.errors import NameInvalid, StackUnusable
 from serin.machine.documents import read_json
@@ -17,6 +17,8 @@ from serin.machine.typed_json import Document
 from serin.serving.envoy.gateway import PeerPort
 from serin.serving.envoy.tls import TlsFiles
 from serin.store.objects import checked_key
+
+DESIRED: Final = "desired.json"  # in the agent's folder: the last desired state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,7 @@ def view_file(home: Path) -> Path:
 
 
 def desired_file(home: Path) -> Path:
-    return agent_folder(home) / "desired.json"
+    return agent_folder(home) / DESIRED
 
 
 def advertised(address: str) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serin.cluster.judge import JudgeOfNow
 from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, meter, stretched
 from serin.evidence.histogram import bands_us, latency_name, quantiles_us
 from serin.formats.serving.journal import Decision
-from serin.host.wiring import request_log
 from serin.reports.charts import Drawing, Scale
 from serin.reports.rollout_page import (
     EvidencePoint,
@@ -28,11 +28,11 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import home_rollouts
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, history, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.rollout.run.story import point, tell
+from serin.store.home_objects import HomeObjects
 
 _MOST_DECISIONS = 60
 _MOST_POINTS = 240  # of a chart over time
@@ -146,7 +146,7 @@ def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, s
     """Returns the rollout, its evidence up to now as the controller will find it, and the reason for its state."""
     now = decision2rollout(decisions[-1])
     if now.phase in (Phase.SHIFTING, Phase.BAKING):
-        found = LogJudge(request_log(home)).judge(now, time.time())
+        found = JudgeOfNow(HomeObjects(home)).judge(now, time.time())
         reason = now.reason if now.hold else found.reason
         return now, Evidence.from_json(found.evidence.get("guards", {})), reason
     last = next((each.evidence for each in reversed(decisions) if each.evidence.get("guards")), {})

@@ -23,7 +23,9 @@ def key_of(seq: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceArm:
-    """What a gateway needs to cut its requests of one model into blocks (rollout/decide/blocks.py)."""
+    """What a gateway needs to cut its requests of one model into blocks (rollout/decide/blocks.py). `resume`: by host,
+    the last object that was counted when this arm was written, and its course: an agent that knows nothing of the
+    rollout continues there."""
 
     rollout: str
     candidate: str
@@ -32,6 +34,7 @@ class EvidenceArm:
     since_t: float  # seconds since 1970: requests from then on are read
     shares: Annotated[Mapping[int, float], PAIRS]  # the candidate's share (0 .. 1) by weight epoch
     plan: Mapping[str, Any]  # rollout.decide.plan.Plan.to_json()
+    resume: Mapping[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

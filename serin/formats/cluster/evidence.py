@@ -24,7 +24,8 @@ class ModelEvidence:
     """Blocks of one rollout, empty ones too: an object that names the rollout shows that its evidence had begun.
 
     `since_epoch`: of the arm by which they were cut. `newest`: arrival of the newest request so far; 0: none. `before`:
-    bin counts of stable's latencies before the rollout's first weight epoch.
+    bin counts of stable's latencies before the rollout's first weight epoch. `course`: how far the log was cut, as an
+    agent that has lost its state needs it.
     """
 
     rollout: str
@@ -33,6 +34,7 @@ class ModelEvidence:
     blocks: tuple[tuple[int, Mapping[str, Any]], ...]  # (second, Block.to_json())
     before: Sequence[Sequence[Any]] | None = None
     bad_lines: int = 0
+    course: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

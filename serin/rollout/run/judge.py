@@ -1,16 +1,14 @@
-"""The judge that reads the gateway's request log. All of its state is in the evidence, and so in the journal."""
+"""The judgement on a rollout by its evidence and by the labels of its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from serin.formats.serving.quality_evidence import QualityBlocks
-from serin.formats.serving.request_log import Offset, find_offset, read_requests
 from serin.rollout.decide.cutting import Arm
-from serin.rollout.decide.evidence import Evidence, fold
+from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.guards import bet_on_quality
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import Judgement, fails_by_latency_alone, judge_bake, judge_step
@@ -18,41 +16,6 @@ from serin.store.artifacts import Release
 
 Quality = Callable[[Release], QualityBlocks | None]
 """What the watcher knows about the labels of a release; None: it has no quality objective."""
-
-
-class LogJudge:
-    """Judges a rollout by the request log, and by the labels of the candidate's answers where it has a quality
-    objective. `log_clock` is the clock of the times in the log; None: the rollout's own."""
-
-    def __init__(
-        self, log: Path, log_clock: Callable[[], float] | None = None, quality: Quality | None = None
-    ) -> None:
-        self._log, self._log_clock, self._quality = log, log_clock, quality
-
-    def judge(self, rollout: Rollout, t: float) -> Judgement:
-        """Returns the judgement at time `t` on a rollout that is shifting or baking."""
-        try:
-            evidence, offset, bad_lines = self._read(rollout, t)
-        except OSError as error:
-            reason = f"the request log cannot be read: {error}"
-            return Judgement(verdict=Verdict.INCIDENT, reason=reason, evidence=rollout.evidence)
-        memory = {"offset": offset.to_json(), "bad_lines": bad_lines}
-        return judge_evidence(rollout, evidence, t, quality=self._quality, memory=memory)
-
-    def _read(self, rollout: Rollout, t: float) -> tuple[Evidence, Offset, int]:
-        memory = rollout.evidence
-        evidence = Evidence.from_json(memory.get("guards", {}))
-        begun = "offset" in memory
-        place = Offset.from_json(memory["offset"]) if begun else find_offset(self._log, rollout.evidence_from)
-        bad_lines: int = memory.get("bad_lines", 0)
-        more = True
-        while more:
-            batch = read_requests(self._log, place)
-            place, more = batch.offset, batch.more
-            bad_lines += batch.bad_lines
-            now = None if more else self._log_clock() if self._log_clock else t
-            evidence = fold(evidence, batch.requests, arm=arm_of(rollout), plan=rollout.plan, now=now)
-        return evidence, place, bad_lines
 
 
 def judge_evidence(

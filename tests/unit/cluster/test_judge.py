@@ -135,7 +135,7 @@ def test_no_second_is_judged_twice_or_lost_over_a_change_of_the_leader(after: in
     evidence = Evidence.from_json(now.evidence["guards"])
     sent = judged = 0
     for host in "ab":
-        seq, _ = now.evidence["hosts"][host]
+        seq, *_ = now.evidence["hosts"][host]
         for found in last_feed(cluster, host, seq):
             for second, block in found:
                 requests = block["candidate"][0] + block["stable"][0]

@@ -16,7 +16,6 @@ from serin.monitoring.quality.labels import Columns, TruthOf, add_labels
 from serin.monitoring.retrain import RetrainBook
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.judge import LogJudge
 from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec
 from serin.store.artifacts import Bundle
@@ -25,6 +24,7 @@ from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.quality_duty import QualityDuty
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.live_quality import publish, serve
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.rollout import FakeClock, FakeVersions
 from tests.fakes.traffic import Traffic
 from tests.unit.rollout.conftest import Scene

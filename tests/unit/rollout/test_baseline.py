@@ -21,12 +21,12 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import fails_by_latency_alone, judge_step, weigh
 from serin.rollout.run.access import home_rollouts
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.status import history, model_status
 from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import ModelRoute, Release
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.rollout import FakeFleet
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.conftest import PLAN, Scene, release

@@ -9,11 +9,11 @@ from serin.errors import BundleUntrusted, JournalHeld
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Verdict
 from serin.rollout.run.journal import StoreJournal
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.leadership import HomeLock
 from serin.rollout.run.ports import EvenClock
 from serin.rollout.run.status import history
 from serin.store.artifacts import ModelRoute, Release
+from tests.fakes.one_gateway import LogJudge
 from tests.unit.rollout.conftest import PLAN, Scene, release
 from tests.unit.rollout.test_judge import SHIFTING as JUDGED
 from tests.unit.rollout.test_judge import write_both

@@ -18,12 +18,12 @@ from serin.rollout.decide.evidence import Evidence, fold
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import judge_bake, judge_step, weigh
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout, rollout2decision
 from serin.spec.objectives import PAGE_BURN, ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic, changed
 
 V1, V2 = Release(model="flights", version=1), Release(model="flights", version=2)

@@ -14,7 +14,6 @@ from serin.reports.rollout_page import story2html
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.shadow import MOST_VALUES, Batch, Difference, Tally, add_batch, judge_shadow
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.status import history, model_status
@@ -22,6 +21,7 @@ from serin.rollout.run.story import tell
 from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.rollout import FakeReplayer
 from tests.unit.rollout.conftest import PLAN, Scene, release
 

@@ -12,7 +12,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import silence
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import judge_bake, judge_step
-from serin.rollout.run.judge import LogJudge
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.unit.rollout.test_judge import SHIFTING, write_both
 

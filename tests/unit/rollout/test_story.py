@@ -24,10 +24,10 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, duration, not_proven
 from serin.rollout.decide.state import Phase, Rollout, Verdict
 from serin.rollout.decide.verdict import judge_step
-from serin.rollout.run.judge import LogJudge
 from serin.rollout.run.replay import replay
 from serin.rollout.run.status import history
 from serin.rollout.run.story import tell
+from tests.fakes.one_gateway import LogJudge
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
 from tests.kit.commands import serin_main
 from tests.unit.rollout.conftest import Scene

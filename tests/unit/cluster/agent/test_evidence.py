@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,16 @@ class Host:
         keys = self.objects.keys("cluster/evidence/a/")
         return [HostEvidence.load(stored.content) for key in keys if (stored := self.objects.read(key))]
 
-    def blocks(self) -> dict[int, Block]:
+    def forget(self) -> None:
+        """Loses the agent's state and what it has uploaded."""
+        self._file.unlink()
+        for key in self.objects.keys(""):
+            self.objects.remove(key)
+        self.restart()
+
+    def blocks(self, earlier: Sequence[HostEvidence] = ()) -> dict[int, Block]:
         found: dict[int, Block] = {}
-        for evidence in self.uploaded():
+        for evidence in (*earlier, *self.uploaded()):
             for second, content in evidence.models["flights"].blocks:
                 block = Block.from_json(content)
                 found[second] = found[second] + block if second in found else block
@@ -112,6 +120,26 @@ def test_restarts_and_an_absent_store_neither_repeat_nor_lose_a_second(
             host.restart()
     assert same(host.blocks(), whole(requests))
     assert [each.seq for each in host.uploaded()] == list(range(1, len(host.uploaded()) + 1))
+
+
+@pytest.mark.parametrize("counted", [1, 4, 9])
+def test_an_agent_that_has_lost_everything_continues_after_what_was_counted(
+    host: Host, requests: list[Request], counted: int
+) -> None:
+    """As on a machine that was restarted: what it reported was in memory."""
+    for _ in range(counted):
+        host.step()
+    kept = host.uploaded()
+    for _ in range(2):  # uploaded, and counted by nobody who remembers it
+        host.step()
+    host.forget()
+    last = kept[-1]
+    arm = replace(ARM, resume={"a": (last.seq, last.models["flights"].course)})
+    desired = replace(DESIRED, arms={"flights": arm})
+    while host.now < T0 + 28:
+        host.step(desired)
+    assert host.uploaded()[0].seq == last.seq + 1
+    assert same(host.blocks(kept), whole(requests))
 
 
 def test_no_block_comes_before_the_second_that_was_called_complete(host: Host) -> None:

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from serin.cluster.agent.evidence import EvidenceUpload
 from serin.cluster.agent.link import Link
 from serin.cluster.shared_keys import KEY, SharedKeys
 from serin.errors import HostNameTaken, KeyFileBroken, StoreUnreachable
@@ -25,14 +24,11 @@ class Scene:
         self.news = 0
 
     def link(self) -> Link:
-        upload = EvidenceUpload(
-            self._folder / "evidence.json", host="a", request_log=self._folder / "requests.jsonl"
-        )
         return Link(
             "a",
             self._open,
-            kept=self._folder / "desired.json",
-            evidence=upload,
+            folder=self._folder,
+            request_log=self._folder / "requests.jsonl",
             keys=self.keys,
             on_news=self._on_news,
         )
