@@ -80,7 +80,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── RolloutRefused          a command that cannot be honoured now
 │   ├── CommandRefused          the controller refused a command, for the reason it gives
 │   ├── RolloutFailed           a rollout that ended in a rollback
-│   ├── ReplayEnded             the process that sends recorded requests exited; it is started again
+│   ├── ReplayEnded             nobody sends recorded requests any more; it is tried again
 │   ├── RolloutUnfinished       a rollout that outlasted its follower; it continues by itself
 │   ├── ControllerSilent        no controller answered a command (retryable)
 │   ├── JournalHeld             another controller decides in this home
@@ -768,10 +768,7 @@ RolloutFailed = _kind(
     "release {release} was rolled back: {reason}; `serin rollout report {model}` writes the full report",
 )
 ReplayEnded = _kind(
-    RolloutError,
-    "ReplayEnded",
-    "the process that replays recorded requests exited with code {code}; the controller's log has its output",
-    retryable=True,
+    RolloutError, "ReplayEnded", "recorded requests are not replayed: {reason}", retryable=True
 )
 RolloutUnfinished = _kind(
     RolloutError,

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
+from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import (
     check_trusted,
     model_timeouts,
@@ -27,7 +28,7 @@ from serin.cluster.version_settings import (
     stored_schema,
     stored_timeouts,
 )
-from serin.errors import LeadershipLost, RolloutRefused, SerinError, StoreUnreachable
+from serin.errors import LeadershipLost, SerinError, StoreUnreachable
 from serin.formats.serving.journal import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
@@ -38,7 +39,7 @@ from serin.rollout.run.commands import Inbox
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.leadership import Leadership, Leads, new_holder
-from serin.rollout.run.ports import EvenClock, Processes, Replay, Replayer
+from serin.rollout.run.ports import Processes
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
@@ -52,22 +53,6 @@ Fleets = Literal["agents", "kubernetes"]
 BEAT: Final = "controller.beat"
 TICK_S: Final = 0.5
 _STAND_BY_S: Final = 2.0
-
-
-class NoReplayer:
-    """Refuses recorded requests: a controller that any machine may run has no gateway's records beside it."""
-
-    def check(self, rollout: Rollout) -> None:
-        reason = (
-            "shadow needs the recorded requests on the controller's machine, which controllers of several hosts do "
-            "not have; leave shadow out of rollout.steps"
-        )
-        raise RolloutRefused(model=rollout.model, command="start", reason=reason)
-
-    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> Replay:
-        del place
-        self.check(rollout)
-        raise AssertionError("it was refused")
 
 
 class LedController:
@@ -84,10 +69,8 @@ class LedController:
         leadership: Leads,
         fleet: Fleets,
         wait: Callable[[float], object] | None = None,
-        replayer: Replayer | None = None,
     ) -> None:
-        """`wait`: how to wait for the gateways, some seconds at most. `replayer` None: no recorded requests are at
-        hand."""
+        """`wait`: how to wait for the gateways, some seconds at most."""
         steady = time.monotonic
         self._stopped = threading.Event()
         self._hosts = Hosts(objects, steady)
@@ -98,9 +81,7 @@ class LedController:
         processes: Processes = self._background or agents
         external = External(objects)
         timeouts = stored_timeouts(store, external)
-        fleet_of_all = CombinedFleet(
-            LedProcesses(processes, leadership, term), external, stored_schema(store)
-        )
+        led = LedProcesses(processes, leadership, term)
         self._controller = Controller(
             router=ClusterRouter(
                 self._desired,
@@ -111,7 +92,7 @@ class LedController:
                 wait=wait or self._stopped.wait,
                 steady=steady,
             ),
-            fleet=fleet_of_all,
+            fleet=CombinedFleet(led, external, stored_schema(store)),
             judge=ClusterJudge(
                 objects,
                 self._hosts,
@@ -121,8 +102,7 @@ class LedController:
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=CombinedVersions(ClusterVersions(store, leadership, term), external),
             commands=Inbox(objects, partial(leadership.check, term)),
-            clock=EvenClock(),
-            replayer=replayer or NoReplayer(),
+            replayer=Replayer(objects, self._desired, self._hosts, store, external),
             check=check_trusted(store, external),
         )
 

@@ -110,6 +110,7 @@ class ClusterRouter:
         """Writes the routes and waits until every gateway that is not silent has them in force. Each gateway finds
         out by itself which releases it reaches."""
         del waiting, missing
+        shadowing = {now.model for now in self._rollouts() if now.phase is Phase.SHADOWING}
         released = {release for route in routes for release in route.releases}
         changed = self._desired.change(
             routes=tuple(routes),
@@ -118,6 +119,7 @@ class ClusterRouter:
                 release.name: place for release in sorted(released) if (place := self._endpoint_of(release))
             },
             arms=arms(self._rollouts(), self._desired.state),
+            replays={model: job for model, job in self._desired.state.replays.items() if model in shadowing},
         )
         if changed:
             self._routed_by = self._desired.state.seq

@@ -16,9 +16,9 @@ from typing import Final
 
 from serin.cluster.agent.agent import Agent
 from serin.cluster.agent.link import Link
+from serin.cluster.agent.replays import Replays
 from serin.cluster.agent.settings import AgentSettings
 from serin.cluster.controller import TICK_S, LedController
-from serin.cluster.shadow.replayer import Replayer
 from serin.formats.serving.journal import DecisionCache
 from serin.host.standing import run_standing
 from serin.host.wiring import CONTROLLER, build_gateway, build_releases, keep_ticking, request_log
@@ -27,8 +27,6 @@ from serin.machine.ports import LOOPBACK
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.leadership import HomeLock
 from serin.serving.envoy.gateway import Gateway
-from serin.serving.external import External
-from serin.store.artifacts import Endpoint, Release
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
@@ -38,17 +36,18 @@ HOST: Final = "localhost"
 
 
 class OnlyHost:
-    """The agent of this machine. A `step` does what it is to do and reports; `fleet` runs its releases."""
+    """The agent of this machine. `fleet` runs its releases."""
 
     def __init__(self, home: Path, objects: HomeObjects, gateway: Gateway, fleet: BackgroundFleet) -> None:
-        self._fleet, self._external = fleet, External(objects)
-        folder = socket_folder(home) / "agent"
-        self._link = Link(HOST, lambda: objects, folder=folder, request_log=request_log(home))
+        folder, self._replays = socket_folder(home) / "agent", Replays(home, HOST, fleet.endpoint)
+        self._link = Link(
+            HOST, lambda: objects, folder=folder, request_log=request_log(home), replays=self._replays
+        )
         settings = AgentSettings(host=HOST, address=LOOPBACK, port=0, advertise=LOOPBACK)
         self._agent = Agent(settings, gateway=gateway, fleet=fleet, link=self._link)
 
     def step(self) -> bool:
-        """Returns whether what is desired is in force."""
+        """Does what is desired, and reports it. Returns whether it is in force."""
         self._link.receive()
         report = self._agent.tick()
         self._link.send()
@@ -59,9 +58,8 @@ class OnlyHost:
         if not self.step():
             time.sleep(seconds)
 
-    def endpoint(self, release: Release) -> Endpoint:
-        elsewhere = self._external.has(release)
-        return self._external.endpoint(release) if elsewhere else self._fleet.endpoint(release)
+    def close(self) -> None:
+        self._replays.close()
 
 
 def run(home: Path, stop: threading.Event) -> None:
@@ -84,7 +82,6 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         leadership=leadership,
         fleet="agents",
         wait=host.wait,
-        replayer=Replayer(home, store, External(objects), host.endpoint),
     )
     log.info("the controller has started")
     reported = dict[str, str]()
@@ -103,6 +100,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         keep_ticking(tick, gateway, stop, every_s=TICK_S)
     finally:
         controller.close()
+        host.close()
         releases.close()
     log.info("the controller has stopped")
 

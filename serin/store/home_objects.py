@@ -15,7 +15,7 @@ from serin.errors import ObjectChanged, ObjectExists
 from serin.machine.in_memory import OBJECTS, VOLATILE, memory_folder
 from serin.store.objects import FolderObjects, Stored, tag_of
 
-_VOLATILE: Final = tuple(f"{VOLATILE}/{name}/" for name in ("desired", "evidence", "hosts"))
+_VOLATILE: Final = tuple(f"{VOLATILE}/{name}/" for name in ("desired", "evidence", "hosts", "replays"))
 
 
 class HomeObjects(FolderObjects):
@@ -53,6 +53,9 @@ class HomeObjects(FolderObjects):
         return tag_of(content)
 
     def put(self, key: str, content: bytes) -> None:
+        if key.startswith(_VOLATILE):
+            self._write_volatile(key, content)
+            return
         try:
             super().put(key, content)
         except OSError:

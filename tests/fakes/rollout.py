@@ -185,7 +185,7 @@ class FakeReplay:
     def take(self) -> list[dict[str, Any]]:
         if self.records.dies_at == self.at:
             self.records.dies_at = None
-            raise ReplayEnded(code=-9)
+            raise ReplayEnded(reason="their process exited with code -9")
         if self.records.unable:
             return [{"unable": self.records.unable}]
         if self.at * self.records.rows >= self.records.recorded:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from serin.cluster.agent.evidence import EvidenceUpload
+from serin.cluster.agent.replays import Replays
 from serin.cluster.agent.settings import DESIRED, agent_folder
 from serin.cluster.hosts import load_foreign
 from serin.cluster.shared_keys import SharedKeys
@@ -56,13 +57,14 @@ class Link:
         *,
         folder: Path,
         request_log: Path,
+        replays: Replays,
         keys: KeyFile | None = None,
         on_news: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._open, self._kept = host, open_store, folder / DESIRED
         self._evidence = EvidenceUpload(folder / "evidence.json", host=host, request_log=request_log)
-        self._keys, self._on_news, self._clock = keys, on_news, clock
+        self._replays, self._keys, self._on_news, self._clock = replays, keys, on_news, clock
         self._peers, self._peers_kept = PeerBook(host), folder / "peers.json"
         self._lock = threading.Lock()  # of the peers
         self._objects: Objects | None = None
@@ -126,6 +128,7 @@ class Link:
         self._write_report(self._objects)
         if self.desired is not None and (report := self._report) is not None:
             self._evidence.step(self._objects, self.desired, report.desired_seq)
+            self._replays.step(self._objects, self.desired)
         if self._keys is not None and SharedKeys(self._objects, self._keys).pull()[1]:
             self._on_news()
 
@@ -262,7 +265,7 @@ def _essence(report: AgentReport) -> object:
 
 
 def _keep(kept: Path, content: bytes) -> None:
-    """Writes a file for the next process. A host with a full disk follows the store all the same."""
+    """Writes a file for the next process. Also a host whose disk is full follows the store."""
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, content)

@@ -16,14 +16,15 @@ from typing import Final
 
 from serin.cluster.agent.agent import Agent
 from serin.cluster.agent.link import Link
+from serin.cluster.agent.replays import Replays
 from serin.cluster.agent.settings import AgentSettings, agent_folder, view_file
-from serin.errors import StackUnusable
+from serin.errors import ReleaseNotReady, StackUnusable
 from serin.host.standing import run_standing
 from serin.host.wiring import build_gateway, build_releases, keep_ticking, key_file, request_log
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.rollout.run.background import BackgroundFleet
-from serin.store.artifacts import Bundle
+from serin.store.artifacts import Bundle, Endpoint, Release
 from serin.store.open import open_objects
 from serin.store.store import Store
 
@@ -41,12 +42,13 @@ def run(home: Path, stop: threading.Event) -> None:
     fleet = (
         None if settings.gateway_only else BackgroundFleet(build_releases(home, HostStore.open()), threads=1)
     )
-    url = environment.store_url()
+    url, replays = environment.store_url(), Replays(home, settings.host, partial(_endpoint, fleet))
     link = Link(
         settings.host,
         lambda: open_objects(url),
         folder=agent_folder(home),
         request_log=request_log(home),
+        replays=replays,
         keys=key_file(home),
         on_news=news.set,
     )
@@ -61,6 +63,7 @@ def run(home: Path, stop: threading.Event) -> None:
 
     keep_ticking(tick, gateway, stop, every_s=TICK_S, wait=partial(_wait, stop, news))
     link.stop(wait_s=3.0)
+    replays.close()
     if fleet is not None:
         fleet.close()
     log.info("the agent has stopped")
@@ -70,6 +73,12 @@ def _wait(stop: threading.Event, news: threading.Event, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not stop.is_set() and not news.is_set() and (left := end - time.monotonic()) > 0:
         news.wait(min(left, 0.2))
+
+
+def _endpoint(fleet: BackgroundFleet | None, release: Release) -> Endpoint:
+    if fleet is None:
+        raise ReleaseNotReady(release=release.name, reason="no release runs on this host", log="none")
+    return fleet.endpoint(release)
 
 
 class HostStore(Store):

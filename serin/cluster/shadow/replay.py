@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from serin.cluster.shadow.compare import Answered, Ask, Columns, Compared, Comparison
+from serin.cluster.shadow.process import Job
 from serin.cluster.shadow.records import Place, Sample, draw
-from serin.cluster.shadow.replayer import Job
 from serin.errors import PredictionFailed, SerinError
 from serin.formats.captures import column_names
 from serin.formats.schema import Schema

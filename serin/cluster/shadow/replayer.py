@@ -1,38 +1,40 @@
-"""Starts and reads the replay process of a rollout, and says which rollouts cannot have one."""
+"""Has the hosts replay recorded requests to a candidate, and says which rollouts cannot have that.
+
+A replay is a part of the desired state. Each host sends what its own gateway has recorded, so no request is sent by
+two, and writes its reports as objects, which the controller removes once it has read them. The place of a replay is
+that of each host.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from serin.cluster.desired import DesiredStates
+from serin.cluster.hosts import Hosts
 from serin.errors import ReplayEnded, RolloutRefused
-from serin.machine.typed_json import Document
+from serin.formats.cluster.desired_state import ReplayJob, replay_prefix
 from serin.rollout.decide.state import Rollout
+from serin.rollout.run.verification import FOREIGN
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_capture
-from serin.store.artifacts import Endpoint, Release
+from serin.store.objects import Objects
 from serin.store.store import Store
-
-_STOP_S: Final = 5.0
 
 
 class Replayer:
-    """Replays recorded requests of the live version to a candidate, each rollout in its own process."""
+    """Replays recorded requests of the live version to a candidate, on the hosts that can reach it."""
 
     def __init__(
-        self, home: Path, store: Store, external: External, endpoint: Callable[[Release], Endpoint]
+        self, objects: Objects, desired: DesiredStates, hosts: Hosts, store: Store, external: External
     ) -> None:
-        self._home, self._store, self._external, self._endpoint = home, store, external, endpoint
+        self._objects, self._desired, self._hosts = objects, desired, hosts
+        self._store, self._external = store, external
 
     def check(self, rollout: Rollout) -> None:
         """Raises RolloutRefused when requests of the live version are not recorded in a form that can be sent again."""
@@ -51,78 +53,82 @@ class Replayer:
             )
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
 
-    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> ReplayProcess:
+    def start(self, rollout: Rollout, place: Mapping[str, Any]) -> HostsReplay:
+        """Raises ReplayEnded while no host can send anything to the candidate."""
         assert rollout.plan.shadow is not None
         assert rollout.stable is not None
         candidate = rollout.candidate
+        running = self._desired.state.hosts.get(
+            candidate.name
+        )  # None: no agent runs it, and each can call it
+        hosts = [host for host in self._hosts.reporting if running is None or host in running]
+        if not hosts:
+            raise ReplayEnded(reason="no host that could send recorded requests reports")
         serving = serving_settings(self._store.bundle(candidate.model, candidate.version))
-        job = Job(
-            home=str(self._home),
-            parent=os.getpid(),
+        job = ReplayJob(
+            run=secrets.token_hex(8),
             live=rollout.stable.name,
             candidate=candidate.name,
-            address=self._endpoint(candidate).http,
             timeout_s=serving.request_timeout,
             max_batch_rows=serving.max_batch_rows,
             share=rollout.plan.shadow.share,
             rows=rollout.plan.shadow.rows,
-            place=dict(place),
+            places={host: dict(place.get(host, {})) for host in hosts},
         )
-        return ReplayProcess(job)
+        self._desired.change(replays={**self._desired.state.replays, rollout.model: job})
+        return HostsReplay(job, place, self._objects, self._hosts, lambda: self._stop(rollout.model, job))
+
+    def _stop(self, model: str, job: ReplayJob) -> None:
+        known = self._desired.state.replays
+        if model in known and known[model].run == job.run:
+            self._desired.change(replays={name: each for name, each in known.items() if name != model})
 
 
-class ReplayProcess:
-    """A running replay. Its reports are collected by a thread, so that `take` never waits."""
+class HostsReplay:
+    """A replay under way."""
 
-    def __init__(self, job: Job) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "serin.cluster.shadow.replay"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(job.dump().decode() + "\n")
-            self._process.stdin.close()
-        self._reports: deque[dict[str, Any]] = deque()
-        self._reader = threading.Thread(target=self._read, name="replay", daemon=True)
-        self._reader.start()
+    def __init__(
+        self,
+        job: ReplayJob,
+        place: Mapping[str, Any],
+        objects: Objects,
+        hosts: Hosts,
+        stop: Callable[[], None],
+    ) -> None:
+        self._job, self._objects, self._hosts, self._stop = job, objects, hosts, stop
+        self._places = dict(place)
+        self._waiting: dict[str, str] = {}  # by host: why it sends nothing
+        self._ended: dict[str, str] = {}  # by host: why it sends nothing any more
 
-    def take(self) -> list[Mapping[str, Any]]:
-        """Returns what was reported since the last call. ReplayEnded: the process has exited and nothing is left."""
-        ended = not self._reader.is_alive()
+    def take(self) -> Sequence[Mapping[str, Any]]:
+        """Returns what was reported since the last call. ReplayEnded: no host sends any more."""
         found: list[Mapping[str, Any]] = []
-        while self._reports:
-            found.append(self._reports.popleft())
-        if ended and not found:
-            raise ReplayEnded(code=self._process.wait())
+        for key in self._objects.keys(replay_prefix(self._job.run)):
+            stored = self._objects.read(key)
+            host = key.split("/")[-2]
+            for report in json.loads(stored.content) if stored else ():
+                found += self._passed_on(host, report)
+            self._objects.remove(key)
+        sending = {host for host in self._job.places if host in self._hosts.reporting} - self._ended.keys()
+        if not sending and not found:
+            raise ReplayEnded(reason="; ".join(self._ended.values()) or "the hosts that replayed are silent")
         return found
 
+    def _passed_on(self, host: str, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        if "ended" in report:
+            self._ended[host] = str(report["ended"])
+            return ()
+        if "waiting" in report:
+            self._waiting[host] = str(report["waiting"])
+            return [report] if self._waiting.keys() >= self._job.places.keys() - self._ended.keys() else ()
+        if "unable" in report:
+            return [report]
+        self._waiting.pop(host, None)
+        self._places[host] = report["place"]
+        return [{**report, "place": dict(self._places)}]
+
     def stop(self) -> None:
-        self._process.kill()
-        self._process.wait(_STOP_S)
-        self._reader.join(_STOP_S)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):  # the last line of a killed process
-                    self._reports.append(json.loads(line))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Document):
-    """`live` and `candidate` are names of releases, `place` is where the replay continues."""
-
-    home: str
-    parent: int
-    live: str
-    candidate: str
-    address: str  # of the candidate's HTTP endpoint
-    timeout_s: float
-    max_batch_rows: int
-    share: float
-    rows: int
-    place: dict[str, Any]
+        with suppress(*FOREIGN):  # the router drops a replay that no rollout needs
+            self._stop()
+            for key in self._objects.keys(replay_prefix(self._job.run)):
+                self._objects.remove(key)

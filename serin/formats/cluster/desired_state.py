@@ -38,6 +38,26 @@ class EvidenceArm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayJob:
+    """Recorded requests of `live` that hosts send to `candidate`. `run` names it. `places`: by host that takes part,
+    where it continues in its records."""
+
+    run: str
+    live: str
+    candidate: str
+    timeout_s: float
+    max_batch_rows: int
+    share: float
+    rows: int
+    places: Mapping[str, Mapping[str, Any]]
+
+
+def replay_prefix(run: str) -> str:
+    """Returns where hosts write what a replay reports: a folder for each."""
+    return f"cluster/replays/{run}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState(Document, form="serin.desired_state"):
     """`hosts`: by release name, the hosts that run it. `endpoints`: addresses of releases that no host runs (Kubernetes
     services, servers elsewhere). `timeouts`: by model, serving.envoy.routes.Timeouts as JSON."""
@@ -52,3 +72,6 @@ class DesiredState(Document, form="serin.desired_state"):
     timeouts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # by model, while a rollout gathers evidence
     arms: Mapping[str, EvidenceArm] = field(default_factory=dict)
+    replays: Mapping[str, ReplayJob] = field(
+        default_factory=dict
+    )  # by model, while recorded requests are sent

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from serin.cluster import controller as controllers
-from serin.cluster.controller import NoReplayer
 from serin.cluster.status import ClusterStatus
 from serin.commands.rollout import tell_controller
-from serin.errors import NotUp, RolloutRefused, StoreUnreachable
+from serin.errors import NotUp, StoreUnreachable
 from serin.formats.cluster.leader import KEY, Leader
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.commands import Command
@@ -89,12 +88,6 @@ def test_the_stack_of_this_machine_decides_unless_it_is_an_agent_s(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "stack.json").write_text(json.dumps(stack))
     assert (find_rollouts().log is None) is agent
-
-
-def test_recorded_requests_are_refused_with_the_reason(cluster: Cluster) -> None:
-    cluster.serve_first("a")
-    with pytest.raises(RolloutRefused, match=r"shadow needs .*leave shadow out of rollout\.steps"):
-        NoReplayer().check(cluster.now())
 
 
 def test_the_status_names_the_leader_the_hosts_and_where_releases_are_ready(cluster: Cluster) -> None:

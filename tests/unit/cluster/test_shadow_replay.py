@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serin.cluster.desired import DesiredStates
+from serin.cluster.hosts import Hosts
 from serin.cluster.shadow import replay as replaying
 from serin.cluster.shadow.compare import Ask, Columns, Comparison
+from serin.cluster.shadow.process import Job
 from serin.cluster.shadow.records import Place, draw
 from serin.cluster.shadow.replay import Pace, replay, wire_columns
-from serin.cluster.shadow.replayer import Job, Replayer
+from serin.cluster.shadow.replayer import Replayer
 from serin.errors import PredictionFailed, RolloutRefused, RowsUnfit
 from serin.formats.wire import Array
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.shadow import Batch, Tally, add_batch, judge_shadow
 from serin.rollout.decide.state import Rollout, Verdict
+from serin.rollout.run.leadership import HomeLock
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 from serin.store.home_objects import HomeObjects
@@ -313,8 +317,11 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
         id="r", candidate=replace(LIVE, version=2), stable=LIVE, previous=None, plan=PLAN, began=0, since=0,
         evidence_from=0,
     )  # fmt: skip
-    external = External(HomeObjects(tmp_path))
-    replayer = Replayer(tmp_path, store, external, lambda _: Endpoint(http="-", grpc="-"))
+    objects = HomeObjects(tmp_path)
+    external = External(objects)
+    lock = HomeLock(tmp_path)
+    desired, hosts = DesiredStates(objects, lock, lock.term, time.time), Hosts(objects, time.monotonic)
+    replayer = Replayer(objects, desired, hosts, store, external)
     with pytest.raises(RolloutRefused, match=rf"live version 1.*{reason}.*leave shadow out for this rollout"):
         replayer.check(rollout)
     external.register(LIVE.model, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from serin.cluster.agent.link import Link
+from serin.cluster.agent.replays import Replays
 from serin.cluster.shared_keys import KEY, SharedKeys
 from serin.errors import HostNameTaken, KeyFileBroken, StoreUnreachable
 from serin.formats.cluster.desired_state import DesiredState, key_of
@@ -29,6 +30,7 @@ class Scene:
             self._open,
             folder=self._folder,
             request_log=self._folder / "requests.jsonl",
+            replays=Replays(self._folder, "a", {}.__getitem__),
             keys=self.keys,
             on_news=self._on_news,
         )
