@@ -85,7 +85,7 @@ class Replayer:
 
 
 class HostsReplay:
-    """A replay under way."""
+    """A replay that runs."""
 
     def __init__(
         self,
