@@ -40,4 +40,4 @@ WORKDIR /var/lib/serin
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/v2/health/live', timeout=4)"]
-CMD ["python", "-m", "serin.stack.serve", "--address", "0.0.0.0", "--port", "8080"]
+CMD ["serin", "agent", "--alone", "--address", "0.0.0.0", "--port", "8080"]

@@ -47,4 +47,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["/opt/serin/bin/python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/v2/health/live', timeout=4)"]
 # NVIDIA's entrypoint prints a banner and sets up what a shell needs; neither is wanted here.
 ENTRYPOINT []
-CMD ["/opt/serin/bin/python", "-m", "serin.stack.serve", "--address", "0.0.0.0", "--port", "8080"]
+CMD ["/opt/serin/bin/serin", "agent", "--alone", "--address", "0.0.0.0", "--port", "8080"]

@@ -49,6 +49,10 @@ _InsecurePeers = Annotated[
 _GatewayOnly = Annotated[
     bool, typer.Option("--gateway-only", help="Run only the gateway; releases run elsewhere.")
 ]
+_Alone = Annotated[
+    bool,
+    typer.Option("--alone", help="Decide about rollouts here as well: no other host shares them."),
+]
 _TlsCert = Annotated[
     Path | None, typer.Option(help="Use TLS for clients: PEM file of the certificate and its chain.")
 ]
@@ -68,6 +72,7 @@ def agent(
     peer_ca: _PeerCa = None,
     insecure_peers: _InsecurePeers = False,
     gateway_only: _GatewayOnly = False,
+    alone: _Alone = False,
     tls_cert: _TlsCert = None,
     tls_key: _TlsKey = None,
     envoy: _Envoy = None,
@@ -75,7 +80,7 @@ def agent(
     """Serve on this host what a controller decides (`serin controller`), until SIGTERM.
 
     SERIN_STORE names the store that all hosts share, SERIN_HOST this host. Gateway and releases keep serving while the
-    store or the controller is away.
+    store or the controller is away. A container that serves by itself runs `serin agent --alone`.
     """
     from serin.cluster.agent.run import run_agent
     from serin.cluster.agent.settings import AgentSettings, advertised
@@ -93,6 +98,7 @@ def agent(
         peer_key=_absolute(peer_key),
         peer_ca=_absolute(peer_ca),
         gateway_only=gateway_only,
+        alone=alone,
         tls_certificate=str(tls.certificate) if tls else None,
         tls_key=str(tls.key) if tls else None,
         envoy_file=_absolute(envoy),

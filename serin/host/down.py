@@ -97,10 +97,10 @@ def _stop_in_order(stack: Stack) -> None:
         names = [child.name for child in supervisor.children()]
         releases = _releases(names)
         supervisor.stop(RECONCILER)  # it would queue again the runs that are ended here
-        if AGENT in names:
-            supervisor.stop(AGENT)  # it would start again the releases that are stopped here
-            names.remove(AGENT)
-        for name in (CONTROLLER, *(worker_name(pool) for pool in POOLS)):
+        for name in {AGENT, CONTROLLER} & {*names}:
+            supervisor.stop(name)  # it would start again the releases that are stopped here
+            names.remove(name)
+        for name in (worker_name(pool) for pool in POOLS):
             if name in names:
                 supervisor.request_stop(name)
         if releases or stack.agent:

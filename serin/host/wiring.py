@@ -154,10 +154,6 @@ def controller_process(home: Path) -> Process:
     return standing_process(home, CONTROLLER, "serin.cluster.home_controller")
 
 
-def agent_process(home: Path) -> Process:
-    return standing_process(home, AGENT, "serin.cluster.agent.loop")
-
-
 def watcher_process(home: Path, *, owns_prefect: bool) -> Process:
     """It sends events to Prefect, so it has the caller's credentials where the server is not the stack's own."""
     credentials = {} if owns_prefect else environment.prefect_credentials()
@@ -203,10 +199,18 @@ def watch_supervisor(stack: Stack, stop: threading.Event) -> None:
             raise ProcessFailed(name="the supervisor", reason="it has exited", log=log)
 
 
+def loop_process(stack: Stack) -> Process:
+    """Returns the process that keeps releases and gateway as they should be: the agent of a host, or the controller of
+    a machine, which is its agent as well."""
+    if stack.agent:
+        return standing_process(stack.home, AGENT, "serin.cluster.agent.loop")
+    return controller_process(stack.home)
+
+
 def start_serving(stack: Stack) -> None:
-    """Starts the controller and the console, beside the gateway."""
+    """Starts what looks after the gateway, and the console."""
     supervisor = Supervisor(stack.home)
-    supervisor.start(controller_process(stack.home))
+    supervisor.start(loop_process(stack))
     if stack.console_port is not None:
         supervisor.start(console_process(stack.home))
 

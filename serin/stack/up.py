@@ -30,9 +30,9 @@ from serin.host.wiring import (
     build_gateway,
     console_process,
     console_socket,
-    controller_process,
     key_file,
     launch_stack,
+    loop_process,
     prepare_gateway,
     start_serving,
     start_watching,
@@ -240,7 +240,7 @@ def _start(planned: Stack) -> Stack:
         _start_rest(stack, settler)
         use_prefect(stack)
     wait_until_ready(supervisor, gateway.process(), gateway.ready)
-    for process in (controller_process(home), settler):
+    for process in (loop_process(stack), settler):
         wait_until_ready(supervisor, process, partial(supervisor.runs, process.name))
     if stack.console_port is not None:
         _wait_for_console(supervisor, home, stack.console_port)

@@ -209,7 +209,7 @@ def stage(**settings: str) -> Iterator[Stage]:
     }
     with log.open("wb") as output:
         serving = subprocess.Popen(
-            [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
+            [sys.executable, "-m", "serin.cli", "agent", "--alone", "--port", str(port)],
             env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:

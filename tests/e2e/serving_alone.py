@@ -1,4 +1,4 @@
-"""Gateway, controller and real releases in a process of their own (`python -m serin.stack.serve`), and the command."""
+"""Gateway, controller and real releases in a process of their own (`serin agent --alone`), and the command."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ class Alone:
 def serving_alone(home: Path, *options: str) -> Iterator[Alone]:
     (port,) = free_ports(1)
     log = home.with_suffix(".log")
-    command = [sys.executable, "-m", "serin.stack.serve", "--port", str(port), *options]
+    command = [sys.executable, "-m", "serin.cli", "agent", "--alone", "--port", str(port), *options]
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     alone = Alone(home, port, log, process)

@@ -31,7 +31,7 @@ def test_serving_alone_registers_external_servers_and_leaves_nothing_when_it_is_
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         alone = subprocess.Popen(
-            [sys.executable, "-m", "serin.stack.serve", "--port", str(port)],
+            [sys.executable, "-m", "serin.cli", "agent", "--alone", "--port", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

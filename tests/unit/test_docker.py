@@ -18,7 +18,6 @@ from serin.host.state import POOLS
 from serin.host.supervisor import Supervisor
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.installation import CONTAINER_FOLDER
-from serin.stack.serve import read_options
 from tests.e2e.serving_certificates import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +126,8 @@ def test_what_serves_needs_everything_but_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     everything = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
     assert set(everything) - set(listed("cpu")) == {line for line in everything if line.startswith("torch")}
-    code = "import sys; sys.modules['torch'] = None; import serin.stack.serve, serin.watcher.watcher"
+    modules = "serin.cluster.agent.run, serin.cluster.home_controller, serin.watcher.watcher"
+    code = f"import sys; sys.modules['torch'] = None; import {modules}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -159,12 +159,10 @@ def test_an_image_runs_as_nobody_special_and_says_how_it_is(file: Path) -> None:
 @pytest.mark.parametrize(("service", "name"), [("serving", "serving"), ("serving-gpu", "triton")])
 def test_serving_listens_where_its_healthcheck_and_its_port_are(service: str, name: str) -> None:
     words = command(image(name))
-    assert words[1:3] == ["-m", "serin.stack.serve"]
-    options = read_options(words[3:])
-    assert options.address == "0.0.0.0"
-    assert f"127.0.0.1:{options.port}/v2/health/live" in image(name).read_text()
+    assert words[1:] == ["agent", "--alone", "--address", "0.0.0.0", "--port", "8080"]
+    assert "127.0.0.1:8080/v2/health/live" in image(name).read_text()
     assert SERVICES[service]["build"]["dockerfile"] == f"docker/{name}.Dockerfile"
-    assert SERVICES[service]["ports"] == [f"127.0.0.1:{options.port}:{options.port}"]
+    assert SERVICES[service]["ports"] == ["127.0.0.1:8080:8080"]
 
 
 def test_one_serving_comes_up_with_each_profile_and_shares_its_gpus_with_trainings_in_one_word() -> None:

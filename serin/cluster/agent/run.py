@@ -20,20 +20,22 @@ from serin.cluster.agent.link import OwnReport, tag_file
 from serin.cluster.agent.settings import AgentSettings
 from serin.errors import AlreadyUp, ProcessFailed, SerinError, StoreError
 from serin.formats.cluster.host_report import agent_key
+from serin.host.console import NOT_INSTALLED, ConsolePlace, choose_place, is_installed, read_settings
 from serin.host.down import clear_away, take_down
 from serin.host.state import Stack, changing_stack, read_stack, write_stack
 from serin.host.supervisor import Supervisor, wait_until_ready
 from serin.host.wiring import (
-    AGENT,
-    agent_process,
     build_gateway,
     launch_stack,
+    loop_process,
     prepare_gateway,
+    start_serving,
+    start_watching,
     watch_supervisor,
-    watcher_process,
 )
 from serin.machine import environment
 from serin.machine.durable import make_private
+from serin.machine.ports import Claims
 from serin.machine.process import start_ticks
 from serin.serving.triton.installation import find_triton
 from serin.serving.triton.release_record import check_records
@@ -49,20 +51,21 @@ def run_agent(home: Path, settings: AgentSettings, stop: threading.Event) -> Non
     """Serves until `stop` is set. Raises ProcessFailed when the gateway does not start or the supervisor exits."""
     make_private(home)
     _end_other_settings(home, settings)
-    _check_name(home, settings.host)
+    if not settings.alone:
+        _check_name(home, settings.host)
     with changing_stack(home):
         last = read_stack(home)
-        stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings)
+        stack = _take_over(last) if last is not None and last.is_alive else _start(home, settings, last)
     try:
-        gateway, supervisor = build_gateway(home), Supervisor(home)
+        gateway, supervisor, loop = build_gateway(home), Supervisor(home), loop_process(stack)
         wait_until_ready(supervisor, gateway.process(), lambda: stop.is_set() or gateway.ready())
-        wait_until_ready(supervisor, agent_process(home), lambda: stop.is_set() or supervisor.runs(AGENT))
+        wait_until_ready(supervisor, loop, lambda: stop.is_set() or supervisor.runs(loop.name))
         log.info("host %s: serving at %s", settings.host, settings.gateway_address)
         watch_supervisor(stack, stop)
         log.info("host %s: ending", settings.host)
     finally:
         take_down(home)
-        if stop.is_set():
+        if stop.is_set() and not settings.alone:
             _forget(settings.host)
 
 
@@ -115,7 +118,7 @@ def _end_other_settings(home: Path, settings: AgentSettings) -> None:
     last = read_stack(home)
     if last is None or not last.is_alive:
         return
-    if not last.agent or last.agent_is_alive:
+    if last.agent_pid is None or last.agent_is_alive:
         raise AlreadyUp(home=home, pid=last.agent_pid or last.supervisor_pid)
     if AgentSettings.read(home) != settings:
         log.info("the last agent here had other settings; ending what it left running")
@@ -129,7 +132,7 @@ def _take_over(last: Stack) -> Stack:
     return stack
 
 
-def _start(home: Path, settings: AgentSettings) -> Stack:
+def _start(home: Path, settings: AgentSettings, last: Stack | None) -> Stack:
     if not settings.gateway_only:
         find_triton()
         check_records(home / "releases")
@@ -143,17 +146,33 @@ def _start(home: Path, settings: AgentSettings) -> Stack:
     if settings.peer_port is not None and settings.peer_files is None:
         log.warning("gateways use no TLS between them: anyone who can reach the peer port gets answers")
     settings.write(home)
+    console = _console(last)
     stack = launch_stack(
         Stack(
             home=home,
             gateway_port=settings.port,
+            prefect_api_url=environment.text("PREFECT_API_URL") or "",
             tls=settings.tls is not None,
-            agent=True,
+            agent=not settings.alone,
             agent_pid=os.getpid(),
             agent_ticks=start_ticks(os.getpid()) or 0,
+            console_url=console.url if console else None,
+            console_port=console.port if console else None,
         )
     )
-    watcher = watcher_process(home, owns_prefect=False)  # it records requests and serves this host's metrics
-    for process in (build_gateway(home).process(), agent_process(home), watcher):
-        Supervisor(home).start(process)
+    Supervisor(home).start(build_gateway(home).process())
+    start_serving(stack)
+    start_watching(stack)
     return stack
+
+
+def _console(last: Stack | None) -> ConsolePlace | None:
+    """Returns the console's place when SERIN_CONSOLE names its settings: nobody reaches a port that was free by
+    chance."""
+    if environment.path("SERIN_CONSOLE") is None:
+        return None
+    if not is_installed():
+        log.warning(NOT_INSTALLED)
+        return None
+    with Claims() as claims:
+        return choose_place(read_settings(), claims, last=last.console_port if last else None)

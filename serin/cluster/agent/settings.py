@@ -24,7 +24,8 @@ DESIRED: Final = "desired.json"  # in the agent's folder: the last desired state
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings(Document, form="serin.agent"):
     """`advertise`: the address at which clients and other hosts reach this one. `peer_port` None: other hosts do not
-    reach releases of this one. Of `peer_certificate`, `peer_key` and `peer_ca` all are set or none."""
+    reach releases of this one. `alone`: no other host shares what is decided, so it is decided here. Of
+    `peer_certificate`, `peer_key` and `peer_ca` all are set or none."""
 
     host: str
     address: str
@@ -35,6 +36,7 @@ class AgentSettings(Document, form="serin.agent"):
     peer_key: str | None = None
     peer_ca: str | None = None
     gateway_only: bool = False
+    alone: bool = False
     tls_certificate: str | None = None
     tls_key: str | None = None
     envoy_file: str | None = None
@@ -86,6 +88,10 @@ class AgentSettings(Document, form="serin.agent"):
             )
         if all(files) and self.peer_port is None:
             raise StackUnusable(problem="--peer-cert needs --peer-port: the port for the other gateways")
+        if self.alone and (self.gateway_only or self.peer_port is not None):
+            raise StackUnusable(
+                problem="--alone is for a gateway without other hosts; leave --gateway-only and --peer-port out"
+            )
         if (
             self.peer_port is not None
             and not any(files)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from serin.cluster.agent.run import run_agent
+from serin.cluster.agent.settings import AgentSettings
 from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
 from serin.host.process_scan import stack_processes
 from serin.host.state import changing_stack
@@ -15,7 +17,6 @@ from serin.host.wiring import key_file
 from serin.machine.ports import free_ports
 from serin.serving.envoy.tls import TlsFiles
 from serin.stack import up
-from serin.stack.serve import serve
 from serin.stack.up import bring_up, check_address
 from tests.kit.stacks import stack_in
 
@@ -39,7 +40,9 @@ def test_a_second_up_at_the_same_moment_is_refused(tmp_path: Path) -> None:
 def serve_once(home: Path) -> None:
     stop = threading.Event()
     stop.set()
-    serve(home, address="127.0.0.1", port=free_ports(1)[0], stop=stop)
+    port = free_ports(1)[0]
+    settings = AgentSettings(host="a", address="127.0.0.1", port=port, advertise="127.0.0.1", alone=True)
+    run_agent(home, settings, stop)
 
 
 @pytest.mark.parametrize("start", [bring_up, serve_once])
