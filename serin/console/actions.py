@@ -22,11 +22,10 @@ from serin.console.state import Console, Session
 from serin.console.views.models import known_model
 from serin.errors import SerinError
 from serin.monitoring.alerts.book import AlertBook, read_alerts
-from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import ModelStatus, model_status
 from serin.serving.external import External
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ class Actions:
             version=int(version) if kind == "rollback" and version.isdecimal() else None,
         )
         try:
-            answer = await run_in_threadpool(home_rollouts(self._console.home).mailbox.ask, command)
+            answer = await run_in_threadpool(rollouts_of(self._console.home).mailbox.ask, command)
         except SerinError as error:
             raise HTTPException(503, str(error)) from error
         log.info("%s: %s %s: %s", session.who, kind, model, "accepted" if answer.accepted else answer.reason)
@@ -190,5 +189,5 @@ def _what(request: Request) -> str:
 
 
 def _versions(console: Console, state: ModelStatus) -> list[int]:
-    known = CombinedVersions(Store.open(), External(HomeObjects(console.home))).versions(state.name)
+    known = CombinedVersions(Store.open(), External(rollouts_of(console.home).objects)).versions(state.name)
     return [version for version in reversed(known) if version != state.live]

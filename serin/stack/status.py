@@ -23,12 +23,12 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
 from serin.prefect import rest_api
 from serin.prefect.login import find_server
+from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.status import ModelStatus, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.serving.triton.probe import KnownReleases, ReleaseState
 from serin.store.artifacts import Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 WINDOW_S = 60.0
@@ -175,7 +175,7 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         return Status(home=home, up=False, problems=problems(home))
     supervisor, problem = find_supervisor(stack)
     children = with_problems(home, supervisor.children(), time.time())
-    external, found = External(HomeObjects(home)), problems(home)
+    external, found = External(rollouts_of(home).objects), problems(home)
     known = CombinedVersions(Store.open(), external)
     models, ready = list[ModelStatus](), set[str]()
     elsewhere, views = dict[str, str](), dict[str, ObjectivesView]()

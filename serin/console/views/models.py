@@ -23,11 +23,11 @@ from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
+from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.status import ModelStatus, model_status, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.stack.status import read_status
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 _MOST_VERSIONS = 40
@@ -75,7 +75,7 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     found, now = read_status(home, window_s=None), time.time()
     states = {state.name: state for state in rollout_statuses(home)}
     store = Store.open()
-    known = CombinedVersions(store, External(HomeObjects(home)))
+    known = CombinedVersions(store, External(rollouts_of(home).objects))
     alerts = read_alerts(home, resolved=0).open
     rows = []
     for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):

@@ -27,12 +27,11 @@ from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import home_rollouts
+from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, history, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.rollout.run.story import point, tell
-from serin.store.home_objects import HomeObjects
 
 _MOST_DECISIONS = 60
 _MOST_POINTS = 240  # of a chart over time
@@ -137,7 +136,7 @@ def _decisions(home: Path, model: str, rollout: str) -> list[Decision]:
     with _LOCK:
         known, read = _READERS.get((home, model), ("", None))
         if read is None or known != rollout:
-            read = home_rollouts(home).reader(model, rollout)
+            read = rollouts_of(home).reader(model, rollout)
             _READERS[home, model] = rollout, read
         return read()
 
@@ -146,7 +145,7 @@ def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, s
     """Returns the rollout, its evidence up to now as the controller will find it, and the reason for its state."""
     now = decision2rollout(decisions[-1])
     if now.phase in (Phase.SHIFTING, Phase.BAKING):
-        found = JudgeOfNow(HomeObjects(home)).judge(now, time.time())
+        found = JudgeOfNow(rollouts_of(home).objects).judge(now, time.time())
         reason = now.reason if now.hold else found.reason
         return now, Evidence.from_json(found.evidence.get("guards", {})), reason
     last = next((each.evidence for each in reversed(decisions) if each.evidence.get("guards")), {})
