@@ -94,12 +94,11 @@ def _stop_in_order(stack: Stack) -> None:
     """Stops decisions first, then new requests; answers requests in flight, lets runs report, then stops the rest."""
     supervisor = Supervisor(stack.home)
     try:
-        names = [child.name for child in supervisor.children()]
-        releases = _releases(names)
         supervisor.stop(RECONCILER)  # it would queue again the runs that are ended here
-        for name in {AGENT, CONTROLLER} & {*names}:
+        for name in (AGENT, CONTROLLER):
             supervisor.stop(name)  # it would start again the releases that are stopped here
-            names.remove(name)
+        names = [child.name for child in supervisor.children()]  # it may have removed a release at last
+        releases = _releases(names)
         for name in (worker_name(pool) for pool in POOLS):
             if name in names:
                 supervisor.request_stop(name)

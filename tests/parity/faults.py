@@ -5,6 +5,9 @@ killed or stopped, the store or a host is cut off, or a disk is full. Counted ar
 lost or doubled, wrong decisions, and the seconds until everything works again. A client that cannot connect to a
 gateway asks the next one, as a load balancer does. Right is: a candidate that was struck is rolled back; any other
 rollout continues. The table is printed, and written with `--json FILE`.
+
+`--rollbacks N` measures instead how long a rollback takes to have its effect: N times a candidate at 50% is aborted
+under the same load, and the time is that from the decision to the last request that any gateway sent to the candidate.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +33,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from serin.formats.cluster.leader import KEY, Leader
+from serin.formats.serving.journal import Decision
+from serin.formats.serving.request_log import START, read_requests
 from serin.host.supervisor import Supervisor
+from serin.host.wiring import request_log
+from serin.rollout.run.access import Rollouts, home_rollouts
 from tests.cluster.isolated import run_isolated, temporary_folder
 from tests.kit.threads import beside
 from tests.kit.waiting import until
@@ -121,12 +129,21 @@ class Parts:
     def __init__(self, place: Place, draw: random.Random) -> None:
         self.place, self._draw = place, draw
 
+    def homes(self) -> list[Path]:
+        if isinstance(self.place, Hosts):
+            return [each.home for each in self.place.made.members.values()]
+        assert isinstance(self.place, Machine)
+        return [self.place.stack.home]
+
     def home(self) -> Path:
         """Of one host, drawn by lot."""
-        if isinstance(self.place, Hosts):
-            return self._draw.choice([each.home for each in self.place.made.members.values()])
-        assert isinstance(self.place, Machine)
-        return self.place.stack.home
+        return self._draw.choice(self.homes())
+
+    def decisions(self, rollout: str) -> list[Decision]:
+        if not isinstance(self.place, Hosts):
+            return home_rollouts(self.home()).decisions(MODEL, rollout)
+        with self.place.made.store_host.inside():
+            return Rollouts(self.place.made.objects).decisions(MODEL, rollout)
 
     def signalled(self, part: str, number: signal.Signals, name: str) -> Fault | None:
         home = self.home()
@@ -306,12 +323,49 @@ def run(place: Place, cases: list[str], draw: random.Random) -> list[Outcome]:
         place.follow(MODEL)
 
 
+def rollbacks(place: Place, count: int) -> list[float]:
+    """Seconds from each decision to abort until no gateway sends requests to the candidate."""
+    parts, found = Parts(place, random.Random(0)), list[float]()
+    place.roll_out(MODEL)
+    candidate = place.start(MODEL, rollout=HELD)
+    clients = Clients(place)
+    with beside(*[lambda n=n: clients.run(n) for n in range(CLIENTS)], stop=clients.stop):
+        for number in range(count):
+            if number:
+                place.serin("rollout", "start", f"{MODEL}:{candidate}", "--no-follow")
+            until(
+                lambda: place.status(MODEL)["rollout"]["weight_percent"] == 50,
+                "50%", within_s=180.0, every_s=0.5,
+            )  # fmt: skip
+            time.sleep(1.0)
+            place.serin("rollout", "abort", MODEL)
+            place.follow(MODEL)
+            decided = place.json("rollout", "status", MODEL)[0]["rollout"]["id"]
+            began = next(each.t for each in parts.decisions(decided) if each.phase == "aborting")
+            latest = max((t for home in parts.homes() for t in candidate_times(home)), default=began)
+            found.append(max(latest - began, 0.0))
+            print(f"{number + 1:3} {1000 * found[-1]:7.1f} ms", flush=True)
+    failed = f"{len(clients.errors)} failed requests of {len(clients.ids):,}"
+    print(f"median {1000 * statistics.median(found):.1f} ms, worst {1000 * max(found):.1f} ms, {failed}")
+    return found
+
+
+def candidate_times(home: Path) -> Iterator[float]:
+    """When requests arrived that this gateway sent to the candidate."""
+    place, more = START, True
+    while more:
+        batch = read_requests(request_log(home), place)
+        place, more = batch.offset, batch.more
+        yield from (each.t for each in batch.requests if each.arm == "candidate")
+
+
 def main() -> int:
     asked = argparse.ArgumentParser(prog="make faults PLACE=", description=__doc__)
     asked.add_argument("place", choices=("machine", "hosts"))
     asked.add_argument("cases", nargs="*", help="a part of their names; all without")
     asked.add_argument("--seed", type=int, default=1, help="of the moments and hosts that are drawn")
     asked.add_argument("--json", type=Path, help="the file to write")
+    asked.add_argument("--rollbacks", type=int, help="measure so many rollbacks instead")
     given = asked.parse_args()
     if _ISOLATED not in os.environ:
         with temporary_folder() as folder:
@@ -326,6 +380,9 @@ def main() -> int:
             )
             ends.callback(subprocess.call, ["umount", "--lazy", str(folder / home)])
         place: Place = ends.enter_context((machine if given.place == "machine" else hosts)(folder))
+        if given.rollbacks:
+            rollbacks(place, given.rollbacks)
+            return 0
         outcomes = run(place, given.cases, random.Random(given.seed))
     if given.json:
         given.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")

@@ -13,7 +13,9 @@ import pytest
 from serin.errors import StackError
 from serin.host import exec_wrapper
 from serin.host import supervisor as supervisor_module
+from serin.host.down import take_down
 from serin.host.process_scan import STACK_MARK, end_processes, group_members, stack_processes
+from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Supervisor
 from serin.machine import parent_death
 from serin.machine.environment import child_environment
@@ -247,3 +249,36 @@ def test_a_line_that_cannot_be_logged_does_not_end_the_supervisor(tmp_path: Path
     command = [sys.executable, "-c", _LOGS_TO_A_FULL_DISK, str(tmp_path / "log")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "a line that is kept" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("loop", ["agent", "controller"])
+def test_a_release_that_the_loop_removes_at_last_does_not_keep_the_stack_up(
+    supervisor: Supervisor, loop: str
+) -> None:
+    """It was about to stop the release when it was asked to end."""
+    begun = supervisor.home / "begun"
+    code = f"""
+import signal, sys, time
+from pathlib import Path
+from serin.host.state import Stack, write_stack
+from serin.host.supervisor import Supervisor
+def end(*_):
+    Supervisor(Path({str(supervisor.home)!r})).stop("flights-v2")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+Path({str(begun)!r}).touch()
+while True:
+    time.sleep(60)
+"""
+    supervisor.start(replace(sleeper(supervisor), name="flights-v2"))
+    process = replace(sleeper(supervisor, stop_s=30.0), name=loop, command=(sys.executable, "-c", code))
+    supervisor.start(process)
+    until(begun.exists)
+    pid = int(supervisor.pid_file.read_text())
+    write_stack(
+        Stack(
+            home=supervisor.home, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, gateway_port=1
+        )
+    )
+    take_down(supervisor.home)
+    assert stack_processes(supervisor.home) == []
