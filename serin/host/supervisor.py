@@ -19,7 +19,7 @@ import xmlrpc.client
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from serin.errors import ProcessFailed, StackUnusable, SupervisorGone, SupervisorRefused
 from serin.host import exec_wrapper
@@ -52,6 +52,7 @@ READY_S = 600.0  # seconds of work; minutes on a busy machine. A process that en
 _LOOK_S = 0.05
 _ALIVE_S = 0.5  # asking the supervisor costs it and us more than a look at a port or a log
 _SAID_S = 30.0  # a busy process may be silent for a while
+_FRESH_S: Final = 0.1
 _BAD_NAME, _ALREADY_ADDED, _ALREADY_STARTED, _NOT_RUNNING = 10, 90, 60, 70  # supervisord's fault codes
 _STATES: Mapping[str, ProcessState] = {
     "STOPPED": "absent",
@@ -88,6 +89,7 @@ class Supervisor:
         self.log = self.logs / "supervisord.log"
         self.socket = socket_folder(home) / "supervisor.sock"
         self._programs = self.folder / "conf.d"
+        self._seen: tuple[float, list[Child]] = (-_FRESH_S, [])  # when, and which children there were
 
     def launch(self, environment: Mapping[str, str]) -> int:
         """Starts supervisord without children, in its own session; returns its pid when it answers."""
@@ -129,7 +131,7 @@ class Supervisor:
     def start(self, process: Process) -> None:
         """Runs `process` as described and keeps it alive. Does nothing when it already runs like that."""
         changed = self._describe(process)
-        child = self.child(process.name)
+        child = self._child_now(process.name)
         if child is not None and changed:
             self._end(process.name)
             child = None
@@ -141,7 +143,7 @@ class Supervisor:
 
     def stop(self, name: str) -> None:
         """Ends `name` and its children (SIGTERM, its stop time, SIGKILL) and removes it."""
-        child = self.child(name)
+        child = self._child_now(name)
         if child is not None:
             self._end(name)
             # supervisord watches the process alone, not the rest of its group, which may still start others.
@@ -162,10 +164,18 @@ class Supervisor:
         return None if child is None else child.pid
 
     def child(self, name: str) -> Child | None:
+        """Returns a process as it was a moment ago: a look at several asks supervisord once."""
+        asked_at, children = self._seen
+        if time.monotonic() - asked_at > _FRESH_S:
+            children = self.children()
+        return next((child for child in children if child.name == name), None)
+
+    def _child_now(self, name: str) -> Child | None:
         return next((child for child in self.children() if child.name == name), None)
 
     def children(self) -> list[Child]:
-        return [
+        asked_at = time.monotonic()
+        found = [
             Child(
                 name=str(info["name"]),
                 state=_STATES.get(str(info["statename"]), "failed"),
@@ -174,6 +184,8 @@ class Supervisor:
             )
             for info in self._call("getAllProcessInfo")
         ]
+        self._seen = asked_at, found
+        return found
 
     def request_stop(self, name: str) -> None:
         """Asks `name` to end without waiting; it is not restarted."""
@@ -195,7 +207,7 @@ class Supervisor:
         self._tolerate(_NOT_RUNNING, "stopProcess", name, False)
         deadline = time.monotonic() + self._stop_seconds(name) + 10.0
         while True:
-            child = self.child(name)
+            child = self._child_now(name)
             if child is None:
                 return
             if child.pid is None:
@@ -215,6 +227,8 @@ class Supervisor:
             return 10.0
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        if not method.startswith("get"):
+            self._seen = (-_FRESH_S, [])
         return call_supervisor(self.socket, method, *arguments)
 
     def _tolerate(self, code: int, method: str, *arguments: Any) -> None:

@@ -4,7 +4,8 @@ secrets."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -106,3 +107,24 @@ class ModelRoute:
     def releases(self) -> tuple[Release, ...]:
         """All that it leads to."""
         return tuple(release for release in (self.stable, self.baseline, self.candidate) if release)
+
+    @property
+    def judged(self) -> tuple[Release, ...]:
+        """The candidate and the baseline that have traffic."""
+        shares = ((self.candidate, self.candidate_percent), (self.baseline, self.baseline_percent))
+        return tuple(release for release, percent in shares if release and percent)
+
+    @property
+    def busy(self) -> tuple[Release, ...]:
+        """All that have traffic."""
+        rest = 100 - self.candidate_percent - self.baseline_percent
+        return (self.stable, *self.judged) if self.stable and rest > 0 else self.judged
+
+    def without(self, gone: Collection[Release]) -> ModelRoute:
+        """Returns the route without a candidate or a baseline that is in `gone`."""
+        route = self
+        if route.candidate in gone:
+            route = replace(route, candidate=None, candidate_percent=0.0)
+        if route.baseline in gone:
+            route = replace(route, baseline=None, baseline_percent=0.0)
+        return route

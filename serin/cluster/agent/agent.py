@@ -24,6 +24,7 @@ from serin.store.artifacts import Endpoint, Release
 log = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 5.0  # between two attempts to check golden rows
+_REAPPLY_S: Final = 5.0  # how often unchanged routes are pushed: the gateway may be a new process
 _SAYS_NOTHING: Final = (*TRANSIENT, OSError, ReleaseNotReady)  # golden rows could not be asked for
 
 
@@ -47,6 +48,8 @@ class Agent:
         self._leaving: frozenset[str] = frozenset()
         self._told: dict[str, str] = {}
         self._problem = ""
+        self._applied: tuple[Table, dict[str, Timeouts]] | None = None
+        self._apply_again_at = 0.0
         self._releases: dict[str, ReleaseReport] = {}
 
     def tick(self) -> AgentReport:
@@ -59,7 +62,7 @@ class Agent:
         if running is not None:
             self._releases = {
                 release.name: report(self._memory(release), seen)
-                for release, seen in self._counted(running).items()
+                for release, seen in self._counted(running, desired).items()
             }
         found = AgentReport(
             host=self._settings.host,
@@ -99,10 +102,13 @@ class Agent:
                 found[release] = Seen(state="starting")
         return found
 
-    def _counted(self, running: Mapping[Release, Seen]) -> dict[Release, Seen]:
-        """Adds the requests in flight."""
+    def _counted(self, running: Mapping[Release, Seen], desired: DesiredState | None) -> dict[Release, Seen]:
+        """Adds the requests in flight of releases that get no new ones: those may be waited for."""
+        busy = {release for route in desired.routes for release in route.busy} if desired else set()
         return {
-            release: replace(seen, active_requests=self._active_requests(release))
+            release: seen
+            if release in busy
+            else replace(seen, active_requests=self._active_requests(release))
             for release, seen in running.items()
         }
 
@@ -116,7 +122,7 @@ class Agent:
         assert self._fleet is not None or not running, "only a fleet has releases"
         wanted, t = wanted_here(desired, self._settings.host), self._clock()
         longest_s = self._gateway.longest_request_s() if self._leaving else 0.0
-        for release, seen in self._counted(running).items():
+        for release, seen in self._counted(running, desired).items():
             memory = self._memory(release)
             action = next_action(
                 memory,
@@ -191,6 +197,10 @@ class Agent:
 
     def _apply(self, desired: DesiredState, table: Table) -> None:
         timeouts = {model: _timeouts(limits) for model, limits in desired.timeouts.items()}
+        t, applied = self._clock(), (table, timeouts)
+        if applied == self._applied and t < self._apply_again_at:
+            return
+        self._applied = None
         self._gateway.apply(
             table.routes,
             table.endpoints,
@@ -200,6 +210,7 @@ class Agent:
             waiting=table.waiting,
             missing=table.missing,
         )
+        self._applied, self._apply_again_at = applied, t + _REAPPLY_S
 
     def _here(self, running: Mapping[Release, Seen]) -> dict[str, tuple[Endpoint, ReleaseReport]]:
         found = {}

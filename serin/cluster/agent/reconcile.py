@@ -7,7 +7,7 @@ answers those in flight, and is stopped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from serin.formats.cluster.desired_state import DesiredState
@@ -150,10 +150,10 @@ def gateway_table(
     for route in desired.routes:
         lost = [release for release in route.releases if release.name not in reachable]
         missing += [release.name for release in lost]
-        blocked |= any(release in lost for release in _weighted(route))
+        blocked |= any(release in lost for release in route.judged)
         if route.stable is None or route.stable in lost:
             continue
-        routes.append(_without(route, lost))
+        routes.append(route.without(lost))
     problem = f"not reachable from this host: {', '.join(sorted(missing))}" if missing else ""
     return Table(
         routes=tuple(routes),
@@ -167,17 +167,3 @@ def gateway_table(
             route.model for route in desired.routes if route.stable and route.stable.name not in reachable
         ),
     )
-
-
-def _weighted(route: ModelRoute) -> list[Release]:
-    """Returns the candidate and the baseline that have traffic."""
-    shares = ((route.candidate, route.candidate_percent), (route.baseline, route.baseline_percent))
-    return [release for release, percent in shares if release and percent]
-
-
-def _without(route: ModelRoute, lost: Sequence[Release]) -> ModelRoute:
-    if route.candidate in lost:
-        route = replace(route, candidate=None, candidate_percent=0.0)
-    if route.baseline in lost:
-        route = replace(route, baseline=None, baseline_percent=0.0)
-    return route

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from serin.rollout.decide.advance import ReleaseState, Seen
@@ -238,7 +238,7 @@ class Reconciler:
     def _route(self, rollouts: Sequence[Rollout], t: float) -> bool:
         wanted = sorted((now.route for now in rollouts if now.route), key=lambda route: route.model)
         endpoints = {release: self._endpoint(release) for route in wanted for release in route.releases}
-        if any(endpoints[release] is None for route in wanted for release in _weighted(route)):
+        if any(endpoints[release] is None for route in wanted for release in route.judged):
             return False  # it is gone: the next decision takes its traffic away and must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
         served = {route.model for route in routes}
@@ -313,16 +313,5 @@ def _reachable(route: ModelRoute, endpoints: dict[Release, Endpoint | None]) -> 
     That is a candidate that is gone and has no traffic, or a live release that cannot be started: it must not keep the
     other models from being routed.
     """
-    if route.stable and endpoints[route.stable] is None:
-        return None
-    if route.candidate and endpoints[route.candidate] is None:
-        route = replace(route, candidate=None, candidate_percent=0.0)
-    if route.baseline and endpoints[route.baseline] is None:
-        route = replace(route, baseline=None, baseline_percent=0.0)
-    return route
-
-
-def _weighted(route: ModelRoute) -> tuple[Release, ...]:
-    """Returns the candidate and the baseline that have traffic."""
-    shares = ((route.candidate, route.candidate_percent), (route.baseline, route.baseline_percent))
-    return tuple(release for release, percent in shares if release and percent)
+    gone = [release for release in route.releases if endpoints[release] is None]
+    return None if route.stable in gone else route.without(gone)
