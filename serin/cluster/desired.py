@@ -6,7 +6,7 @@ Each change is the next numbered object; a lost race ends the term.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -104,12 +104,9 @@ class ClusterRouter:
         self._wait, self._steady = wait, steady
         self._routed_by = desired.state.seq  # the desired state with the newest routes
 
-    def apply(
-        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
-    ) -> None:
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
         """Writes the routes and waits until every gateway that is not silent has them in force. Each gateway finds
         out by itself which releases it reaches."""
-        del waiting, missing
         shadowing = {now.model for now in self._rollouts() if now.phase is Phase.SHADOWING}
         released = {release for route in routes for release in route.releases}
         changed = self._desired.change(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serin.cluster.version_settings import model_timeouts
@@ -25,9 +25,7 @@ class GatewayRouter:
     def __init__(self, gateway: Gateway, fleet: Fleet, timeouts: Callable[[Release], Timeouts]) -> None:
         self._gateway, self._fleet, self._timeouts = gateway, fleet, timeouts
 
-    def apply(
-        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
-    ) -> None:
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
         endpoints: dict[str, Endpoint] = {}
         for release in {release for route in routes for release in route.releases}:
             endpoints[release.name] = self._fleet.endpoint(release)
@@ -43,7 +41,7 @@ class GatewayRouter:
             for route in routes
             if route.releases
         }
-        self._gateway.apply(routes, endpoints, timeouts, waiting=waiting, missing=missing)
+        self._gateway.apply(routes, endpoints, timeouts)
 
     def active_requests(self, release: Release) -> int:
         return self._gateway.active_requests(release)

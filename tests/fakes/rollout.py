@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,13 @@ class FakeRouter:
     pushes: list[list[ModelRoute]] = field(default_factory=list)
     refusing: bool = False
     active: dict[str, int] = field(default_factory=dict)
-    behind: list[tuple[list[str], list[str]]] = field(
-        default_factory=list
-    )  # waiting and missing, of each push
     watch: Callable[[Sequence[ModelRoute]], None] = lambda _: None
 
-    def apply(
-        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
-    ) -> None:
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
         if self.refusing:
             raise GatewayRejected(what="new routes", reason="refusing")
         self.watch(routes)
         self.pushes.append(list(routes))
-        self.behind.append((list(waiting), list(missing)))
 
     def active_requests(self, release: Release) -> int:
         return self.active.get(release.name, 0)

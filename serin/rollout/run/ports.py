@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serin.formats.serving.journal import Decision, Keep
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 class Router(Protocol):
     """The gateway."""
 
-    def apply(
-        self, routes: Sequence[ModelRoute], *, waiting: Collection[str] = (), missing: Collection[str] = ()
-    ) -> None:
+    def apply(self, routes: Sequence[ModelRoute]) -> None:
         """Applies the routes of all models at once, before it returns. Raises SerinError when the gateway rejects
-        them. `waiting`: models whose live release does not answer; `missing`: models without a route that should have
-        one."""
+        them."""
         ...
 
     def active_requests(self, release: Release) -> int: ...

@@ -241,14 +241,11 @@ class Reconciler:
         if any(endpoints[release] is None for route in wanted for release in route.judged):
             return False  # it is gone: the next decision takes its traffic away and must be journaled first
         routes = [route for route in (_reachable(route, endpoints) for route in wanted) if route]
-        served = {route.model for route in routes}
-        missing = [route.model for route in wanted if route.model not in served]
-        waiting = [route.model for route in routes if route.stable and self._state(route.stable) != "ready"]
-        applied = (routes, endpoints, missing, waiting)
+        applied = (routes, endpoints)
         if applied == self._applied and t < self._apply_again_at:
             return True
         try:
-            self._router.apply(routes, waiting=waiting, missing=missing)
+            self._router.apply(routes)
         except FOREIGN as error:
             self._applied = None
             self._tell("gateway", str(error))
