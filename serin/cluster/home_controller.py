@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.combined_fleet import CombinedFleet
 from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import check_trusted, model_timeouts, stored_schema, stored_timeouts
 from serin.errors import ReleaseNotReady
@@ -79,11 +79,12 @@ def run(home: Path, stop: threading.Event) -> None:
 
 def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
     objects = HomeObjects(home)
-    store, gateway, external = Store.open(), build_gateway(home), External(objects)
+    store, gateway = Store.open(), build_gateway(home)
+    external = External(store)
     ours = BackgroundFleet(build_releases(home), threads=1)  # the supervisor gets one change at a time
     fleet = CombinedFleet(ours, external, stored_schema(store))
     controller = Controller(
-        router=GatewayRouter(gateway, fleet, stored_timeouts(store, external)),
+        router=GatewayRouter(gateway, fleet, stored_timeouts(store)),
         fleet=fleet,
         judge=LogJudge(
             request_log(home),
@@ -91,7 +92,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
             lambda release: read_quality_blocks(home, release.model, release.name),
         ),
         journals=StoreJournals(objects, leadership, leadership.term),
-        versions=CombinedVersions(store, external),
+        versions=store,
         commands=Inbox(objects, partial(leadership.check, leadership.term)),
         replayer=Replayer(home, store, external, fleet.endpoint),
         check=check_trusted(store, external),

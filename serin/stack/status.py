@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.errors import NameInvalid, PrefectGone, PrefectRefused
 from serin.formats.serving.request_log import read_since
 from serin.host.guard import Guard, read_guard
@@ -28,7 +27,6 @@ from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
 from serin.serving.triton.probe import KnownReleases, ReleaseState
 from serin.store.artifacts import Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 WINDOW_S = 60.0
@@ -175,14 +173,14 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         return Status(home=home, up=False, problems=problems(home))
     supervisor, problem = find_supervisor(stack)
     children = with_problems(home, supervisor.children(), time.time())
-    external, found = External(HomeObjects(home)), problems(home)
-    known = CombinedVersions(Store.open(), external)
+    store, found = Store.open(), problems(home)
+    external = External(store)
     models, ready = list[ModelStatus](), set[str]()
     elsewhere, views = dict[str, str](), dict[str, ObjectivesView]()
     releases = KnownReleases(home / "releases", host=supervisor)
     for model in rollout_statuses(home):
         with contained(found, model.name):
-            if model.live or not ask_store or known.versions(model.name):
+            if model.live or not ask_store or store.versions(model.name):
                 models.append(model)
     for model in models:
         with contained(found, model.name):

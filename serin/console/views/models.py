@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.formats.bundle import read_manifest
@@ -25,9 +24,7 @@ from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.status import ModelStatus, model_status, problems
 from serin.rollout.run.status import status as rollout_statuses
-from serin.serving.external import External
 from serin.stack.status import read_status
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 
 _MOST_VERSIONS = 40
@@ -75,10 +72,9 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     found, now = read_status(home, window_s=None), time.time()
     states = {state.name: state for state in rollout_statuses(home)}
     store = Store.open()
-    known = CombinedVersions(store, External(HomeObjects(home)))
     alerts = read_alerts(home, resolved=0).open
     rows = []
-    for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):
+    for name in sorted({*store.models(), *(state for state in states if store.versions(state))}):
         rate, p99_ms, error_share = _recent(home, name, now)
         live = states[name].live if name in states else None
         shown = _version(store, name, live, {}) if live in store.versions(name) else None
@@ -90,7 +86,7 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
                 metric=next(iter(sorted(shown.metrics.items())), None) if shown else None,
                 drift=_drift_state(home, name),
                 quality=_quality_state(home, name, live),
-                versions=len(known.versions(name)),
+                versions=len(store.versions(name)),
                 state=states.get(name),
                 alerts=sum(1 for record in alerts if record.alert.model == name),
                 requests_per_s=rate,

@@ -23,9 +23,9 @@ from serin.rollout.decide.shadow import Batch, Tally, add_batch, judge_shadow
 from serin.rollout.decide.state import Rollout, Verdict
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.records import record, recorded_rows
+from tests.kit.elsewhere import register
 from tests.unit.serving import bundles
 
 LIVE = Release(model=bundles.MODEL, version=1)
@@ -313,10 +313,10 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
         id="r", candidate=replace(LIVE, version=2), stable=LIVE, previous=None, plan=PLAN, began=0, since=0,
         evidence_from=0,
     )  # fmt: skip
-    external = External(HomeObjects(tmp_path))
-    replayer = Replayer(tmp_path, store, external, lambda _: Endpoint(http="-", grpc="-"))
+    replayer = Replayer(tmp_path, store, External(store), lambda _: Endpoint(http="-", grpc="-"))
     with pytest.raises(RolloutRefused, match=rf"live version 1.*{reason}.*leave shadow out for this rollout"):
         replayer.check(rollout)
-    external.register(LIVE.model, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
+    elsewhere = register(store, "other", Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
+    rollout = replace(rollout, candidate=replace(elsewhere, version=2), stable=elsewhere)
     with pytest.raises(RolloutRefused, match="servers elsewhere are not recorded"):
         replayer.check(rollout)
