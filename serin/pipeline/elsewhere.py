@@ -17,7 +17,7 @@ from serin.formats.schema import Schema
 from serin.machine.documents import canonical
 from serin.monitoring.quality.scan import answer_of
 from serin.rollout.decide.plan import Plan
-from serin.serving.external import Server, describe, read_server, recordable
+from serin.serving.external import Server, Tensors, describe, read_server, recordable
 from serin.spec.elsewhere import load_elsewhere, problems
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
@@ -82,20 +82,23 @@ class Elsewhere:
 
     def _files(self, place: Endpoint) -> dict[str, bytes]:
         """The content of the bundle of a version."""
-        described = self._schema(place) or self._last_schema(place)
+        tensors = describe(place, self._model)
+        described = self._schema(place, tensors) or self._last_schema(place)
+        columns = (
+            [*tensors["inputs"]] if tensors else [each.name for each in described.inputs] if described else []
+        )
         files = {
             SERVER: canonical(Server(http=place.http, grpc=place.grpc).to_json()),
             SPEC: yaml.safe_dump(self._document, sort_keys=True, allow_unicode=True).encode(),
         }
         if described is not None:
             files[schema.FILE] = canonical(described.to_json())
-        return files | self._references(described)
+        return files | self._references(described, columns)
 
-    def _schema(self, place: Endpoint) -> Schema | None:
+    def _schema(self, place: Endpoint, tensors: Mapping[str, Tensors] | None) -> Schema | None:
         """What the server says about its tensors. SpecError when they cannot be recorded as the spec asks; None when
         nothing is recorded and they are not known, or could not be."""
         capture, target = self.spec.monitoring.capture, self.spec.data.target
-        tensors = describe(place, self._model)
         if tensors is None:
             page = f"http://{place.http}/v2/models/{self._model}"
             wrong = [f"needs the types of the model's tensors, and {page} does not tell them here"]
@@ -124,11 +127,10 @@ class Elsewhere:
                 return schema.read_schema(folder)
         return None
 
-    def _references(self, described: Schema | None) -> dict[str, bytes]:
+    def _references(self, described: Schema | None, columns: list[str]) -> dict[str, bytes]:
         """The files that live rows are compared with: made of the table, else those of the last version that watches
         the same. SpecError for what the spec asks for and cannot be watched."""
         wanted = {name for name in _REFERENCES if getattr(self.spec.monitoring, name) is not None}
-        columns = [] if described is None else [each.name for each in described.inputs]
         if self._reference is not None:
             from serin.pipeline.reference import ReferenceRows  # takes seconds to import
 
