@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,51 +84,40 @@ class Elsewhere:
     def _files(self, place: Endpoint) -> dict[str, bytes]:
         """The content of the bundle of a version."""
         tensors = describe(place, self._model)
-        described = self._schema(place, tensors) or self._last_schema(place)
-        columns = (
-            [*tensors["inputs"]] if tensors else [each.name for each in described.inputs] if described else []
-        )
+        described = self._schema(place, tensors)
         files = {
             SERVER: canonical(Server(http=place.http, grpc=place.grpc).to_json()),
             SPEC: yaml.safe_dump(self._document, sort_keys=True, allow_unicode=True).encode(),
+            schema.FILE: canonical(described.to_json()),
         }
-        if described is not None:
-            files[schema.FILE] = canonical(described.to_json())
+        columns = [*tensors["inputs"]] if tensors else [each.name for each in described.inputs]
         return files | self._references(described, columns)
 
-    def _schema(self, place: Endpoint, tensors: Mapping[str, Tensors] | None) -> Schema | None:
-        """What the server says about its tensors. SpecError when they cannot be recorded as the spec asks; None when
-        nothing is recorded and they are not known, or could not be."""
+    def _schema(self, place: Endpoint, tensors: Mapping[str, Tensors] | None) -> Schema:
+        """What the server says about its tensors, or said when it was registered last; empty: it is not known, or could
+        not be recorded. SpecError when the spec asks for records of it."""
         capture, target = self.spec.monitoring.capture, self.spec.data.target
+        task = target.task if self.spec.has_target else self.spec.model.task or "regression"
+        unknown = Schema(
+            task=task, inputs=(), outputs=(), classes=self.spec.model.classes, targets=tuple(target.names)
+        )
         if tensors is None:
             page = f"http://{place.http}/v2/models/{self._model}"
-            wrong = [f"needs the types of the model's tensors, and {page} does not tell them here"]
+            wrong, hint = [f"needs the types of the model's tensors, and {page} does not tell them here"], ""
         else:
             inputs, outputs, wrong = recordable(tensors, {*capture.mask, *capture.drop})
-        if tensors is not None and not wrong:
-            classes = self.spec.model.classes
-            task = target.task if self.spec.has_target else self.spec.model.task or "regression"
-            found = Schema(
-                task=task, inputs=inputs, outputs=outputs, classes=classes, targets=tuple(target.names)
-            )
-            if self.spec.has_target and (problem := _no_answer(found)):
-                raise self._problem([("data.target", problem)])
-            return found
+            hint = "; leave an input out of the records with monitoring.capture.drop"
+            if not wrong:
+                found = replace(unknown, inputs=inputs, outputs=outputs)
+                if self.spec.has_target and (problem := _no_answer(found)):
+                    raise self._problem([("data.target", problem)])
+                return found
         if capture.share:
-            hint = (
-                "" if tensors is None else "; leave an input out of the records with monitoring.capture.drop"
-            )
-            raise self._problem(("monitoring.capture", f"{each}{hint}") for each in wrong)
-        return None
+            raise self._problem([("monitoring.capture", f"{each}{hint}") for each in wrong])
+        known = (folder for folder in self._folders.values() if read_server(folder) == place)
+        return next((schema.read_schema(folder) for folder in known), unknown)
 
-    def _last_schema(self, place: Endpoint) -> Schema | None:
-        """What an address said when it was registered last."""
-        for folder in self._folders.values():
-            if read_server(folder) == place and (folder / schema.FILE).is_file():
-                return schema.read_schema(folder)
-        return None
-
-    def _references(self, described: Schema | None, columns: list[str]) -> dict[str, bytes]:
+    def _references(self, described: Schema, columns: list[str]) -> dict[str, bytes]:
         """The files that live rows are compared with: made of the table, else those of the last version that watches
         the same. SpecError for what the spec asks for and cannot be watched."""
         wanted = {name for name in _REFERENCES if getattr(self.spec.monitoring, name) is not None}
@@ -137,9 +127,8 @@ class Elsewhere:
             if not wanted:
                 text = "is for monitoring.drift and monitoring.quality, and the spec has neither"
                 raise self._problem([("--reference", text)])
-            if described is None:
-                self._check([], set(), has_time=True)
-            assert described is not None, "nothing is recorded, which was refused"
+            if not self.spec.monitoring.capture.share:
+                self._check(columns, set(), has_time=True)  # which needs records
             rows = ReferenceRows(self._reference, self.spec, described)
             self._check(columns, set(), has_time=rows.times is not None)
             made = {"drift": rows.drift, "quality": rows.quality}
@@ -164,8 +153,8 @@ class Elsewhere:
         if found:
             raise self._problem(found)
 
-    def _problem(self, found: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> SpecError:
-        return SpecError(where=self._where, problems=list(found))
+    def _problem(self, found: list[tuple[str, str]]) -> SpecError:
+        return SpecError(where=self._where, problems=found)
 
 
 def _no_answer(described: Schema) -> str:
