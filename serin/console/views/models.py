@@ -13,7 +13,7 @@ from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.formats.bundle import read_manifest
 from serin.formats.importance import read_importance
-from serin.formats.schema import read_schema
+from serin.formats.schema import ELSEWHERE, read_schema
 from serin.host.state import read_stack
 from serin.host.wiring import key_file
 from serin.monitoring.alerts.book import read_alerts
@@ -230,7 +230,7 @@ def _request(home: Path, store: Store, model: str, version: int) -> str:
         example = _EXAMPLES.get(column.kind)
         if column.dims != (1,) or example is None:
             return ""  # an image, or other inputs that nobody types
-        data = [example, None]
+        data = [example] if column.source == ELSEWHERE else [example, None]
         sent.append({"name": column.name, "datatype": column.dtype, "shape": [len(data), 1], "data": data})
     body = ",\n  ".join(json.dumps(each) for each in sent).replace("'", "'\\''")
     stack = read_stack(home)

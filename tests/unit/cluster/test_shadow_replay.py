@@ -318,5 +318,5 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
         replayer.check(rollout)
     elsewhere = register(store, "other", Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
     rollout = replace(rollout, candidate=replace(elsewhere, version=2), stable=elsewhere)
-    with pytest.raises(RolloutRefused, match="servers elsewhere are not recorded"):
+    with pytest.raises(RolloutRefused, match="a server elsewhere has no bundle"):
         replayer.check(rollout)
