@@ -9,8 +9,8 @@ from serin.formats.bundle import SERVER
 from serin.machine import environment
 from serin.monitoring.capture.counters import models_captured
 from serin.rollout.run.status import model_status
+from serin.spec.stored import stored_capture
 from serin.store.store import Store
-from serin.watcher.capture_duty import read_capture_spec
 
 
 def check_model(model: str) -> None:
@@ -45,7 +45,7 @@ def why_not_recorded(model: str) -> str:
     if version is None or version not in store.versions(model):
         return "no version of it is served; `serin rollout start` rolls one out"
     folder = Path(store.bundle(model, version).path)
-    share = read_capture_spec(folder).share
+    share = stored_capture(folder).share
     if not share:
         return f"the spec of version {version} has no monitoring.capture.share; set it and {again_with_it(folder)}"
     recorded = "every request" if share >= 1 else f"{100 * share:.3g}% of the requests"

@@ -58,7 +58,8 @@ COMMAND_LINE = {
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
     "runs report": "[RUN]",
     "runs show": "[RUN] [--json]",
-    "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] [--follow --no-follow] [--why]",
+    "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
+    "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
     "rollout watch": "[MODEL]",
     "rollout pause": "[MODEL] [--why]",
