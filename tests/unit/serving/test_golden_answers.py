@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.cluster.version_settings import stored_timeouts
-from serin.errors import BundleBroken, ReleaseNotReady, VerificationFailed
+from serin.cluster.version_settings import check_trusted, stored_timeouts
+from serin.errors import BundleBroken, BundleUntrusted, ReleaseNotReady, RolloutRefused, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
 from serin.serving.envoy.routes import Timeouts
@@ -212,3 +212,30 @@ def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
         server.ready = False
         with pytest.raises(ReleaseNotReady, match="does not describe"):
             external.verify(register(store, MODEL, place(server.address)))
+
+
+def test_a_start_is_refused_at_once_with_the_address_that_does_not_answer(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    external = External(store)
+    with serving() as server:
+        server.ready = False
+        release = register(store, MODEL, place(server.address))
+        external.check_answers(release)  # not ready, but there
+    with pytest.raises(RolloutRefused, match=rf"http://{server.address} does not answer .*network policy"):
+        external.check_answers(release)
+    with pytest.raises(RolloutRefused, match="does not answer"):
+        check_trusted(store, external)(release)
+
+
+def test_a_model_of_serin_s_does_not_leave_for_a_server_that_nobody_signed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    with serving() as server:
+        release = register(store, MODEL, place(server.address))
+        check = check_trusted(store, External(store))
+        (tmp_path / "home" / "trusted-keys").mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SERIN_HOME", str(tmp_path / "home"))
+            check(release)
+            bundles.publish(store, bias=0.0, model=MODEL)
+            with pytest.raises(BundleUntrusted):
+                check(release)
