@@ -47,11 +47,10 @@ class Elsewhere:
     def _registered(self) -> Iterator[tuple[int, Path]]:
         """The versions with their folders, the newest first. RolloutRefused when Serin serves one of them."""
         for version in reversed(self._store.versions(self._model)):
-            folder = Path(self._store.bundle(self._model, version).path)
-            if not (folder / SERVER).is_file():
+            if not self._store.has_file(self._model, version, SERVER):
                 reason = "a model in the store has this name"
                 raise RolloutRefused(model=self._model, command="start", reason=reason)
-            yield version, folder
+            yield version, Path(self._store.bundle(self._model, version).path)
 
     def endpoint(self, version: int) -> Endpoint | None:
         """Where a version is served; None: it is not in the store."""

@@ -144,7 +144,6 @@ def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
         "rows": rows,
         "left_out": max(len(numbers) - _MOST_VERSIONS, 0),
         "metrics": sorted({name for row in rows for name in row.metrics}),
-        "external": not numbers,
         "details": _details(store, model, shown) if shown else None,
         "request": _request(home, store, model, shown) if shown else "",
         **_retrainings(home, model),
