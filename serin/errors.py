@@ -74,7 +74,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── IssuerRefused           an issuer of tokens that cannot be added or removed as asked (exit code 2)
 │   ├── IssuerUnusable          a provider of tokens whose public keys cannot be read
 │   ├── ClientIdRefused         a caller's id that logs and recorded requests would not keep (exit code 2)
-│   └── PredictionFailed        a request that was answered with an error
+│   ├── PredictionFailed        a request that was answered with an error
+│   └── ServedElsewhere         a version that Serin does not run, where its graph is needed (exit code 2)
 ├── RolloutError
 │   ├── RequestsDiffer          a version whose clients must send or expect something else than the live one's
 │   ├── RolloutRefused          a command that cannot be honoured now
@@ -730,6 +731,13 @@ class IssuerUnusable(ServingError):
 
 
 TuningFailed = _kind(ServingError, "TuningFailed", "serving settings of {model!r}: {reason}")
+ServedElsewhere = _kind(
+    ServingError,
+    "ServedElsewhere",
+    "{what} needs the graph of {model} version {version}, which is served elsewhere: its bundle has the address of its "
+    "server alone. Do it where the model was made, or import its graph (`serin models import`)",
+    exit_code=2,
+)
 ClientIdRefused = _kind(
     ServingError,
     "ClientIdRefused",

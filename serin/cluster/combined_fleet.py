@@ -1,13 +1,13 @@
-"""Presents releases that run here and servers that run elsewhere as one fleet and one list of versions."""
+"""Presents releases that run here and servers that run elsewhere as one fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from serin.errors import RequestsDiffer, RolloutRefused
 from serin.formats.schema import Schema, difference
-from serin.rollout.run.ports import Processes, Versions
+from serin.rollout.run.ports import Processes
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
 
@@ -24,7 +24,7 @@ def check_same_requests(release: Release, stable: Release, schema_of: SchemaOf) 
 
 
 class CombinedFleet:
-    """A fleet of both kinds. A release registered as external is only called; every other one is started and stopped
+    """A fleet of both kinds. A version that is served elsewhere is only called; every other one is started and stopped
     here."""
 
     def __init__(self, ours: Processes, external: External, schema_of: SchemaOf) -> None:
@@ -69,20 +69,3 @@ class CombinedFleet:
 
     def running(self) -> Sequence[Release]:
         return self._ours.running()
-
-
-class CombinedVersions:
-    """The store's versions, or the addresses of a model that is served elsewhere; those have no aliases."""
-
-    def __init__(self, store: Versions, external: External) -> None:
-        self._store, self._external = store, external
-
-    def versions(self, model: str) -> Sequence[int]:
-        return self._external.versions(model) or self._store.versions(model)
-
-    def aliases(self, model: str) -> Mapping[str, int]:
-        return {} if self._external.versions(model) else self._store.aliases(model)
-
-    def set_alias(self, model: str, alias: str, version: int | None) -> None:
-        if not self._external.versions(model):
-            self._store.set_alias(model, alias, version)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from serin.cluster.agents import AgentProcesses
-from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.combined_fleet import CombinedFleet
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
@@ -79,8 +79,8 @@ class LedController:
         self._agents = agents if fleet == "agents" else None
         self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
         processes: Processes = self._background or agents
-        external = External(objects)
-        timeouts = stored_timeouts(store, external)
+        external = External(store)
+        timeouts = stored_timeouts(store)
         led = LedProcesses(processes, leadership, term)
         self._controller = Controller(
             router=ClusterRouter(
@@ -100,7 +100,7 @@ class LedController:
                 lambda release: read_quality_blocks(home, release.model, release.name),
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
-            versions=CombinedVersions(ClusterVersions(store, leadership, term), external),
+            versions=ClusterVersions(store, leadership, term),
             commands=Inbox(objects, partial(leadership.check, term)),
             replayer=Replayer(objects, self._desired, self._hosts, store, external),
             check=check_trusted(store, external),

@@ -9,33 +9,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import NotFound
-from serin.formats.bundle import REPOSITORY
+from serin.formats.bundle import REPOSITORY, SERVER
 from serin.formats.schema import Schema, read_schema
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
-from serin.spec.stored import stored_capture, stored_objectives
+from serin.spec.stored import stored_capture, stored_objectives, stored_section
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 
 
-def stored_timeouts(store: Store, external: External | None = None) -> Callable[[Release], Timeouts]:
-    """Returns timeouts by the spec of a version, which never changes; for a server elsewhere, by its registration."""
+def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
+    """Returns timeouts by the spec of a version, which never changes."""
 
     @functools.cache
-    def exported(release: Release) -> Timeouts:
-        bundle = store.bundle(release.model, release.version)
-        found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(Path(bundle.path)))
-        share = stored_capture(Path(bundle.path), ["share"]).share
-        found = replace(found, shares={release.name: share} if share else {})
-        own = (Path(bundle.path) / REPOSITORY).is_dir()  # an imported repository checks its own strings
-        return replace(found, max_text_bytes=None) if own else found
-
     def timeouts(release: Release) -> Timeouts:
-        if external and external.has(release):
-            return Timeouts(request_s=external.request_timeout_s(release.model))
-        return exported(release)
+        bundle = store.bundle(release.model, release.version)
+        folder = Path(bundle.path)
+        found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(folder))
+        share = stored_capture(folder, ["share"]).share
+        found = replace(found, shares={release.name: share} if share else {})
+        elsewhere = (folder / SERVER).is_file()
+        if elsewhere and not stored_section(folder, "objectives"):
+            found = replace(found, promised_s=None)
+        own = elsewhere or (folder / REPOSITORY).is_dir()  # it checks its own strings
+        return replace(found, max_text_bytes=None) if own else found
 
     return timeouts
 
@@ -55,12 +54,16 @@ def stored_schema(store: Store) -> Callable[[Release], Schema]:
 
 
 def check_trusted(store: Store, external: External | None = None) -> Callable[[Release], None]:
-    """The check raises BundleUntrusted when signatures are required and no trusted key has signed the version. What
-    servers elsewhere run is not known here."""
+    """The check raises BundleUntrusted when signatures are required and no trusted key has signed the version. A server
+    elsewhere must answer, unless the model is Serin's: then its traffic does not leave without a signature."""
 
     def check(release: Release) -> None:
-        if external is None or not external.has(release):
-            find_trusted(store, release.model, release.version)
+        if external is not None and external.has(release):
+            external.check_answers(release)
+            every = (replace(release, version=number) for number in store.versions(release.model))
+            if all(map(external.has, every)):
+                return  # what it runs is not known here
+        find_trusted(store, release.model, release.version)
 
     return check
 

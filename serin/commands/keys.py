@@ -17,9 +17,10 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from serin.serving.envoy.gateway import Gateway
     from serin.serving.envoy.issuers import Issuer
-    from serin.serving.envoy.keys import ApiKey, KeyFile
+    from serin.serving.envoy.keys import ApiKey, KeyFile, KeyRing
 
 T = TypeVar("T")
+_NOT_RUNNING = "no gateway is running here; the change applies from its next start"
 
 Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
 Provider = Annotated[str, typer.Argument(help="A short name of the provider.")]
@@ -32,7 +33,9 @@ Burst = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    commands: Commands = {"create": create, "list": list_keys, "remove": remove, "require": require}
+    commands: Commands = {
+        "create": create, "list": list_keys, "remove": remove, "require": require, "share": share,
+    }  # fmt: skip
     group = add_group(app, "keys", "API keys of the gateway.", commands)
     issuers: Commands = {"add": add_issuer, "list": list_issuers, "remove": remove_issuer}
     add_group(group, "issuer", "OpenID providers whose tokens the gateway takes.", issuers)
@@ -66,7 +69,7 @@ def create(
 
 def list_keys(as_json: Json = False) -> None:
     """List all keys, also removed and expired ones. The keys themselves are not stored."""
-    ring = _keys().read()
+    ring = _current()
     if as_json:
         show_json({"required": ring.required, "keys": [_facts(entry) for entry in ring.keys]})
         return
@@ -116,10 +119,44 @@ def require(
     )
 
 
+def share() -> None:
+    """Make the keys and issuers of this home those of all hosts that share the store, where they have none yet.
+
+    On Kubernetes: in the home whose keys.json the secret serin-gateway-keys was made of. From then on `serin keys` on
+    any machine with the store's credentials changes the keys of all gateways.
+    """
+    from serin.cluster.shared_keys import SharedKeys
+    from serin.rollout.run.access import find_cluster
+
+    home = environment.home()
+    objects = find_cluster(home)
+    if objects is None:
+        raise StackUnusable(problem="no hosts share the keys of this home: no controller leads in its store")
+    if not (file := _keys()).path.is_file():
+        raise StackUnusable(problem=f"{home} has no keys to share; `serin keys create` makes one")
+    shared = SharedKeys(objects, file)
+    if shared.exist():
+        raise StackUnusable(
+            problem=f"the hosts of {objects.url} share keys already; `serin keys list` shows them"
+        )
+    count = shared.change(lambda keys: len(keys.read().keys))
+    show(f"{count} key{'s' if count != 1 else ''} of {home} are those of all hosts of {objects.url} now")
+
+
 def _keys() -> KeyFile:
     from serin.host.wiring import key_file
 
     return key_file(environment.home())
+
+
+def _current() -> KeyRing:
+    """The keys of this home, or of all hosts where they share some."""
+    from serin.cluster.shared_keys import SharedKeys
+    from serin.rollout.run.access import find_cluster
+
+    if (objects := find_cluster(environment.home())) is not None:
+        SharedKeys(objects, _keys()).pull()
+    return _keys().read()
 
 
 def _change(act: Callable[[KeyFile], T]) -> T:
@@ -137,7 +174,8 @@ def _change(act: Callable[[KeyFile], T]) -> T:
     if not serves and not shared.exist():
         problem = (
             f"the hosts of {objects.url} share no keys yet: make the first one on a host with `serin agent`: its "
-            "keys become those of all. On Kubernetes, keys are in the secret serin-gateway-keys"
+            "keys become those of all. On Kubernetes, run `serin keys share` once in the home whose keys.json the "
+            "secret serin-gateway-keys was made of"
         )
         raise StackUnusable(problem=problem)
     return shared.change(act)
@@ -196,7 +234,7 @@ def add_issuer(
 
 def list_issuers(as_json: Json = False) -> None:
     """List the issuers, and when their public keys were last read."""
-    ring, jwks = _keys().read(), _gateway().keys.jwks
+    ring, jwks = _current(), _gateway().keys.jwks
     found = [(issuer, jwks.known(issuer)) for issuer in ring.issuers]
     if as_json:
         facts = [
@@ -234,9 +272,12 @@ def remove_issuer(name: Provider) -> None:
 
 def _publish() -> None:
     """Applies the change to a running gateway now; else the controller or the next `serin up` does."""
+    from serin.rollout.run.access import find_cluster
+
     gateway = _gateway()
     if not gateway.ready():
-        say("no gateway is running here; the change applies from its next start")
+        shared = find_cluster(environment.home()) is not None
+        say("the gateways of all hosts take the change within seconds" if shared else _NOT_RUNNING)
         return
     try:
         gateway.keys.follow()

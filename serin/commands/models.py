@@ -117,6 +117,8 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         for line in value if name == "sources" else [value]:
             show(f"  {name:<8} {_lineage(line)}")
     show("  clients send")
+    if not schema.inputs:
+        show("    not known: its server did not describe its tensors when it was registered")
     for column in schema.inputs:
         show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
     show("  answers with")

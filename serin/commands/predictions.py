@@ -156,9 +156,9 @@ def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:
 def _records(bundle: Bundle) -> BulkRecords | None:
     """The records of this run; None when the version's spec records nothing."""
     from serin.monitoring.capture.bulk import BulkRecords
-    from serin.watcher.capture_duty import read_capture_spec
+    from serin.spec.stored import stored_capture
 
-    settings = read_capture_spec(Path(bundle.path))
+    settings = stored_capture(Path(bundle.path))
     if not settings.share:
         return None
     release = Release(model=bundle.model, version=bundle.version)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.errors import MonitoringError, NotFound, NotRecorded
+from serin.formats.bundle import SERVER
 from serin.machine import environment
 from serin.monitoring.capture.counters import models_captured
 from serin.rollout.run.status import model_status
+from serin.spec.stored import stored_capture
 from serin.store.store import Store
-from serin.watcher.capture_duty import read_capture_spec
 
 
 def check_model(model: str) -> None:
@@ -30,14 +31,22 @@ def not_recorded(model: str) -> MonitoringError:
     return NotRecorded(model=model, reason=why_not_recorded(model))
 
 
+def again_with_it(bundle: Path) -> str:
+    """How a version gets another spec."""
+    if (bundle / SERVER).is_file():
+        return "give it to `serin rollout start --stable URL --candidate URL --spec FILE`"
+    return "run the pipeline again"
+
+
 def why_not_recorded(model: str) -> str:
     """Why a model has no records, and what to do about it."""
     store, status = Store.open(), model_status(environment.home(), model)
     version = (status.live if status else None) or store.aliases(model).get("live")
     if version is None or version not in store.versions(model):
         return "no version of it is served; `serin rollout start` rolls one out"
-    share = read_capture_spec(Path(store.bundle(model, version).path)).share
+    folder = Path(store.bundle(model, version).path)
+    share = stored_capture(folder).share
     if not share:
-        return f"the spec of version {version} has no monitoring.capture.share; set it and run the pipeline again"
+        return f"the spec of version {version} has no monitoring.capture.share; set it and {again_with_it(folder)}"
     recorded = "every request" if share >= 1 else f"{100 * share:.3g}% of the requests"
     return f"version {version} records {recorded}, but none came yet; records appear some seconds after the answer"

@@ -42,6 +42,7 @@ from serin.spec.names import split_version
 
 if TYPE_CHECKING:
     from serin.formats.serving.journal import Decision
+    from serin.pipeline.elsewhere import Elsewhere
     from serin.rollout.decide.plan import Plan
     from serin.rollout.run.commands import Kind
     from serin.rollout.run.replay import Replay
@@ -82,7 +83,19 @@ def start(
         str | None, typer.Option("--candidate", metavar="URL", help="The server that is to replace it.")
     ] = None,
     spec: Annotated[
-        Path | None, typer.Option("--spec", help="Use the plan of this spec. [default: the version's own]")
+        Path | None,
+        typer.Option(
+            "--spec",
+            help="Use the plan of this spec; with --stable and --candidate, also its objectives, records and "
+            "monitoring. [default: the version's own; of servers elsewhere that of the last rollout]",
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --stable and --candidate: a Parquet file of rows that live ones are compared with, such as "
+            "those of `serin captures export` (monitoring.drift, monitoring.quality)."
+        ),
     ] = None,
     request_timeout: Annotated[
         float | None,
@@ -100,12 +113,15 @@ def start(
     the second address of a URL is the server's gRPC port.
     """
     if stable is not None and candidate is not None and ":" not in name:
-        model, plan = name, _plan_of(spec)
-        version = _take_in(model, stable, candidate, request_timeout or _request_timeout_s(spec))
+        from serin.pipeline.elsewhere import Elsewhere
+
+        servers = Elsewhere(open_store(), name, spec=spec, timeout_s=request_timeout, reference=reference)
+        model, version, plan = name, _take_in(name, servers, stable, candidate), servers.plan
     elif stable is not None or candidate is not None:
         raise typer.BadParameter("give MODEL:VERSION, or MODEL with both --stable and --candidate")
-    elif request_timeout is not None:
-        raise typer.BadParameter("--request-timeout is for servers elsewhere; set it in the version's spec")
+    elif request_timeout is not None or reference is not None:
+        option = "--reference" if request_timeout is None else "--request-timeout"
+        raise typer.BadParameter(f"{option} is for servers elsewhere; the spec of a version says it")
     else:
         bundle = open_store().find(name)
         model, version = bundle.model, bundle.version
@@ -215,40 +231,28 @@ def tell_controller(
     show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
 
 
-def _request_timeout_s(spec: Path | None) -> float | None:
-    from serin.spec.load import load_spec
-
-    return float(load_spec(spec).serving.request_timeout) if spec else None
-
-
-def _take_in(model: str, stable: str, candidate: str, timeout_s: float | None) -> int:
+def _take_in(model: str, servers: Elsewhere, stable: str, candidate: str) -> int:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
     from serin.host.state import running_stack
     from serin.rollout.run.access import find_rollouts
     from serin.rollout.run.status import status_of
-    from serin.serving.external import External, parse_address
+    from serin.serving.external import parse_address, same_address
 
     try:
-        addresses = parse_address(stable), parse_address(candidate)
+        first, second = parse_address(stable), parse_address(candidate)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if open_store().versions(model):
-        raise RolloutRefused(model=model, command="start", reason="a model in the store has this name")
     rollouts = find_rollouts()
     if rollouts.log is not None:  # one machine's
         running_stack(environment.home())  # raises NotUp
-    known = External(rollouts.objects)
-    first, second = (known.register(model, address) for address in addresses)
-    if timeout_s is not None:
-        known.set_request_timeout(model, timeout_s)
     now = status_of(rollouts, model)
     if now is None or now.live is None:
-        tell_controller("start", model, version=first.version, why="the server that answers today")
+        version = servers.register(first).version
+        tell_controller("start", model, version=version, why="the server that answers today")
         _follow(model)
-    elif now.live != first.version:
-        place = known.endpoint(replace(first, version=now.live)).http
-        raise RolloutRefused(model=model, command="start", reason=f"the stable server is {place} now")
-    return second.version
+    elif (live := servers.endpoint(now.live)) is not None and not same_address(live, first):
+        raise RolloutRefused(model=model, command="start", reason=f"the stable server is {live.http} now")
+    return servers.register(second).version
 
 
 def _plan_of(spec: Path | None) -> Plan | None:

@@ -174,7 +174,7 @@ def _shares(worst: BinView | None) -> tuple[str | None, ...]:
 
 def _why_not(model: str) -> str:
     """Why there is nothing to show, and what to do about it."""
-    from serin.commands.recording import why_not_recorded
+    from serin.commands.recording import again_with_it, why_not_recorded
     from serin.formats.drift import read_drift as read_statistics
     from serin.monitoring.capture.counters import models_captured
     from serin.spec.load import load_spec
@@ -188,7 +188,9 @@ def _why_not(model: str) -> str:
         return f"version {status.live} was imported without a spec"
     monitoring = load_spec(bundle / "spec.yaml").monitoring
     if monitoring.drift is None:
-        return f"the spec of version {status.live} has no monitoring.drift; add it and run the pipeline again"
+        return (
+            f"the spec of version {status.live} has no monitoring.drift; add it and {again_with_it(bundle)}"
+        )
     if read_statistics(bundle) is None:
         return f"version {status.live} has no statistics for drift; export it again (`serin export --fresh`)"
     if model not in models_captured(environment.home()):

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.console.login import read_signed_form
 from serin.console.state import Console, Session
 from serin.console.views.models import known_model
@@ -25,7 +24,6 @@ from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import ModelStatus, model_status
-from serin.serving.external import External
 from serin.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -67,7 +65,7 @@ class Actions:
         session = self._operator(request)
         model, kind = request.path_params["model"], _kind(request)
         state = await run_in_threadpool(self._state, model, kind)
-        versions = await run_in_threadpool(_versions, self._console, state) if kind == "rollback" else []
+        versions = await run_in_threadpool(_versions, state) if kind == "rollback" else []
         return self._console.page(
             request,
             "confirm",
@@ -188,6 +186,5 @@ def _what(request: Request) -> str:
     return what
 
 
-def _versions(console: Console, state: ModelStatus) -> list[int]:
-    known = CombinedVersions(Store.open(), External(rollouts_of(console.home).objects)).versions(state.name)
-    return [version for version in reversed(known) if version != state.live]
+def _versions(state: ModelStatus) -> list[int]:
+    return [version for version in reversed(Store.open().versions(state.name)) if version != state.live]

@@ -28,6 +28,7 @@ from serin.errors import (
     ExportFailed,
     FormatOutdated,
     PredictionFailed,
+    ServedElsewhere,
     SpecError,
 )
 from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
@@ -116,7 +117,7 @@ def _compare(
     read_rows: ReadRows | None,
 ) -> tuple[ChampionReport, str | None]:
     """Returns the report, and the evidence against the candidate."""
-    unreadable = (BundleBroken, ExportFailed, PredictionFailed, SpecError, OSError)
+    unreadable = (BundleBroken, ExportFailed, PredictionFailed, ServedElsewhere, SpecError, OSError)
     with _needed("the live model cannot be opened", *unreadable):
         scorer = Scorer(live.path, digest=live.digest)
         before = load_spec(Path(live.path) / "spec.yaml")

@@ -19,6 +19,7 @@ from serin.formats.bundle import (
     GOLDEN,
     MANIFEST,
     REPOSITORY,
+    check_has_graph,
     read_golden,
     verify_bundle,
 )
@@ -40,6 +41,7 @@ def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bun
     """Imports a bundle. Raises BundleBroken when it does not match its manifest, or its graph or golden rows are
     unreadable."""
     manifest = verify_bundle(folder)
+    check_has_graph(manifest, "an import")
     model = valid_model_name(name or manifest.name)
     graphs = {path.name: onnx.load_model_from_string(path.read_bytes()) for path in folder.glob("*.onnx")}
     for graph in graphs.values():

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serin.errors import BundleBroken, NameInvalid
+from serin.errors import BundleBroken, NameInvalid, ServedElsewhere
 from serin.formats.schema import ELEMENTS, OutputTensor, Schema, read_schema
 from serin.formats.wire import Array, to_wire
 from serin.machine.documents import write_facts
@@ -34,6 +34,7 @@ FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, str
 PLAN = "model.plan"  # the core as a TensorRT engine
 TREES = "trees.ubj"  # the core as XGBoost's own file, for who runs trees on a GPU
 REPOSITORY = "repository"  # instead of a graph: a team's own Triton models, each in its folder
+SERVER = "server.json"  # instead of a graph: the address of a server that Serin does not run
 _DEPTH, _REPOSITORY_DEPTH = 3, 8  # folders and name of a file
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -142,6 +143,12 @@ def verify_bundle(folder: Path, *, digest: str | None = None) -> Manifest:
         if path.suffix == ".onnx":
             check_self_contained(path)
     return manifest
+
+
+def check_has_graph(manifest: Manifest, what: str) -> None:
+    """ServedElsewhere for a version of a server that Serin does not run: `what` needs its graph."""
+    if SERVER in manifest.files:
+        raise ServedElsewhere(what=what, model=manifest.name, version=manifest.model_version)
 
 
 def check_self_contained(path: Path) -> None:

@@ -63,7 +63,7 @@ class CsvFormat:
 PLAIN = CsvFormat()
 
 
-def csv_format(table: str | LongForm) -> CsvFormat | None:
+def csv_format(table: str | LongForm | None) -> CsvFormat | None:
     """The format that the table's entry names; None when it names no option."""
     if not isinstance(table, FileTable):
         return None

@@ -25,6 +25,9 @@ TYPE_OF_KIND: Mapping[str, pa.DataType] = {
 }
 
 
+_MOST = 2**63 - 1  # of an integer in the records; larger ones become it
+
+
 def null_of(kind: Kind | str) -> float | int:
     """The value that means null in an array in wire form; for strings their code."""
     if kind == "float":
@@ -70,5 +73,7 @@ def from_wire(kind: str, values: pa.Array | npt.NDArray[Any], null_texts: Sequen
     mask = null if null.any() else None  # without one, numbers are not copied
     if kind == "bool":
         return pa.array(values == 1, pa.bool_(), mask=mask)
+    if values.dtype == np.uint64:
+        values = np.minimum(values, np.uint64(_MOST))
     plain = pa.float32() if kind == "float" else pa.int64()
     return pa.array(values, plain, mask=mask).cast(TYPE_OF_KIND[kind])

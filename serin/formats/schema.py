@@ -17,7 +17,9 @@ from serin.machine.typed_json import Document, json2value
 FILE = "schema.json"
 ELEMENTS = b"serin.elements"  # metadata of a column: names of its lists' elements, or of its numbers, as JSON
 
-DType = Literal["BYTES", "FP32", "INT64", "INT8"]
+DType = Literal[
+    "BYTES", "BOOL", "FP16", "FP32", "FP64", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"
+]  # fmt: skip
 Kind = Literal["string", "float", "int", "timestamp", "bool"]
 Task = Literal["binary", "multiclass", "regression"]
 
@@ -28,6 +30,13 @@ DTYPE_OF_KIND: Mapping[str, DType] = {
     "timestamp": "INT64",  # microseconds since 1970, UTC
     "bool": "INT8",
 }
+"""How a column of a model that Serin made travels."""
+KIND_OF_DTYPE: Mapping[DType, Kind] = {
+    "BYTES": "string", "BOOL": "bool", "FP16": "float", "FP32": "float", "FP64": "float",
+    **dict.fromkeys(("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"), "int"),
+}  # fmt: skip
+"""What a column of a server elsewhere holds."""
+ELSEWHERE = "elsewhere"
 INT64_NULL = -(2**63)
 NULL_OF_KIND: Mapping[str, str] = {
     "string": '""',
@@ -42,7 +51,7 @@ NULL_OF_KIND: Mapping[str, str] = {
 class InputColumn(Document, omit=("null_texts",)):
     """One column a client sends. `null` says how a missing value is written, `null_texts` which strings the model takes
     for one as well. `dims`: of one row's value; a single one but for models with custom inputs, such as
-    images. ValueError for a type that does not fit."""
+    images. `source`: ELSEWHERE for a server that Serin does not run. ValueError for a type that does not fit."""
 
     name: str
     dtype: DType
@@ -53,7 +62,8 @@ class InputColumn(Document, omit=("null_texts",)):
     null_texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if DTYPE_OF_KIND.get(self.kind) != self.dtype:
+        ours = DTYPE_OF_KIND.get(self.kind) == self.dtype
+        if not ours and (self.source != ELSEWHERE or KIND_OF_DTYPE.get(self.dtype) != self.kind):
             raise ValueError(f"column {self.name!r}: kind {self.kind!r} does not travel as {self.dtype}")
         object.__setattr__(self, "null", NULL_OF_KIND[self.kind])
 

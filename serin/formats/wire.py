@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from serin.errors import RowsUnfit, nearest
 from serin.formats.nulls import TYPE_OF_KIND, parse_times, without_null_strings
-from serin.formats.schema import INT64_NULL, InputColumn, Schema
+from serin.formats.schema import DTYPE_OF_KIND, ELSEWHERE, INT64_NULL, InputColumn, Schema
+from serin.formats.serving.recorded import NUMBERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,17 @@ def wire_column(values: pa.ChunkedArray, column: InputColumn) -> Array:
         raise RowsUnfit(
             column=column.name, reason=f"has type {values.type}, the model asks for {column.kind}: {error}"
         ) from error
+    if column.source == ELSEWHERE and column.dtype != DTYPE_OF_KIND[column.kind]:
+        flat = _as_sent(flat, column)
     return flat.reshape(rows, *column.dims)
+
+
+def _as_sent(values: Array, column: InputColumn) -> Array:
+    """The values in the type of a server that Serin does not run, which has no reserved value for null."""
+    sent = values.astype(NUMBERS[column.dtype])
+    if column.kind != "float" and not np.array_equal(sent.astype(values.dtype), values):
+        raise RowsUnfit(column=column.name, reason=f"has a null, or a value that is not a {column.dtype}")
+    return sent
 
 
 def _flattened(values: pa.ChunkedArray, column: InputColumn) -> pa.ChunkedArray:

@@ -51,7 +51,7 @@ def _read_file(path: Path, of: TruthOf, columns: Columns) -> pa.Table:
             with pacsv.open_csv(path, parse_options=parse_options()) as reader:
                 present = set(reader.schema.names)
             types = dict.fromkeys(present.intersection(texts), pa.string())
-            form = csv_format(of.data.tables[of.data.main]) or PLAIN
+            form = csv_format(of.data.tables.get(of.data.main)) or PLAIN
             convert = convert_options(types, null_values=form.null_values)
             return pacsv.read_csv(path, None, parse_options(), convert)
         case ".parquet" | ".pq":

@@ -59,8 +59,8 @@ def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
 def truth_of(bundle: Bundle) -> TruthOf:
     """What a version predicts. LabelsUnfit for a model whose target is not known."""
     spec = load_spec(Path(bundle.path) / "spec.yaml")
-    if not spec.has_data:
-        reason = "cannot be read: the model has no data section, so its target is not known"
+    if not spec.has_target:
+        reason = "cannot be read: the model's spec has no data.target, so it is not known what a label means"
         raise LabelsUnfit(model=bundle.model, column="", reason=reason)
     return TruthOf(model=bundle.model, data=spec.data, schema=read_schema(Path(bundle.path)))
 
@@ -107,7 +107,7 @@ def watched_versions(store: Store, model: str) -> Versions:
             spec, schema = load_spec(folder / "spec.yaml"), read_schema(folder)
         except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
             return None
-        if not spec.has_data or answer_of(schema) is None:
+        if not spec.has_target or answer_of(schema) is None:
             return None
         return Watched(version=version, schema=schema, data=spec.data, segments=spec.export.segments)
 

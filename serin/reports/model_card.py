@@ -134,6 +134,8 @@ def _kind(model: ModelSpec) -> str:
             return f"a model trained by {_code(Path(model.script or '').name)}"
         case "onnx":
             return f"an imported model ({_code(Path(model.onnx or '').name)})"
+        case "server":
+            return "a server that runs elsewhere"
         case "ft_transformer":
             return f"a network (ft_transformer, {model.blocks} blocks)"
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pyarrow as pa
 
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, verify_bundle, with_answers
+from serin.formats.bundle import CORE, FRONT, MODEL, Manifest, check_has_graph, verify_bundle, with_answers
 from serin.formats.schema import read_schema
 from serin.formats.wire import Array, as_arrow, to_wire
 from serin.scoring.session import RUNTIME_ERRORS, FrontAndCore, Runs, open_session, run_in_batches
@@ -46,6 +46,7 @@ class Scorer:
     ) -> None:
         folder = Path(bundle_folder)
         self.manifest = verify_bundle(folder, digest=digest)
+        check_has_graph(self.manifest, "scoring without the gateway")
         self.schema = read_schema(folder)
         if MODEL not in self.manifest.files:
             reason = "it is a Triton repository, which only a server can run; call it through the gateway"

@@ -1,47 +1,43 @@
 """Servers that Serin does not run: a canary between any two that support the KServe v2 protocol.
 
-`external/<model>.json`, an object of the home or of the store that several hosts share, numbers the addresses of a
-model as its versions, from 1, never reused. Nothing is started or stopped here. A server is ready when it reports the
-model as ready, and it fits when it has the same tensors as the live one.
+Each is a version in the store, whose bundle has an address (`server.json`) in the place of a graph, and beside it what
+is recorded and watched of it: its spec, the schema that it described itself with, and rows to compare with. Nothing is
+started or stopped here. A server is ready when it reports the model as ready, and it fits when it has the same tensors
+as the live one.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast
 
-from serin.errors import ObjectChanged, ObjectExists, ReleaseNotReady
-from serin.machine.documents import parse_json
-from serin.machine.typed_json import Document, Stored
-from serin.spec.names import valid_model_name
+from serin.errors import NotFound, ReleaseNotReady, RolloutRefused
+from serin.formats.bundle import SERVER
+from serin.formats.schema import ELSEWHERE, KIND_OF_DTYPE, DType, InputColumn, OutputTensor
+from serin.machine import environment
+from serin.machine.documents import read_facts
+from serin.machine.typed_json import Document
 from serin.store.artifacts import Endpoint, Release
-from serin.store.objects import FolderObjects, Objects, swap
+from serin.store.store import Store
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 """By name: type and sizes, -1 for any, none where it names none."""
 
-REQUEST_TIMEOUT_S: Final = 5.0  # the default of a model in the store
-
-_FRESH_S: Final = 5.0
+_ABSENT_S: Final = 5.0  # until a version that was not in the store is looked for again
 _ASK_S: Final = 2.0  # for readiness and metadata, which no server computes
-_Address = Annotated[
-    Endpoint,
-    Stored(
-        lambda entry: Endpoint(**entry, elsewhere=True),
-        lambda place: {"http": place.http, "grpc": place.grpc},
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Servers(Document, form="serin.external"):
-    request_timeout_s: float = REQUEST_TIMEOUT_S
-    versions: Mapping[int, _Address] = field(default_factory=dict)
+class Server(Document, form="serin.server"):
+    """The file `server.json`: where a version is served."""
+
+    http: str
+    grpc: str
 
 
 def parse_address(text: str) -> Endpoint:
@@ -64,55 +60,54 @@ def parse_address(text: str) -> Endpoint:
 
 
 class External:
-    """What a shared store says is asked for again after some seconds. `versions` always asks, and a rollout begins with
-    that, so what it needs is known."""
+    """Which versions are served elsewhere, and where. A version never changes, so each is read once."""
 
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._fresh_s = 0.0 if isinstance(objects, FolderObjects) else _FRESH_S
-        self._known: dict[str, tuple[float, _Servers]] = {}
-
-    def register(self, model: str, endpoint: Endpoint) -> Release:
-        """Returns the version of an address: the one it has, or the next."""
-
-        def add(record: _Servers) -> _Servers:
-            if any(_same(other, endpoint) for other in record.versions.values()):
-                return record
-            return replace(
-                record, versions={**record.versions, max(record.versions, default=0) + 1: endpoint}
-            )
-
-        versions = self._change(model, add).versions
-        return Release(
-            model=model, version=next(each for each in versions if _same(versions[each], endpoint))
-        )
-
-    def set_request_timeout(self, model: str, seconds: float) -> None:
-        """Sets how long one request to any of the model's servers may take."""
-        self._change(model, lambda record: replace(record, request_timeout_s=seconds))
-
-    def request_timeout_s(self, model: str) -> float:
-        return self._record(model).request_timeout_s
-
-    def versions(self, model: str) -> list[int]:
-        return sorted(self._read(model)[0].versions)
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[tuple[str, int], Endpoint | None] = {}
+        self._absent: dict[tuple[str, int], float] = {}
 
     def has(self, release: Release) -> bool:
-        return release.version in self._record(release.model).versions
+        return self._server(release) is not None
 
     def endpoint(self, release: Release) -> Endpoint:
-        return self._record(release.model).versions[release.version]
+        found = self._server(release)
+        if found is None:
+            raise NotFound(kind="server elsewhere for", name=release.name, known=[])
+        return found
+
+    def _server(self, release: Release) -> Endpoint | None:
+        key = release.model, release.version
+        if key not in self._known and time.monotonic() - self._absent.get(key, -_ABSENT_S) >= _ABSENT_S:
+            found = self._store.has_file(*key, SERVER)
+            if found is None:
+                self._absent[key] = time.monotonic()
+            else:
+                self._known[key] = read_server(Path(self._store.bundle(*key).path)) if found else None
+        return self._known.get(key)
 
     def state(self, release: Release) -> Literal["starting", "ready"]:
         """Returns the state of a server, never dead: Serin cannot know that. One that does not answer is not ready."""
-        return "ready" if self._ask(release, f"/v2/models/{release.model}/ready") is not None else "starting"
+        ready = _ask(self.endpoint(release), f"/v2/models/{release.model}/ready").body is not None
+        return "ready" if ready else "starting"
+
+    def check_answers(self, release: Release) -> None:
+        """Raises RolloutRefused when nothing answers at the server's address, ready or not."""
+        place = self.endpoint(release)
+        if error := _ask(place, f"/v2/models/{release.model}/ready").error:
+            reason = (
+                f"http://{place.http} does not answer on {environment.host()} ({error}). Start the server first. On "
+                "Kubernetes a network policy must allow the controllers and the gateways to reach it: see "
+                "deployments/kubernetes/servers-elsewhere"
+            )
+            raise RolloutRefused(model=release.model, command="start", reason=reason)
 
     def check_fits(self, release: Release, stable: Release) -> None:
         """Checks that the server has the same tensors as the stable one, if that one answers.
 
         Other servers are not asked: they were never live.
         """
-        mine, theirs = self.verify(release), self._tensors(stable)
+        mine, theirs = self.verify(release), describe(self.endpoint(stable), release.model)
         for kind in theirs or {}:
             if theirs and not _alike(theirs[kind], mine[kind]):
                 what = f"its {kind} {_shown(mine[kind])} differ from those of {stable.name}, {_shown(theirs[kind])}"
@@ -120,77 +115,99 @@ class External:
 
     def verify(self, release: Release) -> dict[str, Tensors]:
         """Checks that the server describes its model; returns its inputs and outputs."""
-        tensors = self._tensors(release)
+        tensors = describe(self.endpoint(release), release.model)
         if tensors is None:
             raise self._unfit(release, "it does not describe its model")
         return tensors
-
-    def _tensors(self, release: Release) -> dict[str, Tensors] | None:
-        """Returns inputs and outputs; None if the server did not answer."""
-        answer = self._ask(release, f"/v2/models/{release.model}")
-        try:
-            described = json.loads(answer or b"")
-            return {
-                kind: {
-                    tensor["name"]: (tensor["datatype"], tuple(map(int, tensor.get("shape") or ())))
-                    for tensor in described[kind]
-                }
-                for kind in ("inputs", "outputs")
-            }
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    def _ask(self, release: Release, path: str) -> bytes | None:
-        """Returns the body of a 200 answer; None for anything else."""
-        connection = http.client.HTTPConnection(self.endpoint(release).http, timeout=_ASK_S)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            body = answer.read()
-            return body if answer.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
 
     def _unfit(self, release: Release, reason: str) -> ReleaseNotReady:
         page = f"http://{self.endpoint(release).http}/v2/models/{release.model}"
         return ReleaseNotReady(release=release.name, reason=reason, log=page)
 
-    def _record(self, model: str) -> _Servers:
-        read_at, record = self._known.get(model, (-math.inf, _Servers()))
-        return record if time.monotonic() - read_at < self._fresh_s else self._read(model)[0]
 
-    def _read(self, model: str) -> tuple[_Servers, str | None]:
-        """Returns the record and its tag; None: there is none."""
-        key, stored = _key(model), self._objects.read(_key(model))
-        advice = f"restore it, or move it away and name the servers of {model} again (`serin rollout start --stable`)"
-        record = _Servers()
-        if stored is not None:
-            place = f"{self._objects.url}/{key}"
-            record = parse_json(place, stored.content, _Servers.from_json, advice=advice)
-        self._known[model] = (time.monotonic(), record)
-        return record, stored.tag if stored else None
-
-    def _change(self, model: str, change: Callable[[_Servers], _Servers]) -> _Servers:
-        while True:
-            before, tag = self._read(model)
-            after = change(before)
-            if after == before:
-                return after
-            try:
-                swap(self._objects, _key(model), after.dump(), tag)
-            except (ObjectChanged, ObjectExists):
-                continue  # another one was faster
-            self._known.pop(model, None)
-            return after
+def describe(place: Endpoint, model: str) -> dict[str, Tensors] | None:
+    """Returns the inputs and outputs of a model as its server describes them; None if it does not."""
+    try:
+        described = json.loads(_ask(place, f"/v2/models/{model}").body or b"")
+        return {
+            kind: {
+                tensor["name"]: (tensor["datatype"], tuple(map(int, tensor.get("shape") or ())))
+                for tensor in described[kind]
+            }
+            for kind in ("inputs", "outputs")
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
-def _key(model: str) -> str:
-    return f"external/{valid_model_name(model)}.json"
+def recordable(
+    tensors: Mapping[str, Tensors], left_out: Collection[str]
+) -> tuple[tuple[InputColumn, ...], tuple[OutputTensor, ...], list[str]]:
+    """The columns of a request and the tensors of an answer that can be recorded, and what is wrong with the others.
+    `left_out`: names of inputs that are not recorded and may be of any kind."""
+    inputs, outputs, wrong = [], [], []
+    for kind in ("inputs", "outputs"):
+        for name, (dtype, sizes) in tensors[kind].items():
+            problem = _not_recordable(dtype, sizes)
+            if problem and kind == "inputs" and name in left_out:
+                continue
+            if problem:
+                wrong.append(f"{kind.removesuffix('s')} {name!r} {problem}")
+            elif kind == "inputs":
+                known = cast("DType", dtype)
+                column = InputColumn(
+                    name=name,
+                    dtype=known,
+                    kind=KIND_OF_DTYPE[known],
+                    source=ELSEWHERE,
+                    dims=sizes[1:] or (1,),
+                )
+                inputs.append(column)
+            else:
+                outputs.append(OutputTensor(name=name, dtype=cast("DType", dtype), dims=sizes[1:] or (1,)))
+    return tuple(inputs), tuple(outputs), wrong
 
 
-def _same(some: Endpoint, other: Endpoint) -> bool:
+def _not_recordable(dtype: str, sizes: tuple[int, ...]) -> str:
+    """Why the values of a tensor cannot be recorded; empty: they can."""
+    if dtype not in KIND_OF_DTYPE:
+        return f"has the type {dtype}, which is not recorded (these are: {', '.join(KIND_OF_DTYPE)})"
+    if sizes[:1] not in ((-1,), (1,)) or any(size < 1 for size in sizes[1:]):
+        return f"has the shape {list(sizes)}; recorded are tensors with any number of rows of a fixed size: [-1, ...]"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`body`: of an answer 200. `error`: why there was no answer."""
+
+    body: bytes | None = None
+    error: str = ""
+
+
+def _ask(place: Endpoint, path: str) -> _Asked:
+    connection = http.client.HTTPConnection(place.http, timeout=_ASK_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        return _Asked(body if answer.status == 200 else None)
+    except (OSError, http.client.HTTPException) as error:
+        return _Asked(error=str(error) or type(error).__name__)
+    finally:
+        connection.close()
+
+
+def read_server(bundle: Path) -> Endpoint | None:
+    """Where a version is served; None for one that Serin runs."""
+    path = bundle / SERVER
+    if not path.is_file():
+        return None
+    found = read_facts(path, Server.from_json)
+    return Endpoint(http=found.http, grpc=found.grpc, elsewhere=True)
+
+
+def same_address(some: Endpoint, other: Endpoint) -> bool:
     return (some.http, some.grpc) == (other.http, other.grpc)
 
 

@@ -85,11 +85,11 @@ class DataSpec(Section):
 
     @property
     def main(self) -> str:
-        return next(iter(self.tables))
+        return next(iter(self.tables), "")  # none: of a server elsewhere
 
     def null_texts(self, table: str, column: str) -> tuple[str, ...]:
         """The texts that mean null in a column of a table, besides the empty one."""
-        source = self.tables[table]
+        source = self.tables.get(table)
         stored = {new: old for old, new in self.rename.get(table, {}).items()}.get(column, column)
         return source.nulls_of(stored) if isinstance(source, FileTable) else ()
 

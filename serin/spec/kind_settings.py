@@ -21,7 +21,7 @@ _GIVEN = ("script", "onnx")
 _ALL = (*_NETWORKS, "xgboost", "auto", *_GIVEN)
 
 USED_BY: Mapping[str, tuple[str, ...]] = {
-    "model.kind": _ALL,
+    "model.kind": (*_ALL, "server"),
     "model.hidden": (*_LAYERED, "tabm"),
     "model.embedding": _BUILT_IN,
     "model.dropout": _BUILT_IN,
@@ -39,8 +39,8 @@ USED_BY: Mapping[str, tuple[str, ...]] = {
     "model.onnx": ("onnx",),
     "model.options": ("module", "xgboost", "script"),
     "model.answer": _GIVEN,
-    "model.task": _GIVEN,
-    "model.classes": _GIVEN,
+    "model.task": (*_GIVEN, "server"),
+    "model.classes": (*_GIVEN, "server"),
     "model.golden": ("onnx",),
     "training.epochs": (*_NETWORKS, "auto", "script"),
     "training.batch_rows": _NETWORKS,

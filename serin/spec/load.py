@@ -81,11 +81,22 @@ def load_search_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> P
     return spec
 
 
-def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
+def checked_spec(raw: Mapping[str, Any], *, where: str) -> PipelineSpec:
+    """The spec with its paths as they are written."""
     try:
-        spec = PipelineSpec.model_validate(dict(raw))
+        return PipelineSpec.model_validate(dict(raw))
     except ValidationError as error:
         raise SpecError(where=where, problems=_problems(error)) from error
+
+
+def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
+    spec = checked_spec(raw, where=where)
+    if spec.served_elsewhere and not (base / "server.json").is_file():
+        command = "`serin rollout start MODEL --stable URL --candidate URL --spec FILE`"
+        problem = (
+            f"server is for versions that are served elsewhere, and nothing is trained of them: {command}"
+        )
+        raise SpecError(where=where, problems=[("model.kind", problem)])
     changes: dict[str, Any] = {"data": absolute_tables(spec.data, base)}
     changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
     return spec.model_copy(update=changes)

@@ -10,7 +10,9 @@ from pydantic import Field, JsonValue, model_validator
 from serin.errors import nearest
 from serin.spec.section import Duration, Section
 
-KINDS = Literal["mlp", "dcn", "ft_transformer", "tabm", "xgboost", "auto", "module", "script", "onnx"]
+KINDS = Literal[
+    "mlp", "dcn", "ft_transformer", "tabm", "xgboost", "auto", "module", "script", "onnx", "server"
+]
 SOURCES: Mapping[str, str] = {
     "module": "pkg.mod:Net or net.py:Net",
     "script": "train.py",
@@ -50,7 +52,8 @@ class ModelSpec(Section):
     kind: KINDS = "mlp"
     """The model: `mlp` (a multi-layer perceptron), `dcn` (Deep & Cross Network v2), `ft_transformer`, `tabm`
     (an ensemble of perceptrons that share their matrices), `xgboost` (gradient-boosted trees), `auto` (tries
-    several and keeps the best), or your own: `module`, `script` or `onnx`. Leave it out for your own model."""
+    several and keeps the best), or your own: `module`, `script` or `onnx`. Leave it out for your own model. Versions
+    that are served elsewhere have `server`."""
     hidden: tuple[int, ...] = Field(default=(256, 128), min_length=1)
     """The widths of the hidden layers (mlp, dcn, tabm)."""
     embedding: int | Literal["auto"] = "auto"
@@ -95,9 +98,10 @@ class ModelSpec(Section):
     answer: Literal["logits", "probabilities"] = "logits"
     """What the graph of a script or an ONNX file returns."""
     task: Literal["binary", "multiclass", "regression"] | None = None
-    """What a script or an ONNX file without a `data` section predicts. With `data`, `data.target.task` says it."""
+    """What a script, an ONNX file or a server elsewhere predicts that has no `data` section. With one,
+    `data.target.task` says it."""
     classes: tuple[str, ...] | None = None
-    """The names of a multiclass model's labels, in order (only without a `data` section)."""
+    """The names of a multiclass model's labels, in order (only without tables)."""
     golden: str | None = None
     """For an ONNX file without a `data` section: an .npz file with request rows to validate the model with, and the
     expected answers where they are known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import (
@@ -87,25 +87,23 @@ class PipelineSpec(Section):
         except NameInvalid as error:
             raise ValueError(str(error)) from error
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_tables_elsewhere(cls, given: Any) -> Any:
+        """The spec of a server elsewhere may have a target alone."""
+        data = given.get("data") if isinstance(given, dict) else None
+        if not isinstance(data, dict) or (given.get("model") or {}).get("kind") != "server":
+            return given
+        return {
+            **given,
+            "data": DataSpec.model_construct(tables={}, target=TargetSpec.model_validate(data.get("target"))),
+        }
+
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
         found = [*self._source_problems()]
-        requests = self._request_columns() if self.has_data else ()
-        if self.rollout.has_shadow:
-            problem = self.monitoring.capture.not_replayable(requests if self.has_data else None)
-            found += (
-                [("rollout.steps", f"shadow replays recorded requests, but {problem}")] if problem else []
-            )
-        if self.has_data:
-            found += [*self.data.problems(), *self.feature_problems()]
-            found += [*self._segment_problems(), *self._search_problems()]
-            found += self.monitoring.capture.problems(requests)
-        elif self.search is not None:
-            found.append(
-                ("search", "needs data; a model that defines its own inputs is trained as its script says")
-            )
-        found += self.monitoring.quality_problems(has_data=self.has_data)
-        found += self.monitoring.drift_problems(requests, has_time=self.data.time is not None)
+        if not self.served_elsewhere:  # else once its server has described its model (spec.elsewhere)
+            found += self._section_problems()
         if found:
             raise PydanticCustomError(
                 "inconsistent",
@@ -113,6 +111,21 @@ class PipelineSpec(Section):
                 {"problems": found, "text": "; ".join(f"{key}: {text}" for key, text in found)},
             )
         return self
+
+    def _section_problems(self) -> Iterator[tuple[str, str]]:
+        requests = self._request_columns() if self.has_data else ()
+        if self.rollout.has_shadow:
+            problem = self.monitoring.capture.not_replayable(requests if self.has_data else None)
+            if problem:
+                yield "rollout.steps", f"shadow replays recorded requests, but {problem}"
+        if self.has_data:
+            yield from (*self.data.problems(), *self.feature_problems())
+            yield from (*self._segment_problems(), *self._search_problems())
+            yield from self.monitoring.capture.problems(requests)
+        elif self.search is not None:
+            yield "search", "needs data; a model that defines its own inputs is trained as its script says"
+        yield from self.monitoring.quality_problems(has_data=self.has_data)
+        yield from self.monitoring.drift_problems(requests, has_time=self.data.time is not None)
 
     def _source_problems(self) -> Iterator[tuple[str, str]]:
         """A model is given the features of the data, or defines its own inputs: exactly one of the two."""
@@ -124,6 +137,8 @@ class PipelineSpec(Section):
         if self.training.strategy == "pipeline" and model.ensemble_size > 1:
             text = f"model.ensemble_size={model.ensemble_size} networks run side by side, not one after the other"
             yield "training.strategy", f"{text}; use ddp, fsdp or tensor"
+        if self.served_elsewhere:
+            return
         if self.has_data:
             yield from self._several_targets_problems()
             if not self.features:
@@ -162,6 +177,16 @@ class PipelineSpec(Section):
     def has_data(self) -> bool:
         """Whether there is a dataset. Without one, the model defines its own inputs."""
         return bool(self.data.tables)
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it is known what a label means."""
+        return bool(self.data.target.expression)
+
+    @property
+    def served_elsewhere(self) -> bool:
+        """Whether it is of a server that Serin does not run. Nothing is trained or exported then."""
+        return self.model.kind == "server"
 
     def feature_problems(self) -> Iterator[tuple[str, str]]:
         """Columns that no feature may use, and features that are made twice, as (key, problem and how to fix it)."""

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.errors import NameInvalid, PrefectGone, PrefectRefused
 from serin.formats.serving.request_log import read_since
 from serin.host.guard import Guard, read_guard
@@ -23,7 +22,6 @@ from serin.monitoring.latency import ReleaseLatency, summarise
 from serin.monitoring.objectives.read import ObjectivesView, budget_words, read_objectives
 from serin.prefect import rest_api
 from serin.prefect.login import find_server
-from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.status import ModelStatus, problems
 from serin.rollout.run.status import status as rollout_statuses
 from serin.serving.external import External
@@ -175,14 +173,14 @@ def read_status(home: Path, *, window_s: float | None = WINDOW_S, ask_store: boo
         return Status(home=home, up=False, problems=problems(home))
     supervisor, problem = find_supervisor(stack)
     children = with_problems(home, supervisor.children(), time.time())
-    external, found = External(rollouts_of(home).objects), problems(home)
-    known = CombinedVersions(Store.open(), external)
+    store, found = Store.open(), problems(home)
+    external = External(store)
     models, ready = list[ModelStatus](), set[str]()
     elsewhere, views = dict[str, str](), dict[str, ObjectivesView]()
     releases = KnownReleases(home / "releases", host=supervisor)
     for model in rollout_statuses(home):
         with contained(found, model.name):
-            if model.live or not ask_store or known.versions(model.name):
+            if model.live or not ask_store or store.versions(model.name):
                 models.append(model)
     for model in models:
         with contained(found, model.name):

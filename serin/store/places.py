@@ -112,6 +112,11 @@ class LocalPlaces:
         """The published folder if it is whole on this host; an object store is not asked."""
         return self.fetch(place, marker=marker, hold=hold)
 
+    def has_file(self, place: str, name: str, *, marker: str) -> bool | None:
+        """Whether a published folder has this file; None when there is no such folder."""
+        folder = self.here(place, marker=marker, hold=False)
+        return None if folder is None else (folder / name).is_file()
+
     def remove(self, place: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
         path = self._root / place
@@ -200,6 +205,12 @@ class RemotePlaces:
 
     def here(self, place: str, *, marker: str, hold: bool) -> Path | None:  # noqa: ARG002
         return self._cache.known(place, hold=hold)
+
+    def has_file(self, place: str, name: str, *, marker: str) -> bool | None:
+        if (folder := self.here(place, marker=marker, hold=False)) is not None:
+            return (folder / name).is_file()
+        published = find_published(self.files, place)
+        return None if published is None else name in published.files
 
     def remove(self, place: str) -> None:
         self.files.remove(marker_key(place))

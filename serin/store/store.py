@@ -210,6 +210,11 @@ class Store:
         folder = self._places.here(place, marker=_BUNDLE, hold=hold)
         return None if folder is None else bundle_at(folder, model, int(version))
 
+    def has_file(self, model: str, version: int, name: str) -> bool | None:
+        """Whether a version has a file of this name, without fetching it; None when there is no such version."""
+        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
+        return self._places.has_file(place, name, marker=_BUNDLE)
+
     def release(self, name: str, *, prefer: str = "") -> Release:
         """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
         newest. A number is not checked here: `bundle` finds out whether it exists."""

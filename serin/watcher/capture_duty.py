@@ -26,7 +26,7 @@ from serin.monitoring.capture.retention import expire
 from serin.serving.native.decoder import Decoder
 from serin.serving.triton.installation import find_decoder
 from serin.spec.monitoring import CaptureSpec
-from serin.spec.yaml_file import read_mapping
+from serin.spec.stored import stored_capture
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.duty import Duty
@@ -255,7 +255,7 @@ def capture_plans(store: Store) -> Plans:
                 bundle = Path(store.bundle(release.model, release.version).path)
             except NotFound:
                 return None
-            known[release.name] = Plan(schema=read_schema(bundle), settings=read_capture_spec(bundle))
+            known[release.name] = Plan(schema=read_schema(bundle), settings=stored_capture(bundle))
         return known[release.name]
 
     return plans
@@ -263,16 +263,11 @@ def capture_plans(store: Store) -> Plans:
 
 def capture_settings(store: Store) -> Settings:
     """Reads `monitoring.capture` of a release from the spec that is stored with its version."""
-    known: dict[str, CaptureSpec] = {}
+    plans = capture_plans(store)
 
     def settings(release: Release) -> CaptureSpec | None:
-        if release.name not in known:
-            try:
-                bundle = store.bundle(release.model, release.version)
-            except NotFound:
-                return None
-            known[release.name] = read_capture_spec(Path(bundle.path))
-        return known[release.name]
+        plan = plans(release)
+        return None if plan is None else plan.settings
 
     return settings
 
@@ -283,12 +278,3 @@ def capture_limits(settings: Settings, model: str, versions: Iterable[int]) -> C
         settings(Release(model=model, version=version)) for version in sorted(versions, reverse=True)
     )
     return next((found for found in newest_first if found is not None), CaptureSpec())
-
-
-def read_capture_spec(bundle: Path) -> CaptureSpec:
-    """What the spec in a bundle says about records. Other sections may be of an older Serin and are not looked at."""
-    path = bundle / "spec.yaml"
-    if not path.exists():
-        return CaptureSpec()
-    monitoring = read_mapping(path).get("monitoring") or {}
-    return CaptureSpec.model_validate(monitoring.get("capture") or {})

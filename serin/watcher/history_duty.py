@@ -11,10 +11,8 @@ from typing import Final
 from serin.errors import NotFound, SerinError
 from serin.host.wiring import request_log
 from serin.monitoring.history.store import History
-from serin.serving.external import External
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.duty import Duty
 
@@ -52,26 +50,24 @@ class HistoryDuty(Duty):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """`objectives`: None for a server without a spec, such as one that runs elsewhere; it is only watched for the
-    default availability. `rollback`: return to the previous version when a budget burns too fast."""
+    """`objectives`: None for a server elsewhere whose spec has none; it is only watched for the default availability.
+    `rollback`: return to the previous version when a budget burns too fast."""
 
     objectives: ObjectivesSpec | None = None
     rollback: bool = False
 
 
 class Promises:
-    """Reads each version's spec once: a version never changes. Servers elsewhere have none."""
+    """Reads each version's spec once: a version never changes."""
 
-    def __init__(self, home: Path, store: Store | None = None) -> None:
-        self._external, self._store = External(HomeObjects(home)), store
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
         self._known: dict[tuple[str, int], Promise] = {}
         self._retry_at: dict[tuple[str, int], float] = {}
 
     def of(self, model: str, version: int) -> Promise:
         """Returns the default promise for a version that is not in the store, or cannot be read now."""
         key = model, version
-        if self._external.has(Release(model=model, version=version)):
-            return Promise()
         if key not in self._known and time.monotonic() >= self._retry_at.get(key, 0.0):
             try:
                 self._known[key] = self._read(model, version)
@@ -96,4 +92,7 @@ class Promises:
 
         self._store = self._store or Store.open()
         spec = load_spec(Path(self._store.bundle(model, version).path) / "spec.yaml")
-        return Promise(objectives=spec.objectives, rollback=spec.monitoring.rollback_on_burn)
+        promised = (
+            None if spec.served_elsewhere and "objectives" not in spec.model_fields_set else spec.objectives
+        )
+        return Promise(objectives=promised, rollback=spec.monitoring.rollback_on_burn)

@@ -87,7 +87,7 @@ _WAITS_S = 60.0  # a duty may wait for another user of a database or a file
 
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes."""
-    alerts, promises = AlertBook(home), Promises(home)
+    alerts, promises = AlertBook(home), Promises()
     return [
         CaptureDuty(home, alerts),
         ShareDuty(home, alerts),

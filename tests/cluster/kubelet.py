@@ -74,7 +74,8 @@ class Kubelet:
                     f" --dport {each.port}" if each.port else ""
                 )
                 fitting = sorted(other.address for other in others if each.fits(self._peer(other)))
-                ends = [""] if each.peers is None else [f" {side} {address}" for address in fitting]
+                named = [*fitting, *each.ranges]
+                ends = [""] if each.peers is None else [f" {side} {address}" for address in named]
                 rules += [f"{what}{end} -j ACCEPT" for end in ends]
         return rules
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.combined_fleet import CombinedFleet
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import home_rollouts
@@ -20,13 +20,13 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway
 from tests.fakes.kserve import MODEL, KServe
 from tests.fakes.one_gateway import GatewayRouter, LogJudge
 from tests.fakes.rollout import FakeFleet, home_inbox, home_journals
+from tests.kit.elsewhere import register
 from tests.kit.threads import beside
 
 # Wide margins: what is shown here is the way, not the power, and proof of a narrow one takes a minute.
@@ -75,11 +75,11 @@ class Scene:
     port: int
     gateway: Gateway
     controller: Controller
-    external: External
+    store: Store
 
     def start(self, server: KServe) -> None:
         place = Endpoint(http=server.address, grpc=server.address)
-        version = self.external.register(MODEL, place).version
+        version = register(self.store, MODEL, place).version
         start = Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN)
         home_rollouts(self.home).mailbox.submit(start)
 
@@ -100,18 +100,18 @@ def scene() -> Iterator[Scene]:
     home = Path(tempfile.mkdtemp(prefix="serin-e2e-"))  # short: it holds unix sockets
     try:
         gateway, port = start_gateway(home, host)
-        external = External(HomeObjects(home))
-        fleet = CombinedFleet(FakeFleet(), external, {}.__getitem__)
+        store = Store(str(home / "store"))
+        fleet = CombinedFleet(FakeFleet(), External(store), {}.__getitem__)
         controller = Controller(
             router=GatewayRouter(gateway, fleet, lambda _: Timeouts()),
             fleet=fleet,
             judge=LogJudge(gateway.log),
             journals=home_journals(home),
-            versions=CombinedVersions(Store(str(home / "store")), external),
+            versions=store,
             commands=home_inbox(home),
         )
         try:
-            yield Scene(home, port, gateway, controller, external)
+            yield Scene(home, port, gateway, controller, store)
         finally:
             controller.close()
     finally:

@@ -22,9 +22,8 @@ from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
 from serin.serving.envoy.routes import Timeouts
-from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
-from serin.store.home_objects import HomeObjects
+from serin.store.store import Store
 from serin.watcher.alerts_duty import AlertsDuty
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
@@ -36,6 +35,7 @@ from tests.fakes.kserve import MODEL, KServe, serving
 from tests.fakes.one_gateway import GatewayRouter, LogJudge
 from tests.fakes.rollout import FakeFleet, FakeVersions, home_inbox, home_journals
 from tests.fakes.webhooks import webhook
+from tests.kit.elsewhere import register
 from tests.unit.monitoring.request_lines import GOOD, append
 
 KEY = f"{MODEL}/objective/availability"
@@ -70,7 +70,7 @@ class Watched:
 
     def switch(self, server: KServe) -> None:
         place = Endpoint(http=server.address, grpc=server.address)
-        version = self.stack.external.register(MODEL, place).version
+        version = register(self.stack.store, MODEL, place).version
         plan = Plan(steps=(100.0,), min_requests=0, bake_s=0.0, drain_s=1.0, warmup_s=0.0)
         home_rollouts(self.stack.home).mailbox.submit(
             Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
@@ -162,7 +162,7 @@ def two_servers(fleet: Servers) -> Iterator[Scene]:
             commands=home_inbox(home),
         )
         try:
-            yield Scene(home, port, gateway, controller, External(HomeObjects(home)))
+            yield Scene(home, port, gateway, controller, Store(str(home / "store")))
         finally:
             controller.close()
     finally:
@@ -245,7 +245,7 @@ def test_between_any_two_servers_an_equal_one_takes_over_and_a_slow_one_is_rolle
             stack.start(equal)
             done = stack.until(Phase.ROLLED_BACK, Phase.PROMOTED, version=4, within_s=200)
             assert done.phase is Phase.PROMOTED, done.reason
-            assert done.live == stack.external.register(MODEL, Endpoint(http=plain, grpc=plain))
+            assert done.live == register(stack.store, MODEL, Endpoint(http=plain, grpc=plain))
             assert slow.asked == asked
         assert clients.errors == []
         assert clients.answered > 200

@@ -197,7 +197,7 @@ def test_a_wave_of_errors_reaches_alertmanager_s_receiver_once_and_a_small_one_n
     for model, one_in in (("flights", 50), ("fine", 2_000)):
         serve_first_version(home, model)
         append(request_log(home), requests(model, one_in, now))
-    promises, book = Promises(home, Store(str(home / "store"))), AlertBook(home)
+    promises, book = Promises(Store(str(home / "store"))), AlertBook(home)
     history, objectives = HistoryDuty(home, promises), ObjectivesDuty(home, book, promises)
     for duty in (*[history] * 20, objectives):  # a busy machine reads a long log over several ticks
         duty.tick(now)

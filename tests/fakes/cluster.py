@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from serin.cluster.agents import AgentProcesses
-from serin.cluster.combined_fleet import CombinedFleet, CombinedVersions
+from serin.cluster.combined_fleet import CombinedFleet
 from serin.cluster.controller import ClusterVersions, LedController, LedProcesses, Loop
 from serin.cluster.desired import ClusterRouter, DesiredStates
 from serin.cluster.hosts import Hosts
@@ -21,6 +21,7 @@ from serin.rollout.run.ports import Judge
 from serin.rollout.run.verification import Beside
 from serin.serving.external import External
 from serin.store.objects import Objects
+from serin.store.store import Store
 from tests.fakes.rollout import FakeVersions
 
 SCHEMA = Schema(task="binary", inputs=(), outputs=())
@@ -66,7 +67,7 @@ class SimulatedLed(LedController):
         self._agents = AgentProcesses(
             self._desired, self._hosts, lambda _: has.replicas, has.time.steady, poll_s=0.001
         )
-        external = External(objects)
+        external = External(Store("/nonexistent"))  # none is elsewhere
         self._controller = Controller(
             router=ClusterRouter(
                 self._desired,
@@ -80,7 +81,7 @@ class SimulatedLed(LedController):
             fleet=CombinedFleet(LedProcesses(self._agents, leadership, term), external, lambda _: SCHEMA),
             judge=has.judge or ClusterJudge(objects, self._hosts, has.time.now),
             journals=StoreJournals(objects, leadership, term, cache=cache),
-            versions=CombinedVersions(ClusterVersions(has.versions, leadership, term), external),
+            versions=ClusterVersions(has.versions, leadership, term),
             commands=Inbox(objects, partial(leadership.check, term)),
             clock=has.time,
             beside=has.beside,

@@ -1,4 +1,5 @@
-"""What NetworkPolicies allow, as Kubernetes reads them: by selectors and port numbers, without address ranges."""
+"""What NetworkPolicies allow, as Kubernetes reads them: by selectors, address ranges outside of the
+cluster, and port numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,14 @@ class Opening:
     def fits(self, peer: Peer) -> bool:
         return self.peers is None or any(self._selects(each, peer) for each in self.peers)
 
+    @property
+    def ranges(self) -> list[str]:
+        """The addresses outside of the cluster that it names."""
+        return [each["ipBlock"]["cidr"] for each in self.peers or () if "ipBlock" in each]
+
     def _selects(self, selectors: Object, peer: Peer) -> bool:
+        if selectors.keys() == {"ipBlock"}:
+            return False
         assert not selectors.keys() - {"podSelector", "namespaceSelector"}, f"not read here: {selectors}"
         if peer.namespace is None:
             return False

@@ -5,16 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from serin.machine.durable import make_private
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
 from tests.cluster.test_kubernetes_rollout import PARTS, RELEASES, Access, leader
+from tests.fakes.kserve import KServe
 from tests.kit.commands import serin_process
 from tests.kit.web import Answer
 from tests.parity.place import Place
@@ -53,6 +58,18 @@ class Kubernetes(Place):
             answer = wire.getresponse()
             return Answer(answer.status, answer.read().decode(), answer.headers)
 
+    @contextmanager
+    def server(self, model: str, **how: Any) -> Iterator[KServe]:
+        """With the policy that lets controllers and gateways reach it, as the docs say."""
+        with super().server(model, **how) as made:
+            host, _, port = made.address.partition(":")
+            policy = yaml.safe_load((MANIFESTS / "servers-elsewhere" / "network-policy.yaml").read_text())
+            policy["metadata"]["name"] += f"-{port}"
+            to, ports = [{"ipBlock": {"cidr": f"{host}/32"}}], [{"protocol": "TCP", "port": int(port)}]
+            policy["spec"]["egress"] = [{"to": to, "ports": ports}]
+            self._cluster.plane.apply([policy])
+            yield made
+
     def repositories(self, release: str) -> list[Path]:
         pods = self._cluster.kubelet.pods_with(RELEASES, {"serin.dev/release": release})
         return [self._cluster.kubelet.folder / "pods" / pod.metadata["uid"] for pod in pods]
@@ -76,6 +93,9 @@ def kubernetes(folder: Path) -> Iterator[Kubernetes]:
             [each for each in parts if each["metadata"]["name"] in PARTS and each["kind"] in kinds]
         )
         place = Kubernetes(cluster, access, folder)
+        make_private(folder / "home")
+        shutil.copy(folder / "access" / "keys.json", folder / "home" / "keys.json")
         wait_until(lambda: len(place.gateways) == 2, "two gateways", cluster.kubelet, 400.0)
         wait_until(lambda: leader() != "", "a leading controller", cluster.kubelet, 400.0)
+        place.serin("keys", "share")
         yield place

@@ -265,6 +265,7 @@ class Place(ABC):
             self.serin_done(["retire", model, "--yes"])
 
     bundles = True  # whether models come from the store
+    block_s = 1.0  # of live quality: rows within it may depend on each other
 
     def train(self, document: Mapping[str, Any]) -> None:
         """Publishes a version that was trained by the stages."""

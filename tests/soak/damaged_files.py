@@ -28,7 +28,6 @@ import typer.main
 from click.testing import CliRunner
 
 from serin import cli
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.errors import SerinError
 from serin.host.console import role_secret, signing_key
 from serin.host.state import Stack, write_stack
@@ -40,11 +39,9 @@ from serin.rollout.run.commands import Command
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.status import problems, status
 from serin.serving.envoy.keys import KeyFile
-from serin.serving.external import External
 from serin.serving.triton.process import TritonPorts
 from serin.serving.triton.release_record import Record, Served, write_record
 from serin.store.artifacts import Endpoint, Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cost_duty import CostDuty
@@ -57,6 +54,7 @@ from serin.watcher.report_duties import RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty
 from tests.fakes.gpus import write_inventory
 from tests.fakes.rollout import FakeFleet, FakeJudge, FakeRouter, home_inbox, home_journals
+from tests.kit.elsewhere import register
 from tests.unit.console.conftest import visitor
 from tests.unit.console.scenes import furnish
 from tests.unit.serving.bundles import MODEL
@@ -211,9 +209,9 @@ class Walk:
 
 def _furnish(home: Path) -> None:
     furnish(home).kill()
-    external, store = External(HomeObjects(home)), Store.open()
-    external.register(OTHER, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
-    external.register(OTHER, Endpoint(http="127.0.0.1:2", grpc="127.0.0.1:2", elsewhere=True))
+    store = Store.open()
+    for port in (1, 2):
+        register(store, OTHER, Endpoint(http=f"127.0.0.1:{port}", grpc=f"127.0.0.1:{port}", elsewhere=True))
     store.set_alias(MODEL, "candidate", 2)
     controller = _decider(home)
     for version in (1, 2):
@@ -259,13 +257,13 @@ def _decider(home: Path) -> Controller:
         fleet=FakeFleet(ready_after=0),
         judge=FakeJudge(step_s=1e9, bake_s=1e9),
         journals=home_journals(home),
-        versions=CombinedVersions(Store.open(), External(HomeObjects(home))),
+        versions=Store.open(),
         commands=home_inbox(home),
     )
 
 
 def _duties(home: Path) -> Iterator[Duty]:
-    alerts, promises = AlertBook(home), Promises(home)
+    alerts, promises = AlertBook(home), Promises()
     yield CaptureDuty(home, alerts)
     yield HistoryDuty(home, promises)
     yield ObjectivesDuty(home, alerts, promises)

@@ -58,7 +58,8 @@ COMMAND_LINE = {
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
     "runs report": "[RUN]",
     "runs show": "[RUN] [--json]",
-    "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--request-timeout] [--follow --no-follow] [--why]",
+    "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
+    "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
     "rollout watch": "[MODEL]",
     "rollout pause": "[MODEL] [--why]",
@@ -97,6 +98,7 @@ COMMAND_LINE = {
     "keys list": "[--json]",
     "keys remove": "[NAME]",
     "keys require": "[--off --on]",
+    "keys share": "",
     "keys issuer add": (
         "[NAME] [--url] [--audience] [--jwks-url] [--jwks-file] [--model] [--models-claim] [--rate] [--burst]"
     ),

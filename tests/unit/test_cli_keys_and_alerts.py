@@ -11,10 +11,13 @@ from typing import NoReturn
 
 import pytest
 
+from serin.cluster.shared_keys import KEY as SHARED
+from serin.formats.cluster.leader import KEY as LEADER
 from serin.host.state import write_stack
 from serin.host.wiring import key_file
 from serin.machine import environment
 from serin.monitoring.alerts.book import AlertBook
+from serin.store.objects import FolderObjects
 from tests.fakes.rollout import home_journals
 from tests.fakes.webhooks import webhook
 from tests.kit.commands import serin_main as serin
@@ -76,6 +79,39 @@ def test_a_gateway_that_other_machines_reach_keeps_requiring_keys(
     assert key_file(home).read().required
     write_stack(replace(up, address="127.0.0.1"))
     assert serin("keys", "require", "--off") == 0
+
+
+def test_keys_of_a_home_become_those_of_all_hosts_and_are_changed_from_any_machine(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on Kubernetes, where the first keys come from a secret."""
+    store = tmp_path / "shared"
+    monkeypatch.setenv("SERIN_STORE", str(store))
+    assert serin("keys", "share") == 1
+    assert "no controller leads" in capsys.readouterr().err
+    assert serin("keys", "create", "ada") == 0
+    ada = capsys.readouterr().out.strip()
+    FolderObjects(store).put(LEADER, b"{}")
+    assert serin("keys", "create", "bob") == 1
+    assert "run `serin keys share` once in the home" in capsys.readouterr().err, (
+        "ada would be lost at the gateways"
+    )
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "empty"))
+    assert serin("keys", "share") == 1
+    assert "has no keys to share" in capsys.readouterr().err
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    assert serin("keys", "share") == 0
+    assert "1 key of" in capsys.readouterr().out
+    assert serin("keys", "share") == 1
+    assert "share keys already" in capsys.readouterr().err
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "other"))
+    assert serin("keys", "create", "bob") == 0
+    assert "gateways of all hosts take the change within seconds" in capsys.readouterr().err
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    assert serin("keys", "list", "--json") == 0
+    shown = capsys.readouterr().out
+    assert [entry["name"] for entry in json.loads(shown)["keys"]] == ["ada", "bob"]
+    assert ada not in shown + (store / SHARED).read_text()
 
 
 SECRET = "https://hooks.example.org/s3cret"

@@ -377,6 +377,9 @@ FLOWS = {
 }  # fmt: skip
 
 
+MODELS = {"kubernetes.io/metadata.name": "models"}
+
+
 def test_the_network_lets_through_exactly_what_the_parts_need() -> None:
     policies = [found for _, found in ALL if found["kind"] == "NetworkPolicy"]
     spaces = {
@@ -404,6 +407,22 @@ def test_the_network_lets_through_exactly_what_the_parts_need() -> None:
         if allows(policies, peers[source], peers[target], port)
     }
     assert allowed == FLOWS
+
+
+def test_the_way_to_servers_elsewhere_is_a_valid_policy_of_the_parts_that_ask_them() -> None:
+    component = yaml.safe_load((FOLDER / "servers-elsewhere" / "kustomization.yaml").read_text())
+    assert component["kind"] == "Component"
+    assert component["resources"] == ["network-policy.yaml"]
+    policies = [found for _, found in ALL if found["kind"] == "NetworkPolicy"]
+    (policy,) = [each for each in policies if each["metadata"]["name"] == "servers-elsewhere"]
+    kubernetes_validate.validate(policy, SCHEMA, strict=True)
+    ours = [each for each in policies if each is not policy]
+    server = Peer(name="server", namespace="models", labels={"app": "sentiment"}, about=MODELS)
+    for name in ("gateway", "controller", "prefect-api"):
+        labels = {"app.kubernetes.io/name": name}
+        pod = Peer(name=name, namespace="serin", labels=labels)
+        assert not allows(ours, pod, server, 8000), "nothing reaches it without the component"
+        assert allows([*ours, policy], pod, server, 8000) == (name in CLIENTS)
 
 
 def test_only_workers_and_the_controller_have_a_token_for_the_api() -> None:

@@ -42,7 +42,7 @@ class Replayer:
         if live is None:
             return
         if self._external.has(live):
-            reason = "requests to servers elsewhere are not recorded; leave shadow out of rollout.steps"
+            reason = "a server elsewhere has no bundle to compare its answers with; leave shadow out of rollout.steps"
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
         bundle = self._store.bundle(live.model, live.version)
         problem = stored_capture(Path(bundle.path)).not_replayable()

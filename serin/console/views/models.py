@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.cluster.combined_fleet import CombinedVersions
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.formats.bundle import read_manifest
 from serin.formats.importance import read_importance
-from serin.formats.schema import read_schema
+from serin.formats.schema import ELSEWHERE, read_schema
 from serin.host.state import read_stack
 from serin.host.wiring import key_file
 from serin.monitoring.alerts.book import read_alerts
@@ -23,10 +22,8 @@ from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
-from serin.rollout.run.access import rollouts_of
 from serin.rollout.run.status import ModelStatus, model_status, problems
 from serin.rollout.run.status import status as rollout_statuses
-from serin.serving.external import External
 from serin.stack.status import read_status
 from serin.store.store import Store
 
@@ -75,10 +72,9 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     found, now = read_status(home, window_s=None), time.time()
     states = {state.name: state for state in rollout_statuses(home)}
     store = Store.open()
-    known = CombinedVersions(store, External(rollouts_of(home).objects))
     alerts = read_alerts(home, resolved=0).open
     rows = []
-    for name in sorted({*store.models(), *(state for state in states if known.versions(state))}):
+    for name in sorted({*store.models(), *(state for state in states if store.versions(state))}):
         rate, p99_ms, error_share = _recent(home, name, now)
         live = states[name].live if name in states else None
         shown = _version(store, name, live, {}) if live in store.versions(name) else None
@@ -90,7 +86,7 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
                 metric=next(iter(sorted(shown.metrics.items())), None) if shown else None,
                 drift=_drift_state(home, name),
                 quality=_quality_state(home, name, live),
-                versions=len(known.versions(name)),
+                versions=len(store.versions(name)),
                 state=states.get(name),
                 alerts=sum(1 for record in alerts if record.alert.model == name),
                 requests_per_s=rate,
@@ -148,7 +144,6 @@ def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
         "rows": rows,
         "left_out": max(len(numbers) - _MOST_VERSIONS, 0),
         "metrics": sorted({name for row in rows for name in row.metrics}),
-        "external": not numbers,
         "details": _details(store, model, shown) if shown else None,
         "request": _request(home, store, model, shown) if shown else "",
         **_retrainings(home, model),
@@ -234,7 +229,7 @@ def _request(home: Path, store: Store, model: str, version: int) -> str:
         example = _EXAMPLES.get(column.kind)
         if column.dims != (1,) or example is None:
             return ""  # an image, or other inputs that nobody types
-        data = [example, None]
+        data = [example] if column.source == ELSEWHERE else [example, None]
         sent.append({"name": column.name, "datatype": column.dtype, "shape": [len(data), 1], "data": data})
     body = ",\n  ".join(json.dumps(each) for each in sent).replace("'", "'\\''")
     stack = read_stack(home)

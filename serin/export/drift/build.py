@@ -354,6 +354,19 @@ def version_statistics(
     return found
 
 
+def reference_statistics(spec: PipelineSpec, schema: Schema, rows: TrainingRows) -> DriftStatistics:
+    """The statistics of rows that were not trained on here, with the answers that they have got. Columns that hold
+    several values in a row are not watched. SpecError when the period is too short to take tolerances from."""
+    drift = spec.monitoring.drift
+    assert drift is not None
+    if drift.tolerance is None and (problem := weeks_problem(complete_weeks(rows))) is not None:
+        raise SpecError(where=spec.name, problems=[problem])
+    sources = [
+        each for each in (*_requests(spec, schema), *_scores(schema)) if each.field in rows.table.column_names
+    ]
+    return make_statistics(rows, sources, segments=spec.export.segments, spec=drift, importance={})
+
+
 def cover_test_scores(statistics: DriftStatistics, test: pa.Table) -> DriftStatistics:
     """The statistics with tolerances of scores that cover the difference between training rows and test rows: a model
     scores the rows that it was trained on differently."""

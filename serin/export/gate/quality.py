@@ -100,16 +100,24 @@ def measure_quality(
         truth = rows.target
     scores = given[schema.outputs[-1].name]
     scores = scores[:, 0] if scores.shape[1] == 1 else scores
+    masks = {} if rows is None else segment_masks(rows.table, spec.export.segments)
+    return measure_scores(schema, truth, scores, masks, lambda losses: _block_s(spec, rows, losses))
+
+
+def measure_scores(
+    schema: Schema, truth: Array, scores: Array, masks: Mapping[str, Array], block_s: Callable[[Array], float]
+) -> QualityReference:
+    """Measures answers whose truth is known. `masks`: the rows of each segment. `block_s`: within which time rows may
+    depend on each other, by their losses."""
     scale, clip = _scale(schema, truth, scores)
     losses = row_loss(schema.task, truth, scores, scale=scale, clip=clip)
-    masks = {} if rows is None else segment_masks(rows.table, spec.export.segments)
     found = QualityReference(
         rows=len(truth),
         loss_name=LOSS_OF_TASK[schema.task],
         loss=float(losses.mean()),
         scale=scale,
         clip=clip,
-        block_s=_block_s(spec, rows, losses),
+        block_s=block_s(losses),
         metrics=measured(schema.task, truth, scores, schema.targets),
         reliability=tuple((b.score, b.rate, b.rows) for b in reliability(schema.task, truth, scores)),
         segments={
@@ -117,7 +125,7 @@ def measure_quality(
             for name, mask in masks.items()
         },
     )
-    logger.info(f"quality: mean {found.loss_name} {found.loss:.4f} on {found.rows:,} test rows")
+    logger.info(f"quality: mean {found.loss_name} {found.loss:.4f} on {found.rows:,} rows")
     return found
 
 
@@ -136,7 +144,11 @@ def _block_s(spec: PipelineSpec, rows: RawRows | None, losses: Array) -> float:
         return MINUTE_S
     if rows is None or time not in rows.table.column_names:
         return DAY_S  # rows depend on time, and it is not known for how long
-    moments = rows.table.column(time).to_numpy().astype(np.int64)
+    return time_block_s(rows.table.column(time).to_numpy().astype(np.int64), losses)
+
+
+def time_block_s(moments: Array, losses: Array) -> float:
+    """The block of rows with these losses. `moments`: microseconds since 1970."""
     known = moments != INT64_NULL
     for seconds in (MINUTE_S, HOUR_S, DAY_S):
         if _uncorrelated(moments[known] // int(seconds * 1e6), losses[known]):

@@ -13,7 +13,9 @@ import pyarrow as pa
 from serin.formats.schema import Schema
 
 NUMBERS: Mapping[str, str] = {
-    "FP32": "<f4", "FP64": "<f8", "INT64": "<i8", "INT32": "<i4", "INT8": "i1", "UINT8": "u1", "BOOL": "?",
+    "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "BOOL": "?",
+    "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
+    "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
 
 

@@ -63,9 +63,12 @@ class Watched:
 
 
 def answer_of(schema: Schema) -> str | None:
-    """The output that labels are compared with; None for a model that has its own outputs instead."""
-    name = "probabilities" if schema.task == "multiclass" else "score"
-    return name if name in {output.name for output in schema.outputs} else None
+    """The output that labels are compared with, or the only one; None for a model that has its own outputs instead."""
+    name, names = (
+        "probabilities" if schema.task == "multiclass" else "score",
+        [each.name for each in schema.outputs],
+    )
+    return name if name in names else names[0] if len(names) == 1 else None
 
 
 Versions = Callable[[int], Watched | None]

@@ -17,7 +17,7 @@ import onnx
 import torch
 
 from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PredictionFailed
-from serin.formats.bundle import MODEL, read_golden, verify_bundle
+from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
 from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task, read_schema
@@ -61,6 +61,7 @@ class Explainer:
     def __init__(self, bundle_folder: Path | str, *, digest: str | None = None) -> None:
         self._folder = Path(bundle_folder)
         self.manifest = verify_bundle(self._folder, digest=digest)
+        check_has_graph(self.manifest, "explain")
         self.schema = read_schema(self._folder)
         if f"{FOLDER}/{RECORD}" not in self.manifest.files:
             raise self._refusal(self._why_nothing_was_kept())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from serin.errors import BackendRefused, GpuMemoryShort, ReleaseNotReady, TuningFailed
 from serin.evidence.histogram import latency_name
-from serin.formats.bundle import GOLDEN, REPOSITORY
+from serin.formats.bundle import GOLDEN, REPOSITORY, check_has_graph, read_manifest
 from serin.formats.gate import read_runtime
 from serin.machine.hardware import core_count, inventory
 from serin.reports.tuning import LoadPoint
@@ -75,6 +75,7 @@ class Tuner:
 
     def run(self) -> Tuning:
         source = Path(self.bundle.path)
+        check_has_graph(read_manifest(source), "tune")
         if (source / REPOSITORY).is_dir() or not (source / GOLDEN).is_file():
             reason = (
                 "it is a team's own repository, whose config.pbtxt decides, or has no golden rows to send"

@@ -134,8 +134,7 @@ def _check(manifest: Manifest) -> None:
     """The version that serves each model must be in the archive."""
     for model, version in manifest.live.items():
         name = f"{contents.STORE}/models/{model}/versions/{version}/manifest.json"
-        known = f"{contents.HOME}/external/{model}.json" in manifest.files
-        if manifest.with_store and name not in manifest.files and not known:
+        if manifest.with_store and name not in manifest.files:
             raise BackupRefused(
                 what=f"{model} version {version}",
                 reason="it is live and has gone from the store while the backup was made; try again",

@@ -16,13 +16,13 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
-from serin.serving.external import External
 from serin.store.artifacts import Endpoint
-from serin.store.home_objects import HomeObjects
+from serin.store.store import Store
 from tests.e2e.browser import Page, find_browser, open_browser
 from tests.e2e.external_scene import asking
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.kserve import MODEL, KServe, serving
+from tests.kit.elsewhere import register
 from tests.kit.web import Handler, web_server
 
 CHROMIUM = find_browser()
@@ -53,11 +53,8 @@ UNFOLDED = """(() => {
 
 
 def start(home: Path, server: KServe, plan: Plan) -> int:
-    version = (
-        External(HomeObjects(home))
-        .register(MODEL, Endpoint(http=server.address, grpc=server.address))
-        .version
-    )
+    place = Endpoint(http=server.address, grpc=server.address, elsewhere=True)
+    version = register(Store(str(home / "store")), MODEL, place).version
     command = Command(kind="start", model=MODEL, version=version, by="test", plan=plan)
     answer = home_rollouts(home).mailbox.ask(command, timeout_s=60)
     assert answer.accepted, answer.reason

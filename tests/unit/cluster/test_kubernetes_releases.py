@@ -24,7 +24,6 @@ from serin.serving.external import External
 from serin.serving.triton.repository import gpus_wanted
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.rollout import FakeFleet
 from tests.unit.serving import bundles
@@ -174,7 +173,7 @@ LABEL = OutputTensor(name="label", dtype="INT64", dims=(1,))
 
 def check(tmp_path: Path, new: Schema, *, share: bool = True) -> None:
     schemas = {LIVE: SCHEMA, NEW: new}
-    CombinedFleet(FakeFleet(), External(HomeObjects(tmp_path)), schemas.__getitem__).check_fits(
+    CombinedFleet(FakeFleet(), External(Store(str(tmp_path))), schemas.__getitem__).check_fits(
         NEW, LIVE, share=share
     )
 

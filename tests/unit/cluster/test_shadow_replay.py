@@ -30,6 +30,7 @@ from serin.store.artifacts import Endpoint, Release
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.records import record, recorded_rows
+from tests.kit.elsewhere import register
 from tests.unit.serving import bundles
 
 LIVE = Release(model=bundles.MODEL, version=1)
@@ -317,13 +318,12 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
         id="r", candidate=replace(LIVE, version=2), stable=LIVE, previous=None, plan=PLAN, began=0, since=0,
         evidence_from=0,
     )  # fmt: skip
-    objects = HomeObjects(tmp_path)
-    external = External(objects)
-    lock = HomeLock(tmp_path)
+    objects, lock = HomeObjects(tmp_path), HomeLock(tmp_path)
     desired, hosts = DesiredStates(objects, lock, lock.term, time.time), Hosts(objects, time.monotonic)
-    replayer = Replayer(objects, desired, hosts, store, external)
+    replayer = Replayer(objects, desired, hosts, store, External(store))
     with pytest.raises(RolloutRefused, match=rf"live version 1.*{reason}.*leave shadow out for this rollout"):
         replayer.check(rollout)
-    external.register(LIVE.model, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
-    with pytest.raises(RolloutRefused, match="servers elsewhere are not recorded"):
+    elsewhere = register(store, "other", Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
+    rollout = replace(rollout, candidate=replace(elsewhere, version=2), stable=elsewhere)
+    with pytest.raises(RolloutRefused, match="a server elsewhere has no bundle"):
         replayer.check(rollout)

@@ -134,7 +134,7 @@ def test_rows_are_recorded_when_the_spec_says_so(
     bundle: Bundle, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     settings = CaptureSpec(share=0.5, mask=("carrier",), drop=("origin",))
-    monkeypatch.setattr("serin.watcher.capture_duty.read_capture_spec", lambda _: settings)
+    monkeypatch.setattr("serin.spec.stored.stored_capture", lambda _: settings)
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     table = pa.concat_tables([flights(ROWS)] * 8)
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=ROWS)
@@ -164,7 +164,7 @@ def test_records_that_cannot_be_written_do_not_fail_the_scoring(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("serin.watcher.capture_duty.read_capture_spec", lambda _: CaptureSpec(share=1))
+    monkeypatch.setattr("serin.spec.stored.stored_capture", lambda _: CaptureSpec(share=1))
     (tmp_path / "home").write_text("in the way")
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
     assert predict(bundle, rows, tmp_path / "scored.parquet").num_rows == ROWS

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from serin.formats.schema import InputColumn, OutputTensor, Schema
-from serin.formats.serving.recorded import RecordedBlock, Strings, Values
+from serin.formats.schema import ELSEWHERE, KIND_OF_DTYPE, DType, InputColumn, OutputTensor, Schema
+from serin.formats.serving.recorded import NUMBERS, RecordedBlock, Strings, Values
 from serin.formats.serving.ring import GRPC
+from serin.monitoring.capture.columns import block_rows
 from tests.kit.decoding import built_decoder
 from tests.kit.rings import Exchange, json_answer, json_request, wire
 from tests.unit.serving.plain_decoder import CONTENTS, Unreadable, rows_of
@@ -326,3 +327,93 @@ def test_numbers_are_the_nearest_to_what_their_digits_say(words: list[str]) -> N
     (found,) = decode([Exchange(request=request, answer=answer.encode(), t=1.0)], schema=schema).outputs
     assert isinstance(found, np.ndarray)
     assert found.tobytes() == np.array([float(word) for word in words]).tobytes()
+
+
+FIELDS = {
+    "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"), "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"), "UINT64": "uint64_contents",
+}  # fmt: skip
+"""gRPC's typed values. FP16 has none, and no form in JSON: it travels in binary alone."""
+
+
+def values_of(dtype: DType) -> list[Any]:
+    """Two values, as large and as small as they may be."""
+    if dtype == "BYTES":
+        return ["a", "é"]
+    kind = np.dtype(NUMBERS[dtype])
+    if kind.kind == "b":
+        return [True, False]
+    limits: Any = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    return [limits.min.item() if kind.kind == "f" else limits.min, min(int(limits.max), 2**63 - 1)]
+
+
+@pytest.mark.parametrize("form", ["json", "binary", "grpc", "grpc raw"])
+@pytest.mark.parametrize("dtype", KIND_OF_DTYPE)
+def test_each_type_of_a_server_elsewhere_is_decoded(dtype: DType, form: str) -> None:
+    values = values_of(dtype)
+    column = InputColumn(name="x", dtype=dtype, kind=KIND_OF_DTYPE[dtype], source=ELSEWHERE)
+    output = OutputTensor(name="y", dtype=dtype, dims=(1,))
+    schema = Schema(task="regression", inputs=(column,), outputs=(output,))
+    if dtype == "BYTES":
+        raw = b"".join(struct.pack("<I", len(each.encode())) + each.encode() for each in values)
+    else:
+        values = [each.item() for each in np.array(values).astype(NUMBERS[dtype])]
+        raw = np.array(values).astype(NUMBERS[dtype]).tobytes()
+    request, answer = service_pb2.ModelInferRequest(model_name="m"), service_pb2.ModelInferResponse()
+    for name, tensors_in, contents in (
+        ("x", request.inputs, request.raw_input_contents),
+        ("y", answer.outputs, answer.raw_output_contents),
+    ):
+        tensor = tensors_in.add(name=name, datatype=dtype, shape=[2, 1])
+        if form == "grpc raw":
+            contents.append(raw)
+        elif dtype in FIELDS:
+            plain = [each.encode() for each in values] if dtype == "BYTES" else values
+            getattr(tensor.contents, FIELDS[dtype]).extend(plain)
+    exchange = Exchange(
+        request=request.SerializeToString(), answer=answer.SerializeToString(), t=1.0, protocol=GRPC, grpc=0
+    )
+    if form in ("json", "binary"):
+        (sent, length), (got, answer_length) = (
+            _http(which, name, dtype, values, raw if form == "binary" else None)
+            for which, name in (("inputs", "x"), ("outputs", "y"))
+        )
+        exchange = Exchange(request=sent, answer=got, t=1.0, request_json=length, answer_json=answer_length)
+    block = decode([exchange], schema=schema)
+    if dtype == "FP16" and form in ("json", "grpc"):
+        assert sum(block.faults.values()) == 1, block.faults
+        return
+    assert not block.faults
+    for found in (block.inputs[0], block.outputs[0]):
+        assert found is not None
+        assert listed(found) == listed(
+            found if isinstance(found, Strings) else np.array(values, NUMBERS[dtype])
+        )
+        assert isinstance(found, Strings) or found.tolist() == values
+    recorded = block_rows("m-v1", schema, block)
+    assert recorded.column("x").null_count == 0 or dtype == "INT64", "the smallest one is null"
+
+
+def _http(which: str, name: str, dtype: str, values: list[Any], raw: bytes | None) -> tuple[bytes, int]:
+    tensor: dict[str, Any] = {"name": name, "datatype": dtype, "shape": [2, 1]}
+    tensor |= {"data": values} if raw is None else {"parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps({which: [tensor]}).encode()
+    return head + (raw or b""), len(head)
+
+
+def test_an_input_without_a_null_that_is_left_out_is_a_fault_and_shifts_nothing() -> None:
+    """The type has no value that means null."""
+    columns = [InputColumn(name=name, dtype="INT32", kind="int", source=ELSEWHERE) for name in ("x", "z")]
+    schema = Schema(
+        task="regression", inputs=tuple(columns), outputs=(OutputTensor(name="y", dtype="FP32", dims=(1,)),)
+    )
+    answer, _ = _http("outputs", "y", "FP32", [0.5, 0.25], None)
+
+    def sent(*names: str) -> Exchange:
+        inputs = [{"name": name, "datatype": "INT32", "shape": [2, 1], "data": [7, 8]} for name in names]
+        return Exchange(request=json.dumps({"inputs": inputs}).encode(), answer=answer, t=1.0)
+
+    block = decode([sent("x"), sent("x", "z")], schema=schema)
+    assert sum(block.faults.values()) == 1
+    assert [None if each is None else listed(each) for each in block.inputs] == [[7, 8], [7, 8]]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serin.cluster.version_settings import stored_timeouts
-from serin.errors import BundleBroken, ReleaseNotReady, VerificationFailed
+from serin.cluster.version_settings import check_trusted, stored_timeouts
+from serin.errors import BundleBroken, BundleUntrusted, ReleaseNotReady, RolloutRefused, VerificationFailed
 from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
 from serin.serving.envoy.routes import Timeouts
@@ -17,9 +17,9 @@ from serin.serving.external import External, parse_address
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.verify import Allowed, difference_found
 from serin.store.artifacts import Endpoint, Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.kserve import MODEL, serving
+from tests.kit.elsewhere import register
 from tests.unit.serving import bundles
 from tests.unit.serving.test_releases import INSTALL, V1, FakeHost
 
@@ -155,21 +155,19 @@ def test_a_server_behind_tls_is_refused_with_what_to_do() -> None:
 
 
 def test_an_address_keeps_its_version_and_a_new_one_gets_the_next(tmp_path: Path) -> None:
-    external = External(HomeObjects(tmp_path))
-    versions = [external.register(MODEL, place(f"a:{port}")).version for port in (1, 2, 1, 3)]
+    store = Store(str(tmp_path))
+    versions = [register(store, MODEL, place(f"127.0.0.1:{port}")).version for port in (1, 2, 1, 3)]
     assert versions == [1, 2, 1, 3]
-    assert External(HomeObjects(tmp_path)).versions(MODEL) == [1, 2, 3]
-    assert External(HomeObjects(tmp_path)).endpoint(Release(model=MODEL, version=2)) == place("a:2")
+    assert store.versions(MODEL) == [1, 2, 3]
+    assert External(store).endpoint(Release(model=MODEL, version=2)) == place("127.0.0.1:2")
 
 
 def test_requests_to_servers_elsewhere_have_the_time_that_was_set_last(tmp_path: Path) -> None:
-    external, store = External(HomeObjects(tmp_path)), Store(str(tmp_path / "store"))
-    find = stored_timeouts(store, external)
-    release = external.register(MODEL, place("a:1"))
-    assert find(release) == Timeouts(request_s=5.0)
-    external.set_request_timeout(MODEL, 30.0)
-    other = external.register(MODEL, place("a:2"))
-    assert find(release) == find(other) == Timeouts(request_s=30.0)
+    store = Store(str(tmp_path / "store"))
+    find = stored_timeouts(store)
+    assert find(register(store, MODEL, place("127.0.0.1:1"))) == Timeouts(request_s=5.0)
+    other = register(store, MODEL, place("127.0.0.1:2"), timeout_s=30.0)
+    assert find(other) == find(register(store, MODEL, place("127.0.0.1:3"))) == Timeouts(request_s=30.0)
     ours = bundles.publish(store, bias=0.0, spec="serving: {request_timeout: 2m, max_string: 9B}\n")
     assert find(Release(model=ours.model, version=1)) == Timeouts(
         request_s=120.0, promised_s=0.05, max_text_bytes=9
@@ -177,13 +175,14 @@ def test_requests_to_servers_elsewhere_have_the_time_that_was_set_last(tmp_path:
 
 
 def test_a_model_that_nobody_registered_is_not_external(tmp_path: Path) -> None:
-    assert not External(HomeObjects(tmp_path)).has(Release(model=MODEL, version=1))
+    assert not External(Store(str(tmp_path))).has(Release(model=MODEL, version=1))
 
 
 def test_a_server_is_ready_when_it_reports_ready(tmp_path: Path) -> None:
-    external = External(HomeObjects(tmp_path))
+    store = Store(str(tmp_path))
+    external = External(store)
     with serving() as server:
-        release = external.register(MODEL, place(server.address))
+        release = register(store, MODEL, place(server.address))
         assert external.state(release) == "ready"
         server.ready = False
         assert external.state(release) == "starting"
@@ -194,10 +193,11 @@ def test_a_server_is_ready_when_it_reports_ready(tmp_path: Path) -> None:
     ("how", "seen"), [({"datatype": "INT64"}, "'x' INT64"), ({"columns": 2}, r"\[-1, 2\]")]
 )
 def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str, Any], seen: str) -> None:
-    external = External(HomeObjects(tmp_path))
+    store = Store(str(tmp_path))
+    external = External(store)
     with serving() as one, serving() as same, serving(columns=-1) as vague, serving(**how) as other:
         wrong, live, *alike = (
-            external.register(MODEL, place(server.address)) for server in (other, one, same, vague)
+            register(store, MODEL, place(server.address)) for server in (other, one, same, vague)
         )
         for release in alike:
             external.check_fits(release, live)
@@ -206,8 +206,36 @@ def test_a_server_with_other_tensors_does_not_fit(tmp_path: Path, how: dict[str,
 
 
 def test_a_server_that_describes_nothing_does_not_fit(tmp_path: Path) -> None:
-    external = External(HomeObjects(tmp_path))
+    store = Store(str(tmp_path))
+    external = External(store)
     with serving() as server:
         server.ready = False
         with pytest.raises(ReleaseNotReady, match="does not describe"):
-            external.verify(external.register(MODEL, place(server.address)))
+            external.verify(register(store, MODEL, place(server.address)))
+
+
+def test_a_start_is_refused_at_once_with_the_address_that_does_not_answer(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    external = External(store)
+    with serving() as server:
+        server.ready = False
+        release = register(store, MODEL, place(server.address))
+        external.check_answers(release)  # not ready, but there
+    with pytest.raises(RolloutRefused, match=rf"http://{server.address} does not answer .*network policy"):
+        external.check_answers(release)
+    with pytest.raises(RolloutRefused, match="does not answer"):
+        check_trusted(store, external)(release)
+
+
+def test_a_model_of_serin_s_does_not_leave_for_a_server_that_nobody_signed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    with serving() as server:
+        release = register(store, MODEL, place(server.address))
+        check = check_trusted(store, External(store))
+        (tmp_path / "home" / "trusted-keys").mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SERIN_HOME", str(tmp_path / "home"))
+            check(release)
+            bundles.publish(store, bias=0.0, model=MODEL)
+            with pytest.raises(BundleUntrusted):
+                check(release)

@@ -34,6 +34,7 @@ from tests.unit.training.runs import train_here
 
 SECTIONS: dict[str, type[Section]] = {"model": ModelSpec, "training": TrainingSpec}
 KINDS: tuple[str, ...] = get_args(ModelSpec.model_fields["kind"].annotation)
+TRAINED = tuple(kind for kind in KINDS if kind != "server")  # tests/unit/spec/test_elsewhere.py has that one
 OWN = {"module": "net.py:Net", "script": "train.py", "onnx": "model.onnx"}
 OTHER: dict[str, Any] = {
     "model.hidden": [8], "model.embedding": 16, "model.dropout": 0.2, "model.ensemble_size": 2,
@@ -87,7 +88,7 @@ def test_a_key_that_the_kind_does_not_use_is_refused_and_another_is_not(tmp_path
         assert set(refused) <= {key, "model.task"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_a_resolved_spec_loads_with_all_its_keys(tmp_path: Path, kind: str) -> None:
     spec = load_spec(small_spec(tmp_path, rows=10, model=model_of(kind)))
     whole = spec.model_dump(mode="json", by_alias=True)
@@ -177,7 +178,7 @@ class Net(nn.Module):
 QUICK = {"epochs": 1, "batch_rows": 100, "precision": "fp32", "execution": "eager"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_every_key_that_a_kind_is_said_to_use_is_read_by_it(
     tmp_path: Path, reads: set[str], kind: str
 ) -> None:

@@ -10,8 +10,9 @@ from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.capture.read import captured
 from serin.monitoring.capture.recorder import Recorder
 from serin.spec.monitoring import CaptureSpec
+from serin.spec.stored import stored_capture
 from serin.watcher import capture_duty as capture_duty_module
-from serin.watcher.capture_duty import CaptureDuty, ClockTrust, RecorderThread, read_capture_spec
+from serin.watcher.capture_duty import CaptureDuty, ClockTrust, RecorderThread
 from tests.kit.waiting import Clock, until
 from tests.unit.monitoring.capture.worker import NOON, Worker, keep_all, plans, recorder, request
 
@@ -146,8 +147,8 @@ def test_the_clock_is_trusted_again_after_a_day() -> None:
 
 
 def test_settings_are_read_from_the_stored_spec(tmp_path: Path) -> None:
-    assert read_capture_spec(tmp_path) == CaptureSpec()
+    assert stored_capture(tmp_path) == CaptureSpec()
     (tmp_path / "spec.yaml").write_text(
         "unknown_section: 1\nmonitoring: {capture: {share: 0.5, mask: [age], keep: 3d}}\n"
     )
-    assert read_capture_spec(tmp_path) == CaptureSpec(share=0.5, mask=("age",), keep=3 * 86_400)
+    assert stored_capture(tmp_path) == CaptureSpec(share=0.5, mask=("age",), keep=3 * 86_400)

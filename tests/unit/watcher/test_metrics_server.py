@@ -130,7 +130,7 @@ def test_budgets_and_burn_rates_are_shown_for_each_window(server: MetricsServer,
     gone = {"code": 0, "us": None, "flags": "DC", "ms": 1.0, "received_ms": 1.0}
     left = [GOOD._replace(t=now - 60, **gone) for _ in range(300)]
     append(request_log(home), [*before, *wave, *left])
-    promises = Promises(home, Store(str(home / "store")))
+    promises = Promises(Store(str(home / "store")))
     for duty in (HistoryDuty(home, promises), ObjectivesDuty(home, AlertBook(home), promises)):
         duty.tick(now)
         duty.close()

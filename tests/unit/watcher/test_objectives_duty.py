@@ -15,16 +15,15 @@ from serin.rollout.decide.state import Phase
 from serin.rollout.run.commands import Mailbox
 from serin.rollout.run.status import history as decisions
 from serin.rollout.run.status import model_status
-from serin.serving.external import External
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Endpoint, Release
-from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
 from tests.fakes.rollout import home_inbox
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 from tests.kit.commands import serin_main as serin
+from tests.kit.elsewhere import register
 from tests.unit.monitoring.request_lines import GOOD, append
 from tests.unit.rollout.conftest import Scene
 
@@ -367,11 +366,21 @@ def test_a_version_s_promises_come_from_its_own_spec(home: Path, tmp_path: Path)
         write_spec(folder, spec)
         (folder / "manifest.json").write_text("{}")
         store.publish_bundle(NAME, store.reserve_version(NAME), folder)
-    promises = Promises(home)
+    promises = Promises()
     found = promises.of(NAME, 1)
     assert (found.objectives.latency_ms, found.objectives.availability, found.rollback) == (20.0, 0.99, True)
     assert promises.limit_ms(NAME, f"{NAME}-v1-baseline") == 20.0
     assert promises.limit_ms(NAME, f"{NAME}-v2") is None
     assert promises.limit_ms(NAME, "unknown") is None
-    External(HomeObjects(home)).register(NAME, Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1"))
-    assert promises.of(NAME, 1) == Promise()
+
+
+def test_a_server_elsewhere_promises_what_its_spec_says_and_nothing_without_one(
+    home: Path, tmp_path: Path
+) -> None:
+    store, place = Store.open(), Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True)
+    silent = register(store, NAME, place)
+    assert Promises().of(NAME, silent.version) == Promise()
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("{objectives: {latency_ms: 20}, monitoring: {rollback_on_burn: true}}")
+    found = Promises().of(NAME, register(store, NAME, place, spec=spec).version)
+    assert (found.objectives.latency_ms, found.rollback) == (20.0, True)

@@ -31,7 +31,7 @@ def look(home: Path, now: float, *, fine: int, refused: int) -> None:
     with path.open("a") as log:
         for number, code in enumerate([200] * fine + [400] * refused):
             log.write(json.dumps({**LINE, "t": now - 60 + number / 100, "code": code}) + "\n")
-    history = HistoryDuty(home, Promises(home))
+    history = HistoryDuty(home, Promises())
     history.tick(now)
     history.close()
     RefusalsDuty(home, AlertBook(home)).tick(now)

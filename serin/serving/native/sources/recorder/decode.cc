@@ -165,7 +165,9 @@ class Decoder {
       if (!column.hidden && !append(*tensor, column)) return false;
     }
     if (rows < 0) return false;
-    for (Column* column : missing) append_nulls(rows * column->width, *column);
+    for (Column* column : missing) {
+      if (!append_nulls(rows * column->width, *column)) return false;
+    }
     return true;
   }
 

@@ -16,7 +16,7 @@ struct DataKind {
   Text name;
   size_t bytes;        // of a value; 0: strings
   int64_t low, high;   // of integers
-  uint32_t contents;   // the field of gRPC's typed values
+  uint32_t contents;   // the field of gRPC's typed values; 0: it travels in binary alone
   Text null;           // as it travels; "": none
 };
 
@@ -24,10 +24,15 @@ constexpr DataKind kKinds[] = {
     {"BYTES", 0, 0, 0, 8, "\"\""},
     {"FP32", 4, 0, 0, 6, "NaN"},
     {"FP64", 8, 0, 0, 7, "NaN"},
+    {"FP16", 2, 0, 0, 0, ""},
     {"INT64", 8, INT64_MIN, INT64_MAX, 3, "-9223372036854775808"},
     {"INT32", 4, INT32_MIN, INT32_MAX, 2, ""},
+    {"INT16", 2, INT16_MIN, INT16_MAX, 2, ""},
     {"INT8", 1, INT8_MIN, INT8_MAX, 2, "-1"},
     {"UINT8", 1, 0, UINT8_MAX, 4, ""},
+    {"UINT16", 2, 0, UINT16_MAX, 4, ""},
+    {"UINT32", 4, 0, UINT32_MAX, 4, ""},
+    {"UINT64", 8, 0, INT64_MAX, 5, ""},
     {"BOOL", 1, 0, 1, 1, ""},
 };
 

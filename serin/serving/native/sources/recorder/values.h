@@ -148,6 +148,7 @@ class JsonValues : JsonText {
  private:
   bool element() {
     if (column_.kind->bytes == 0) return text();
+    if (column_.kind->contents == 0) return false;
     Text found = word();
     if (column_.is_float()) {
       double value = 0;
@@ -217,7 +218,7 @@ inline bool append_texts(Text data, Column& column) {
 // gRPC's typed values: numbers one after the other, strings one a field.
 inline bool append_contents(Text contents, Column& column) {
   return read_message(contents, kContents, [&](uint32_t number, Text content) {
-    if (number != column.kind->contents) return content.empty();
+    if (number != column.kind->contents || number == 0) return content.empty();
     if (column.kind->bytes == 0) {
       column.add_text(content);
     } else if (column.is_float()) {
@@ -249,9 +250,12 @@ inline bool append(const Tensor& tensor, Column& column) {
   return good && column.count() - before == static_cast<size_t>(tensor.rows * tensor.width);
 }
 
-// Appends values of an input that a request left out: null.
-inline void append_nulls(int64_t count, Column& column) {
-  for (int64_t each = 0; each < count; ++each) JsonValues("[null]", column).append();
+// Appends values of an input that a request left out: null. False: its type has none.
+inline bool append_nulls(int64_t count, Column& column) {
+  for (int64_t each = 0; each < count; ++each) {
+    if (!JsonValues("[null]", column).append()) return false;
+  }
+  return true;
 }
 
 }  // namespace serin
