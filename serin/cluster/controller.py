@@ -80,7 +80,7 @@ class LedController:
         *,
         objects: Objects,
         store: Store,
-        home: Path,
+        home: Path,  # noqa: ARG002
         leadership: Leadership,
         fleet: Fleets,
     ) -> None:
@@ -112,7 +112,7 @@ class LedController:
                 objects,
                 self._hosts,
                 time.time,
-                lambda release: read_quality_blocks(home, release.model, release.name),
+                lambda release: read_quality_blocks(objects, release.model, release.name),
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=CombinedVersions(ClusterVersions(store, leadership, term), external),

@@ -88,7 +88,7 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         judge=LogJudge(
             request_log(home),
             time.time,
-            lambda release: read_quality_blocks(home, release.model, release.name),
+            lambda release: read_quality_blocks(objects, release.model, release.name),
         ),
         journals=StoreJournals(objects, leadership, leadership.term),
         versions=CombinedVersions(store, external),
