@@ -209,7 +209,7 @@ def _content(path: Path) -> bytes:
             contextlib.closing(sqlite3.connect(name)) as copy,
         ):
             source.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # whoever reads it makes no further files
+            copy.execute("PRAGMA journal_mode = DELETE")  # a reader makes no further files
         return Path(name).read_bytes()
     finally:
         Path(name).unlink()

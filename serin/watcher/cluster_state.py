@@ -3,7 +3,7 @@
     cluster/watcher.json                          which watcher leads (formats/cluster/leader.py)
     cluster/watch/state.json, cluster/watch/files what the leading watcher knows (store/mirror.py)
     cluster/watch/requests/<id>.json              what it is asked to do, removed once it is done
-    cluster/watch/answers/<id>.json               what became of it, kept for some minutes
+    cluster/watch/answers/<id>.json               its answer, kept for some minutes
     cluster/watch/labels/<id>.parquet             labels of a request
     cluster/watch/hosts/<host>/alerts.json        open alerts about a host, of its own watcher
     cluster/watch/hosts/<host>/history/<hour>.json  what its gateway was asked in an hour

@@ -1,7 +1,7 @@
 """The watcher's duty where several hosts share a store: one of their watchers leads and watches for all of them.
 
-Every watcher reports its host's counts and alerts. The leader's duties have a home of their own, which is kept in the
-store: the next leader continues with it. Nothing leaves a leader, no alert and no rollback, before the store has what
+Every watcher reports its host's counts and alerts. What the leader's duties know is in a separate home, which is kept
+in the store: the next leader continues with it. Nothing leaves a leader, no alert and no rollback, before the store has what
 it follows from, and before it is sure that it leads. A thread does all of this: recording waits for nothing here.
 """
 
@@ -34,14 +34,14 @@ from serin.store.mirror import Mirror
 from serin.store.objects import Objects
 from serin.watcher.cluster_state import ANSWERS, FOLDERS, HOSTS, LEADER, PREFIX, Request, obey
 from serin.watcher.duty import Commit, Duty, Rounds
-from serin.watcher.served import lead
+from serin.watcher.served import lead, watched_statuses
 
 log = logging.getLogger(__name__)
 
 MakeDuties = Callable[[Path, AlertBook, Commit], Sequence[Duty]]
 
 _STEP_S: Final = 1.0
-_REPORT_S: Final = 3.0
+_REPORT_S: Final = 4.0
 _FRESH_S: Final = 30.0  # a report is written this often, also if it has not changed ...
 _SILENT_S: Final = 120.0  # ... and counts no more when it is so old
 _HOUR_S: Final = 3600
@@ -183,6 +183,7 @@ class HostReport:
         self._due = time.monotonic() + _REPORT_S
         found = [asdict(each.alert) for each in read_alerts(self._home, resolved=0).open]
         self._put("alerts.json", HostAlerts(alerts=tuple(found)).dump())
+        watched_statuses(self._home)  # for this host's metrics
         if self._since is None:
             known = [key.rpartition("/")[2] for key in self._objects.keys(f"{self._prefix}history/")]
             self._since = int(_began(max(known))) if known else 0

@@ -1,7 +1,6 @@
 """One watcher for three hosts: watchers on all of them, a store in a fourth namespace, and leaders that are killed."""
 
 import json
-import os
 import signal
 import tempfile
 import time
@@ -23,6 +22,7 @@ from tests.kit.waiting import until
 from tests.parity.hosts import Hosts, hosts
 from tests.parity.place import rows
 from tests.parity.scenarios import RECORDED, fired
+from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(2400)
 DRIFTS, BURNS = "drifts", "burns"
@@ -55,7 +55,7 @@ class Scene:
         host = before.holder.partition("/")[0]
         pid = self.place.made.members[host].pids()["watcher"]
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        hit(pid)
         began = time.monotonic()
         until(lambda: self.watches_in() > before.term, "another watcher continues", within_s=60, every_s=0.1)
         took = time.monotonic() - began
@@ -156,7 +156,7 @@ def test_an_alert_about_one_host_is_seen_on_all(scene: Scene) -> None:
     member = scene.place.made.members["c"]
     pid = member.pids()["gateway"]
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    hit(pid, signal.SIGSTOP)
 
     def seen() -> list[str]:
         return [each["alert"]["key"] for each in scene.on("a", "alerts", "list")["open"]]

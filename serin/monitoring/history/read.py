@@ -12,15 +12,16 @@ from typing import Final
 from serin.machine.databases import Database
 from serin.machine.typed_json import Document, Row
 
+AT: Final = "@"  # before the host in the arm of a series, where those of several hosts are added up
 NUMBERS: Final = ("requests", "errors", "saved", "slow", "refused", "gone")
 _QUANTILES: Final = (0.5, 0.95, 0.99)
-_VERSION: Final = 3
+_VERSION: Final = 2
 
 _TABLES: Final = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE series (
-    id INTEGER PRIMARY KEY, model TEXT NOT NULL, release TEXT NOT NULL, arm TEXT NOT NULL, host TEXT NOT NULL,
-    UNIQUE (model, release, arm, host)
+    id INTEGER PRIMARY KEY, model TEXT NOT NULL, release TEXT NOT NULL, arm TEXT NOT NULL,
+    UNIQUE (model, release, arm)
 ) STRICT;
 CREATE TABLE counts (
     series INTEGER NOT NULL, width INTEGER NOT NULL, start INTEGER NOT NULL, requests INTEGER NOT NULL,
@@ -131,7 +132,8 @@ def read_history(
     for row in rows:
         width = max(step_s, row["width"])
         place = (row["start"] // width * width, width)
-        found.setdefault((row["release"], row["arm"] if arms else ""), {}).setdefault(place, []).append(row)
+        arm = row["arm"].partition(AT)[0] if arms else ""
+        found.setdefault((row["release"], arm), {}).setdefault(place, []).append(row)
     return HistoryView(
         model=model,
         since=since,

@@ -116,7 +116,6 @@ class Series(NamedTuple):
     model: str
     release: str
     arm: str
-    host: str = ""  # of which the counts are, where those of several are added up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

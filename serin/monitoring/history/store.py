@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from serin.formats.serving.request_log import START, Offset, read_requests
 from serin.machine.databases import transaction
-from serin.monitoring.history.read import NUMBERS, HostMinute, history_file
+from serin.monitoring.history.read import AT, NUMBERS, HostMinute, history_file
 from serin.monitoring.history.sketch import MINUTE_S, LimitMs, Series, Tally, merge, pack, tally, unpack
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class History:
     def __init__(self, home: Path) -> None:
         self._db = history_file(home).open()
         self._ids: dict[Series, int] = {
-            Series(row["model"], row["release"], row["arm"], row["host"]): row["id"]
+            Series(row["model"], row["release"], row["arm"]): row["id"]
             for row in self._db.execute("SELECT * FROM series")
         }
 
@@ -71,7 +71,7 @@ class History:
         if the host adds nothing to it any more."""
         with self._transaction():
             for each in minutes:
-                series = self._id(Series(each.model, each.release, each.arm, host))
+                series = self._id(Series(each.model, each.release, f"{each.arm}{AT}{host}"))
                 latency = base64.b64decode(each.latency)
                 self._write(series, MINUTE_S, each.start, each.numbers, latency)
             if complete is not None:
@@ -131,11 +131,9 @@ class History:
 
     def _id(self, series: Series) -> int:
         if series not in self._ids:
-            self._db.execute(
-                "INSERT OR IGNORE INTO series (model, release, arm, host) VALUES (?, ?, ?, ?)", series
-            )
+            self._db.execute("INSERT OR IGNORE INTO series (model, release, arm) VALUES (?, ?, ?)", series)
             (self._ids[series],) = self._db.execute(
-                "SELECT id FROM series WHERE model = ? AND release = ? AND arm = ? AND host = ?", series
+                "SELECT id FROM series WHERE model = ? AND release = ? AND arm = ?", series
             ).fetchone()
         return self._ids[series]
 
