@@ -1,8 +1,8 @@
 """The watcher's duty where several hosts share a store: one of their watchers leads and watches for all of them.
 
 Every watcher reports its host's counts and alerts. What the leader's duties know is in a separate home, which is kept
-in the store: the next leader continues with it. Nothing leaves a leader, no alert and no rollback, before the store has what
-it follows from, and before it is sure that it leads. A thread does all of this: recording waits for nothing here.
+in the store: the next leader continues with it. Nothing leaves a leader, no alert and no rollback, before the store has
+what it follows from, and before it is sure that it leads. A thread does all of this: recording waits for nothing here.
 """
 
 from __future__ import annotations
