@@ -89,6 +89,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── JournalUnknown          a decision of another format or version
 ├── MonitoringError
 │   ├── AlertRefused            an alert that is not open (exit code 2)
+│   ├── WatcherSilent           no watcher of several hosts leads (retryable)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
 │   ├── NotRecorded             a model without recorded requests, with the reason
 │   └── NotWatched              a model without a watch on drift, with the reason
@@ -835,6 +836,11 @@ class AlertRefused(MonitoringError):
     @property
     def hint(self) -> str:
         return nearest(self.key, self.known)
+
+
+class WatcherSilent(MonitoringError):
+    template = "no watcher of the hosts that share {url} answers: nothing was changed; is one up? (`serin hosts list`)"
+    retryable = True
 
 
 class ReceiverRefused(MonitoringError):

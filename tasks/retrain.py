@@ -14,13 +14,13 @@ from prefect.runtime import flow_run
 from serin.errors import SerinError
 from serin.formats.reason import Kind, Reason
 from serin.machine import environment
-from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.stage_keys import note
+from serin.watcher.cluster_state import find_book
 from tasks.place import run_stage
 from tasks.versions import find_version, live_models
 
@@ -82,11 +82,11 @@ async def _retrain(due: Due) -> Release:
     except SerinError as error:
         book.end(_run(), "failed", str(error), time.time())
         _note(due.spec.name, f"because of {due.reason}; it failed", ran=True)
-        AlertBook(environment.home()).fire(
+        find_book(environment.home()).fire(
             failed_alert(due.spec.name, due.live.name, due.reason, str(error), now=time.time()), time.time()
         )
         raise
-    AlertBook(environment.home()).resolve(failed_key(release.model), time.time())
+    find_book(environment.home()).resolve(failed_key(release.model), time.time())
     if release == due.live:
         get_run_logger().info("%s: nothing has changed since it was trained", release.name)
         book.end(_run(), "unchanged", release.name, time.time())

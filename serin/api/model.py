@@ -215,10 +215,10 @@ class Model(Result):
         LabelsUnfit names a column that is missing, of the wrong type, or with a value that is not a label."""
         from serin.formats.wire import as_arrow
         from serin.monitoring.quality.labels import Columns
-        from serin.pipeline.labels import add
+        from serin.watcher.cluster_state import store_labels
 
         columns = Columns(id=request_id, row=row, client_id=client_id, on=tuple(on), value=value, time=time)
-        return add(self._bundle, as_arrow(frame), columns)
+        return store_labels(self._bundle, as_arrow(frame), columns)
 
     def card(self) -> Page:
         """The model card: inputs, features, metrics, gate and lineage. A notebook shows it."""

@@ -65,7 +65,6 @@ class LedController:
         *,
         objects: Objects,
         store: Store,
-        home: Path,
         leadership: Leads,
         fleet: Fleets,
         wait: Callable[[float], object] | None = None,
@@ -97,7 +96,7 @@ class LedController:
                 objects,
                 self._hosts,
                 time.time,
-                lambda release: read_quality_blocks(home, release.model, release.name),
+                lambda release: read_quality_blocks(objects, release.model, release.name),
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(store, leadership, term),
@@ -148,9 +147,7 @@ def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
     _await_store(home, objects, stop)
     holder = new_holder()
     leadership = Leadership(objects, holder)
-    build = partial(
-        LedController, objects=objects, store=store, home=home, leadership=leadership, fleet=fleet
-    )
+    build = partial(LedController, objects=objects, store=store, leadership=leadership, fleet=fleet)
     loop, ended = Loop(objects, leadership, build), threading.Event()
     renewing = threading.Thread(target=leadership.run, args=(ended,), name="leadership", daemon=True)
     renewing.start()

@@ -78,7 +78,6 @@ def _run(home: Path, leadership: HomeLock, stop: threading.Event) -> None:
         DecisionCache(objects),
         objects=objects,
         store=store,
-        home=home,
         leadership=leadership,
         fleet="agents",
         wait=host.wait,

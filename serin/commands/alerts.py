@@ -14,9 +14,10 @@ from serin.commands.output import Json, say, show, show_json, show_table, when
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from serin.monitoring.alerts.alert import AlertRecord, Silence
-    from serin.monitoring.alerts.book import AlertBook
-    from serin.monitoring.alerts.receivers import ReceiverFile
+    from serin.watcher.cluster_state import HomeBook, SharedBook
 
 Name = Annotated[str, typer.Argument(help="The receiver's name.")]
 ModelOption = Annotated[
@@ -46,9 +47,10 @@ def list_alerts(
     """List open alerts, newest first."""
     from serin.monitoring.alerts.book import read_alerts
 
-    view = read_alerts(environment.home(), model, resolved=resolved, lines=journal)
+    home = _home()
+    view = read_alerts(home, model, resolved=resolved, lines=journal)
     if as_json:
-        show_json({**dataclasses.asdict(view), "receivers": _receiver_states()})
+        show_json({**dataclasses.asdict(view), "receivers": _receiver_states(home)})
         return
     columns = ("since", "severity", "alert", "state", "what")
     rows = [_row(record) for record in (*view.open, *view.resolved)]
@@ -124,8 +126,9 @@ def send_test(
     """Send a test message to receivers now. Exit code 1 when one of them does not accept it."""
     from serin.errors import NotFound
     from serin.monitoring.alerts.delivery import try_receiver
+    from serin.monitoring.alerts.receivers import ReceiverFile
 
-    known = _receivers().read()
+    known = ReceiverFile(_home()).read()
     chosen = [each for each in known if name in (None, each.name)]
     if name is not None and not chosen:
         raise NotFound(kind="receiver", name=name, known=[each.name for each in known])
@@ -155,13 +158,13 @@ def add_receiver(
 
     secret = url or environment.text("SERIN_RECEIVER_URL") or _url_from_stdin()
     channel_of(valid_receiver(name, secret))  # refuses what cannot be used, before it is stored
-    added = _receivers().add(name, secret)
+    added = _book().add_receiver(name, secret)
     show(f"{name} ({added.shown}) gets alerts from now on; `serin alerts test {name}` sends a test message")
 
 
 def list_receivers(as_json: Json = False) -> None:
     """List receivers and the outcome of their messages. URLs are shown without their secrets."""
-    states = _receiver_states()
+    states = _receiver_states(_home())
     if as_json:
         show_json(states)
         return
@@ -172,30 +175,27 @@ def list_receivers(as_json: Json = False) -> None:
 
 def remove_receiver(name: Name) -> None:
     """Remove a receiver. Messages that wait for it are not sent."""
-    from serin.monitoring.alerts.outbox import Outbox
-
-    _receivers().remove(name)
-    Outbox(environment.home()).cancel(name)
+    _book().remove_receiver(name)
     show(f"{name} is removed")
 
 
-def _book() -> AlertBook:
-    from serin.monitoring.alerts.book import AlertBook
+def _book() -> SharedBook | HomeBook:
+    from serin.watcher.cluster_state import find_book
 
-    return AlertBook(environment.home())
+    return find_book(environment.home())
 
 
-def _receivers() -> ReceiverFile:
+def _home() -> Path:
+    from serin.watcher.cluster_state import watch_home
+
+    return watch_home(environment.home(), "alerts")
+
+
+def _receiver_states(home: Path) -> list[dict[str, Any]]:
+    from serin.monitoring.alerts.book import read_alerts
     from serin.monitoring.alerts.receivers import ReceiverFile
 
-    return ReceiverFile(environment.home())
-
-
-def _receiver_states() -> list[dict[str, Any]]:
-    from serin.monitoring.alerts.book import read_alerts
-
-    home = environment.home()
-    urls: dict[str, str] = {each.name: each.shown for each in _receivers().read()}
+    urls: dict[str, str] = {each.name: each.shown for each in ReceiverFile(home).read()}
     counted = {each.name: dataclasses.asdict(each) for each in read_alerts(home, resolved=0).receivers}
     empty = {"pending": 0, "sent": 0, "failed_attempts": 0, "given_up": 0, "dropped": 0, "problem": None}
     names = [*urls, *(name for name in counted if name in ("log", "prefect"))]
@@ -226,11 +226,10 @@ def _acknowledged(record: AlertRecord) -> str:
 def _hint_if_nothing_matches(made: Silence, now: float) -> None:
     """A silence may be made before its model is served, so one that matches nothing is not refused."""
     from serin.monitoring.alerts.book import read_alerts
-    from serin.rollout.run.access import home_rollouts
+    from serin.rollout.run.access import find_rollouts
 
-    home = environment.home()
-    served = home_rollouts(home).models()
-    alerts = (record.alert for record in read_alerts(home, resolved=0).open)
+    served = find_rollouts().models()
+    alerts = (record.alert for record in read_alerts(_home(), resolved=0).open)
     if made.may_cover(served) or any(made.covers(alert.key, alert.model, now) for alert in alerts):
         return
     what = repr(made.model if made.pattern is None else made.pattern)

@@ -193,10 +193,10 @@ def _unwatched(model: str, version: int | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
     from serin.monitoring.alerts.book import read_alerts
     from serin.spec.load import load_spec
+    from serin.watcher.cluster_state import watch_home
 
-    alerts = [
-        each for each in read_alerts(environment.home(), model, resolved=0).open if each.alert.kind == "drift"
-    ]
+    found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
+    alerts = [each for each in found if each.alert.kind == "drift"]
     if version is None and alerts:
         (now,) = _statuses(model)
         version = now.previous

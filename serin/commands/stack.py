@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +31,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     parts = {"triton": install_triton, "gateway": install_gateway}
     add_group(app, "install", "Install parts that pip cannot install.", parts)
-    add_group(app, "console", "The console: the stack's web page.", {"secret": secret})
+    add_group(app, "console", "The console: the stack's web page.", {"secret": secret, "run": run_console})
     copies = {"create": create_copy, "restore": restore_copy}
     add_group(app, "backup", "Copy the state of a stack to a file, and restore it.", copies)
 
@@ -281,6 +283,15 @@ def secret(
         say(f"the console is at {stack.console_url}")
     for name, value in found.items():
         show(value if role else f"{name:<9} {value}")
+
+
+def run_console() -> None:
+    """Run the console of hosts that share a store, in the foreground, on any machine that can use the store.
+
+    It listens where the file says that SERIN_CONSOLE names, by default on port 8090 of this machine. The secrets of
+    its roles are those of SERIN_HOME (`serin console secret`). On one machine `serin up` runs it.
+    """
+    os.execv(sys.executable, [sys.executable, "-m", "serin.console.server"])
 
 
 def _roles(role: str | None) -> tuple[Role, ...]:

@@ -28,6 +28,7 @@ _GONE = {300: "5 min", 3_600: "1 h", 21_600: "6 h", 259_200: "3 days"}
 
 _SEGMENTS = 20
 _ENOUGH = 200  # rows, as for a segment that is shown by itself
+_JOINED_LATER = "is joined", "are joined"
 _UNKNOWN = "is about no recorded row so far", "are about no recorded row so far"
 _AMBIGUOUS = "has a client's id that several requests share", "have a client's id that several requests share"
 _UNCLEAR = "names no row of a request with several rows", "name no row of a request with several rows"
@@ -109,8 +110,10 @@ def drift(
     from serin.commands.recording import check_model
     from serin.monitoring.drift.read import read_drift
     from serin.reports.drift_page import drift2html
+    from serin.watcher.cluster_state import watch_home
 
-    view = read_drift(environment.home(), model)
+    home = watch_home(environment.home(), "watch/drift", "watch/retrain")
+    view = read_drift(home, model)
     if view is None:
         check_model(model)
         raise NotWatched(model=model, reason=_why_not(model))
@@ -119,12 +122,12 @@ def drift(
     if as_json:
         show_json(dataclasses.asdict(view))
         return
-    _show(view)
+    _show(view, home)
     if report is not None:
         show(f"written to {report}")
 
 
-def _show(view: DriftView) -> None:
+def _show(view: DriftView, home: Path) -> None:
     from serin.monitoring.retrain import latest_outcome, read_retraining
 
     since = "no rows yet" if view.first is None else f"{counted(view.rows, 'row')} since {when(view.first)}"
@@ -133,7 +136,7 @@ def _show(view: DriftView) -> None:
     for alarm in view.alarms:
         show(f"  {alarm.severity}: {alarm.title}")
         show(f"    {alarm.text}")
-    if view.alarms and (retraining := latest_outcome(read_retraining(environment.home(), view.model))):
+    if view.alarms and (retraining := latest_outcome(read_retraining(home, view.model))):
         show(f"  {retraining}")
     columns = (
         "column",
@@ -209,8 +212,9 @@ def slo(
     """
     from serin.monitoring.history.read import models_with_history
     from serin.monitoring.objectives.read import read_objectives
+    from serin.watcher.cluster_state import watch_home
 
-    home = environment.home()
+    home = watch_home(environment.home(), "history", "watch/objectives", "watch/rollbacks")
     known = models_with_history(home)
     views = [view for name in (known if model is None else [model]) if (view := read_objectives(home, name))]
     if model is not None and not views:
@@ -283,11 +287,12 @@ def add_labels(
     from serin.commands.predictions import open_bundle
     from serin.monitoring.quality.labels import Columns
     from serin.pipeline.label_tables import read_labels
-    from serin.pipeline.labels import add, truth_of
+    from serin.pipeline.labels import truth_of
+    from serin.watcher.cluster_state import store_labels
 
     bundle = open_bundle(name)
     columns = Columns(id=id_column, row=row, client_id=client_id, on=tuple(on or ()), value=value, time=time)
-    done = add(bundle, read_labels(table, truth_of(bundle), columns), columns)
+    done = store_labels(bundle, read_labels(table, truth_of(bundle), columns), columns)
     if as_json:
         show_json(dataclasses.asdict(done))
     else:
@@ -307,6 +312,7 @@ def _show_added(model: str, done: LabelsAdded, key: str) -> None:
     else:
         show(f"{counted(done.rows, 'row')}, and no label that can be used")
     _show_counts(
+        (done.joined_later, *_JOINED_LATER, " by the leading watcher; `serin labels show` counts them"),
         (done.matched, "is about a recorded row", "are about a recorded row"),
         (done.unknown, *_UNKNOWN, "; kept until it is recorded"),
         (done.ambiguous, *_AMBIGUOUS, "; not used"),
@@ -421,8 +427,9 @@ def _view(model: str) -> QualityView:
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
     from serin.monitoring.quality.view import quality_file, read_quality
+    from serin.watcher.cluster_state import watch_home
 
-    view = read_quality(environment.home(), model)
+    view = read_quality(watch_home(environment.home(), "watch/quality"), model)
     if view is not None:
         return view
     if model in models_captured(environment.home()):

@@ -20,11 +20,12 @@ from serin.console.login import read_signed_form
 from serin.console.state import Console, Session
 from serin.console.views.models import known_model
 from serin.errors import SerinError
-from serin.monitoring.alerts.book import AlertBook, read_alerts
-from serin.rollout.run.access import rollouts_of
+from serin.monitoring.alerts.book import read_alerts
+from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.commands import Command, Kind
-from serin.rollout.run.status import ModelStatus, model_status
+from serin.rollout.run.status import ModelStatus, status_of
 from serin.store.store import Store
+from serin.watcher.cluster_state import find_book, watch_home
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Actions:
             version=int(version) if kind == "rollback" and version.isdecimal() else None,
         )
         try:
-            answer = await run_in_threadpool(rollouts_of(self._console.home).mailbox.ask, command)
+            answer = await run_in_threadpool(find_rollouts(self._console.home).mailbox.ask, command)
         except SerinError as error:
             raise HTTPException(503, str(error)) from error
         log.info("%s: %s %s: %s", session.who, kind, model, "accepted" if answer.accepted else answer.reason)
@@ -110,7 +111,8 @@ class Actions:
     async def ask_alert(self, request: Request) -> Response:
         session = self._operator(request)
         what = _what(request)
-        found = await run_in_threadpool(read_alerts, self._console.home, resolved=0)
+        home = await run_in_threadpool(watch_home, self._console.home, "alerts")
+        found = await run_in_threadpool(read_alerts, home, resolved=0)
         record = next((each for each in found.open if str(each.id) == request.path_params["alert"]), None)
         if record is None:
             raise HTTPException(404, "this alert is not open any more")
@@ -129,8 +131,9 @@ class Actions:
         fields = await read_signed_form(self._console, request, session)
         what, key = _what(request), fields.get("key", "")
         note = _reason(fields)
-        book, now = AlertBook(self._console.home), time.time()
+        now = time.time()
         try:
+            book = await run_in_threadpool(find_book, self._console.home)
             if what == "acknowledge":
                 await run_in_threadpool(book.acknowledge, key, by=session.who, note=note, now=now)
             else:
@@ -155,7 +158,7 @@ class Actions:
 
     def _state(self, model: str, kind: Kind) -> ModelStatus:
         known_model(self._console.home, model)
-        state = model_status(self._console.home, model)
+        state = status_of(find_rollouts(self._console.home), model)
         if state is None:
             raise HTTPException(409, f"{model} has had no rollout")
         if ACTIONS[kind].running and not state.rollout.running:

@@ -15,31 +15,39 @@ from serin.host.standing import begin_beats, log_to_stdout, run_server
 from serin.host.state import read_stack
 from serin.host.wiring import console_socket
 from serin.machine import environment
+from serin.rollout.run.access import find_cluster
 
 log = logging.getLogger("serin.console.server")  # not __name__, which is __main__ here
+
+_PORT = 8090
 
 
 def main() -> None:
     log_to_stdout()
     home, settings = environment.home(), read_settings()
     stack = read_stack(home)
-    if stack is None or stack.console_port is None:
+    port = stack.console_port if stack else None
+    if port is None and find_cluster(home) is None:
         sys.exit(f"no stack with a console was started in {home}; run `serin up`")
     for role in ROLES:
         role_secret(home, role)
-    log.info("the console listens on %s:%d", settings.address, stack.console_port)
+    own = port is not None  # else it is of several hosts, and runs on any machine
+    port = port or settings.port or _PORT
+    log.info("the console listens on %s:%d", settings.address, port)
     config = uvicorn.Config(
-        build_app(home, settings, stack.console_port),
+        build_app(home, settings, port),
         host=settings.address,
-        port=stack.console_port,
+        port=port,
         access_log=False,
         log_config=None,
         proxy_headers=settings.url is not None,
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    begin_beats(home)
-    run_server(config, sockets=[config.bind_socket(), listen_to_gateway(console_socket(home))])
+    if own:
+        begin_beats(home)
+    gateway = [listen_to_gateway(console_socket(home))] if own else []
+    run_server(config, sockets=[config.bind_socket(), *gateway])
 
 
 def listen_to_gateway(path: Path) -> socket.socket:

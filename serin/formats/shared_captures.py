@@ -30,7 +30,7 @@ from serin.store.objects import Entry
 RECORDS: Final = "captures/records/"
 GONE: Final = "captures/gone/"
 STATE: Final = "shared.json"
-BORN: Final = "born"  # in counters.json of copies of all hosts' records: what they began with
+BORN: Final = "born"  # in counters.json of copies of all hosts' records: a number that no others have
 COUNTERS: Final = "counters.json"
 FORMAT, VERSION = "serin.shared_captures", 1
 

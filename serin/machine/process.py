@@ -64,14 +64,6 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
-def agent_serves(home: Path) -> bool:
-    """Returns whether `home` is that of an agent, or was last: a controller elsewhere decides what it serves."""
-    try:
-        return bool(json.loads((home / "stack.json").read_text()).get("agent", False))
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def stack_decides(home: Path) -> bool:
     """Returns whether the stack of `home` is up and decides about rollouts itself: an agent's does not."""
     try:

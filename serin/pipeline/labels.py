@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,8 +29,8 @@ class LabelsAdded:
     """The outcome of adding labels. `matched`: about a recorded row; `unknown`: about none so far, kept until one is
     recorded; `ambiguous`: by a client's id that several requests have; `unclear`: without a row number for a request
     of several rows; `beyond`: for a row that the recorded request does not have. `stored` is 0 when the same table was
-    added just before. `mixed`: some calls named a time column and others did not, so that times and arrivals are
-    compared with each other."""
+    added just before; `joined_later`: how many of them another process joins. `mixed`: some calls named a time column
+    and others did not, so that times and arrivals are compared with each other."""
 
     rows: int
     stored: int
@@ -43,17 +44,28 @@ class LabelsAdded:
     beyond: int
     key: str
     mixed: bool
+    joined_later: int = 0
 
 
-def add(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdded:
-    """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored."""
-    home, of = environment.home(), truth_of(bundle)
+def add(
+    bundle: Bundle, table: pa.Table, columns: Columns, *, deliver: Callable[[bytes], None] | None = None
+) -> LabelsAdded:
+    """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored. `deliver`:
+    takes the file of labels where another process stores it, and joins them with the recorded rows."""
+    of = truth_of(bundle)
     capture = load_spec(Path(bundle.path) / "spec.yaml").monitoring.capture
     if masked := [name for name in columns.on if name in (*capture.mask, *capture.drop)]:
         reason = "is masked or dropped in the records (monitoring.capture): labels cannot be joined by it"
         raise LabelsUnfit(model=bundle.model, column=masked[0], reason=reason)
-    added = add_labels(home, of, table, columns, time.time())
-    return _looked_up(home, bundle.model, added)
+    if deliver is None:
+        home = environment.home()
+        return _looked_up(home, bundle.model, add_labels(home, of, table, columns, time.time()))
+    with tempfile.TemporaryDirectory() as scratch:
+        added = add_labels(Path(scratch), of, table, columns, time.time())
+        if added.file is not None:
+            deliver(added.file.path.read_bytes())
+    found = _looked_up(Path(), bundle.model, replace(added, file=None))
+    return replace(found, stored=added.stored, joined_later=added.stored)
 
 
 def truth_of(bundle: Bundle) -> TruthOf:
@@ -87,14 +99,15 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
     )
 
 
-def forget(model: str, rows: Mapping[int, pa.Table]) -> int:
-    """Deletes the labels of recorded rows (by version) that are being deleted. Returns their number."""
-    return follow.forget_rows(environment.home(), model, rows, watched_versions(Store.open(), model))
+def forget(model: str, rows: Mapping[int, pa.Table], home: Path | None = None) -> int:
+    """Deletes the labels of recorded rows (by version) that are being deleted. Returns their number. `home`: with the
+    labels; None: the environment's."""
+    return follow.forget_rows(home or environment.home(), model, rows, watched_versions(Store.open(), model))
 
 
-def count_again(model: str) -> None:
+def count_again(model: str, home: Path | None = None) -> None:
     """Has the recorded rows that are left counted again, after some were deleted."""
-    follow.count_again(environment.home(), model)
+    follow.count_again(home or environment.home(), model)
 
 
 def watched_versions(store: Store, model: str) -> Versions:

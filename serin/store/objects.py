@@ -118,9 +118,10 @@ class FolderObjects:
     def read(self, key: str) -> Stored | None:
         try:
             content = self._path(key).read_bytes()
+            age_s = time.time() - self._path(key).stat().st_mtime
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-        return Stored(content=content, tag=tag_of(content))
+        return Stored(content=content, tag=tag_of(content), age_s=age_s)
 
     def create(self, key: str, content: bytes) -> str:
         self._create(key, lambda path: path.write_bytes(content))

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import SerinError
-from serin.host.state import read_stack
 from serin.machine.in_memory import memory_folder
 from serin.monitoring.alerts.book import LOG, PREFECT
 from serin.monitoring.alerts.delivery import Channel, Delivery, LogChannel, body, channel_of
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.receivers import ReceiverFile
 from serin.prefect import rest_api
-from serin.prefect.login import stack_api
-from serin.watcher.duty import Duty
+from serin.prefect.login import find_server
+from serin.watcher.duty import Commit, Duty, nothing
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +31,12 @@ class AlertsDuty(Duty):
 
     name, every_s = "alerts", 5.0
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, stack: Path | None = None, commit: Commit = nothing) -> None:
+        """`home`: with the book and the receivers. `stack`: the home of the stack; None: `home`. `commit`: called
+        before anything is sent."""
         books = [home, *([memory] if (memory := memory_folder(home)) else [])]
-        self._deliveries = [Delivery(Outbox(each), Channels(home)) for each in books]
+        channels = Channels(home, stack or home)
+        self._deliveries = [Delivery(Outbox(each), channels, commit=commit) for each in books]
         self._started = False
 
     def tick(self, now: float) -> None:
@@ -53,15 +55,15 @@ class Channels:
     """Returns the channels of a home by receiver. Receivers that were added or removed are noticed at the next call.
     One that cannot be used keeps its messages waiting, and is reported once."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, stack: Path) -> None:
+        self._home, self._stack = home, stack
         self._signature: tuple[int, int] | None = None
         self._channels: dict[str, Channel] = {}
 
     def __call__(self) -> Mapping[str, Channel]:
         signature = self._read_signature()
         if not self._channels or signature != self._signature:
-            self._channels = {LOG: LogChannel(), PREFECT: PrefectChannel(self._home), **self._receivers()}
+            self._channels = {LOG: LogChannel(), PREFECT: PrefectChannel(self._stack), **self._receivers()}
             self._signature = signature
         return self._channels
 
@@ -101,15 +103,15 @@ class UnusableChannel:
 
 class PrefectChannel:
     """Sends an event `serin.<kind>` about `serin.model.<model>`, and `serin.<kind>.resolved` or `.closed` at the end.
-    Where no Prefect server belongs to the stack, there is nothing to do."""
+    Where neither the stack nor PREFECT_API_URL has a server, there is nothing to do."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
 
     def send(self, message: Message) -> None:
-        stack = read_stack(self._home)
-        if stack is not None and stack.prefect_api_url:
-            rest_api.call(stack_api(stack), "POST", "/events", [event(message)])
+        server = find_server(self._home)
+        if server is not None:
+            rest_api.call(server.api, "POST", "/events", [event(message)])
 
 
 def event(message: Message) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.run.commands import Command, new_id
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus
-from serin.watcher.served import has_agent, watched_rollouts
+from serin.watcher.duty import Commit, nothing
+from serin.watcher.served import watched_rollouts
 
 log = logging.getLogger(__name__)
 
-_AUTOMATIC: Final = ("objectives", "quality")  # the duties that ask for it
 _ANSWER_S: Final = 60.0
 _AGAIN_S: Final = 600.0  # after a command that was refused or not answered
 
@@ -25,29 +25,19 @@ class AutoRollback:
     """A rollback is stored, then submitted as `serin rollout rollback` does. After a crash between the two the same
     command is submitted again; the controller obeys it once."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, state: Path | None = None, commit: Commit = nothing) -> None:
+        """`state`: the home where rollbacks are stored; None: `home`. `commit`: called before one is submitted."""
+        self._home, self._state, self._commit = home, state or home, commit
 
     def refusal(self, model: ModelStatus, now: float) -> str | None:
         """Returns why the live version must not be rolled back automatically now, or None."""
-        made = read_rollbacks(self._home, model.name)
+        made = read_rollbacks(self._state, model.name)
         if made and not made[-1].accepted and abs(now - made[-1].t) < _AGAIN_S:
             return (
                 f"a rollback was tried a moment ago: {made[-1].outcome or 'the controller has not answered'}"
             )
         running = model.rollout.running
-        reason = refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
-        if reason is None and has_agent(self._home) and self._was_rolled_back(model):
-            return f"version {model.live} was rolled back automatically once; a second time is for a person to decide"
-        return reason
-
-    def _was_rolled_back(self, model: ModelStatus) -> bool:
-        """Whether the watcher of any host has rolled the live version back before: the journal keeps commands."""
-        for decision in watched_rollouts(self._home).decisions(model.name):
-            now = decision2rollout(decision) if decision.command and decision.by in _AUTOMATIC else None
-            if now is not None and now.stable is not None and now.stable.version == model.live:
-                return True
-        return False
+        return refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
 
     def begin(self, model: ModelStatus, *, why: str, by: str, now: float) -> None:
         """Asks the controller to return to the previous version. `refusal` must have been None."""
@@ -56,20 +46,22 @@ class AutoRollback:
         rollback = Rollback(
             t=now, from_version=model.live, to_version=model.previous, by=by, why=why, command=new_id()
         )
-        save_rollbacks(self._home, model.name, (*read_rollbacks(self._home, model.name), rollback))
+        save_rollbacks(self._state, model.name, (*read_rollbacks(self._state, model.name), rollback))
         log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
+        self._commit()
         watched_rollouts(self._home).mailbox.submit(self._command(model.name, rollback))
 
     def settle(self, model: ModelStatus, now: float) -> None:
         """Stores the controller's answer to the last rollback. Without one in time, or when another version has become
         live, the command is withdrawn, so that it is not obeyed later."""
-        made = read_rollbacks(self._home, model.name)
+        made = read_rollbacks(self._state, model.name)
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
         answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
         current = model.live == last.from_version and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
+            self._commit()
             watched_rollouts(self._home).mailbox.submit(self._command(model.name, last))
             return
         if answer is None:
@@ -80,7 +72,7 @@ class AutoRollback:
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
         settled = replace(last, outcome=outcome, accepted=accepted)
-        save_rollbacks(self._home, model.name, (*made[:-1], settled))
+        save_rollbacks(self._state, model.name, (*made[:-1], settled))
         if not accepted:
             log.warning("%s: the automatic rollback did not begin: %s", model.name, outcome)
 

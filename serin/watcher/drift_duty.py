@@ -30,8 +30,9 @@ class DriftDuty(Duty):
 
     name, every_s = "drift", 5.0
 
-    def __init__(self, home: Path, alerts: Alerts) -> None:
-        self._home, self._alerts = home, alerts
+    def __init__(self, home: Path, alerts: Alerts, state: Path | None = None) -> None:
+        """`state`: the home for what it knows; None: `home`."""
+        self._home, self._alerts, self._state = home, alerts, state or home
         self._watches: dict[str, ModelWatch] = {}
         self._versions: dict[tuple[str, int], Watched | None] = {}
 
@@ -53,7 +54,7 @@ class DriftDuty(Duty):
         if watch is None:
             if not wanted and not captures_folder(records, model.name).is_dir():
                 return
-            watch = ModelWatch.load(self._home, model.name, wanted)
+            watch = ModelWatch.load(self._state, model.name, wanted)
             self._watches[model.name] = watch
         watch.use(records)
         if not wanted and not watch.releases and not watch.told:

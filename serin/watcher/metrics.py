@@ -44,7 +44,7 @@ from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
 from serin.spec.section import shortest
 from serin.store.artifacts import Release
-from serin.watcher.served import last_statuses, served_models, watched_rollouts
+from serin.watcher.served import last_statuses, served_models, state_home, watched_rollouts
 
 Section = Callable[[Path], Iterable[Metric]]
 
@@ -143,7 +143,10 @@ def alerts(home: Path) -> Iterator[Metric]:
     firing = gauge("serin_alert_firing", "Alerts that are open; 0: silenced or acknowledged.",
                    "model", "release", "kind", "severity", "alert")  # fmt: skip
     began = gauge("serin_alert_since_seconds", "When what an open alert is about began.", "model", "alert")
-    for record in read_alerts(home, resolved=0).open:
+    books = dict.fromkeys([home, state_home(home) or home])  # of this host, and of all if this watcher leads
+    for record in (each for book in books for each in read_alerts(book, resolved=0).open):
+        if record.alert.facts.get("host"):
+            continue  # its own watcher has it
         alert = record.alert
         quiet = record.silenced_until is not None or record.acknowledged is not None
         firing.add_metric(
@@ -197,8 +200,8 @@ def drift(home: Path) -> Iterator[Metric]:
     evidence = gauge("serin_drift_evidence_ratio", "Evidence of drift as a share of what an alarm needs.",
                      "model", "release", "column")  # fmt: skip
     drifted = gauge("serin_drift_columns", "How many columns and scores have drifted.", "model", "release")
-    for model in _models(home):
-        view = read_drift(home, model)
+    for state, model in _watched(home):
+        view = read_drift(state, model)
         if view is None:
             continue
         drifted.add_metric([model, view.release], len(view.alarms))
@@ -214,8 +217,8 @@ def quality(home: Path) -> Iterator[Metric]:
     labelled = gauge(
         "serin_labelled_ratio", "The share of recorded rows that have a label.", "model", "release"
     )
-    for model in _models(home):
-        view = read_quality(home, model)
+    for state, model in _watched(home):
+        view = read_quality(state, model)
         for release in view.releases if view else ():
             for basis, found in (("live", release.metrics), ("offline", release.offline)):
                 for metric, measured in found.items():
@@ -236,8 +239,8 @@ def objectives(home: Path) -> Iterator[Metric]:
     gone = gauge("serin_requests_gone_ratio",
                  "The share of requests whose client left before it had waited as long as promised, by window.",
                  "model", "window")  # fmt: skip
-    for model in _models(home):
-        view = read_objectives(home, model)
+    for state, model in _watched(home):
+        view = read_objectives(state, model)
         for window_s, share in view.gone.items() if view else ():
             gone.add_metric([model, shortest(window_s)], share)
         for objective in view.objectives if view else ():
@@ -250,8 +253,11 @@ def objectives(home: Path) -> Iterator[Metric]:
     yield from (target, left, burn, gone)
 
 
-def _models(home: Path) -> list[str]:
-    return [model.name for model in served_models(home)]
+def _watched(home: Path) -> list[tuple[Path, str]]:
+    """The models that this watcher watches, each with the home where it has what it knows: of several hosts, the leader
+    has them."""
+    state = state_home(home)
+    return [] if state is None else [(state, model.name) for model in served_models(home)]
 
 
 _SECTIONS = (build, releases, rollouts, objectives, quality, drift, captures, alerts, leases)

@@ -35,7 +35,7 @@ from serin.rollout.run.status import ModelStatus
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
 from serin.watcher.auto_rollback import AutoRollback
-from serin.watcher.duty import Duty, look_at_each
+from serin.watcher.duty import Commit, Duty, look_at_each, nothing
 from serin.watcher.history_duty import Promise, Promises
 from serin.watcher.served import watched_statuses
 
@@ -48,12 +48,20 @@ class ObjectivesDuty(Duty):
 
     name, every_s = "objectives", 10.0
 
-    def __init__(self, home: Path, alerts: Alerts, promises: Promises) -> None:
-        self._home, self._alerts, self._promises = home, alerts, promises
-        self._rollback = AutoRollback(home)
+    def __init__(
+        self,
+        home: Path,
+        alerts: Alerts,
+        promises: Promises,
+        state: Path | None = None,
+        commit: Commit = nothing,
+    ) -> None:
+        """`state`: the home with the history and what it knows; None: `home`."""
+        self._home, self._alerts, self._promises, self._state = home, alerts, promises, state or home
+        self._rollback = AutoRollback(home, self._state, commit)
 
     def tick(self, now: float) -> None:
-        found = read_alerts(self._home, resolved=0, now=now).open
+        found = read_alerts(self._state, resolved=0, now=now).open
         open_alerts = {each.alert.key: each for each in found if each.alert.kind == "objective"}
         models = watched_statuses(self._home)
         names = {model.name for model in models}
@@ -67,8 +75,8 @@ class ObjectivesDuty(Duty):
         objectives = _objectives(promise)
         release = "" if model.live is None else Release(model=model.name, version=model.live).name
         state = ObjectivesState(model=model.name, release=release, objectives=objectives)
-        if model.live is not None and state != ObjectivesState.read(self._home, model.name):
-            state.save(self._home)
+        if model.live is not None and state != ObjectivesState.read(self._state, model.name):
+            state.save(self._state)
         fired = set()
         for objective, pair, shares in self._burning(model.name, objectives, now):
             key = alert_key(model.name, objective.name, pair.severity)
@@ -88,16 +96,16 @@ class ObjectivesDuty(Duty):
 
         Three days are only read when the last six hours could be a part of a ticket: they take most of the time.
         """
-        sums = dict(window_sums(self._home, model, now, WINDOWS[:-1]))
+        sums = dict(window_sums(self._state, model, now, WINDOWS[:-1]))
         days, hours = WINDOWS[-1], WINDOWS[-2]
         for objective in objectives:
             slow = objective.burn(shares_of(objective, sums)[hours]) >= PAIRS[-1].threshold / 2
             if slow and days not in sums:
-                sums |= window_sums(self._home, model, now, (days,))
+                sums |= window_sums(self._state, model, now, (days,))
             shares = {days: Share(), **shares_of(objective, sums)}
             if firing_pair(objective, shares) is None:
                 continue
-            age_s = counted_for(self._home, model, now)
+            age_s = counted_for(self._state, model, now)
             pairs = (firing_pair(objective, shares, age_s, severity=each) for each in SEVERITIES)
             if pair := next((found for found in pairs if found), None):
                 yield objective, pair, shares
@@ -114,7 +122,7 @@ class ObjectivesDuty(Duty):
     ) -> None:
         rows = self._rows(model.name, objective, now)
         recent = [(row.t, row.share) for row in rows if row.t >= now - pair.long_s]
-        period = shares_of(objective, window_sums(self._home, model.name, now, (PERIOD_S,)))[PERIOD_S]
+        period = shares_of(objective, window_sums(self._state, model.name, now, (PERIOD_S,)))[PERIOD_S]
         more = self._roll_back(model, objective, rows, now) if acts else ""
         alert = objective_alert(
             objective,
@@ -123,14 +131,14 @@ class ObjectivesDuty(Duty):
             model=model.name,
             release=Release(model=model.name, version=model.live).name if model.live else "",
             since=burning_since(objective, recent, pair.threshold) or now - pair.long_s,
-            left=budget_left(objective, period, counted_for(self._home, model.name, now)),
+            left=budget_left(objective, period, counted_for(self._state, model.name, now)),
             more=more,
         )
         self._alerts.fire(alert, now)
 
     def _roll_back(self, model: ModelStatus, objective: Objective, rows: list[Row], now: float) -> str:
         """Returns to the previous version if the live one is to blame; what was decided, as a sentence."""
-        made = read_rollbacks(self._home, model.name)
+        made = read_rollbacks(self._state, model.name)
         if (made and made[-1].outcome is None) or (made and made[-1].accepted and now - made[-1].t < FIRST_S):
             return f"automatic rollback to version {made[-1].to_version}: {made[-1].why}"
         problem = self._rollback.refusal(model, now)
@@ -152,7 +160,7 @@ class ObjectivesDuty(Duty):
         return f"automatic rollback to version {model.previous}: {verdict.why}"
 
     def _rows(self, model: str, objective: Objective, now: float) -> list[Row]:
-        counts = [each for each in counts_since(self._home, model, now - _LOOK_BACK_S) if each.t <= now]
+        counts = [each for each in counts_since(self._state, model, now - _LOOK_BACK_S) if each.t <= now]
         versions = {name: _version(name) for name in {each.release for each in counts}}
         return [
             Row(

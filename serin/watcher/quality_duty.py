@@ -43,9 +43,11 @@ from serin.rollout.run.status import ModelStatus, status_of
 from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec, QualitySpec
 from serin.store.artifacts import Release
+from serin.store.home_objects import HomeObjects
+from serin.store.objects import Objects
 from serin.store.store import Store
 from serin.watcher.auto_rollback import AutoRollback
-from serin.watcher.duty import Duty, look_at_each
+from serin.watcher.duty import Commit, Duty, look_at_each, nothing
 from serin.watcher.served import watched_rollouts
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
@@ -71,10 +73,22 @@ class QualityDuty(Duty):
 
     name, every_s = "quality", 5.0
 
-    def __init__(self, home: Path, alerts: Alerts, clock: Callable[[], float] = time.monotonic) -> None:
-        self._home, self._alerts, self._clock = home, alerts, clock
+    def __init__(
+        self,
+        home: Path,
+        alerts: Alerts,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        state: Path | None = None,
+        objects: Objects | None = None,
+        commit: Commit = nothing,
+    ) -> None:
+        """`state`: the home for labels and what it knows; None: `home`. `objects`: where the controller reads what is
+        written for it; None: in `home`."""
+        self._home, self._alerts, self._clock, self._state = home, alerts, clock, state or home
         self._models: dict[str, _Model] = {}
-        self._rollback = AutoRollback(home)
+        self._objects = objects or HomeObjects(home)
+        self._rollback = AutoRollback(home, self._state, commit)
 
     def tick(self, now: float) -> None:
         """Takes in what is new for a moment."""
@@ -88,7 +102,8 @@ class QualityDuty(Duty):
     def _names(self) -> list[str]:
         places = [
             captures_folder(combined_home(self._home)),
-            *(self._home / each for each in ("captures", "labels")),
+            self._home / "captures",
+            self._state / "labels",
         ]
         folders = [folder for folder in places if folder.is_dir()]
         return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()})
@@ -110,7 +125,7 @@ class QualityDuty(Duty):
         seen = state.part, state.labels, state.forgotten, more, evidence
         if seen != model.seen and self._clock() >= model.due:
             began = self._clock()
-            write_quality(self._home, self._view(model, now, behind=more))
+            write_quality(self._state, self._view(model, now, behind=more))
             model.seen, model.due = seen, self._clock() + (self._clock() - began) / _SHARE
 
     def _open(self, name: str) -> _Model:
@@ -123,7 +138,7 @@ class QualityDuty(Duty):
 
         hooks = Hooks(recorded=count_recorded, labelled=labelled)
         records = records_home(self._home, name)
-        return _Model(name, Follower(self._home, name, versions.watched, hooks, records), versions)
+        return _Model(name, Follower(self._state, name, versions.watched, hooks, records), versions)
 
     def _judge(self, model: _Model, now: float) -> None:
         """Judges blocks that are complete, tells the controller, and reports on the live version. Alerts are fired
@@ -146,9 +161,9 @@ class QualityDuty(Duty):
             blocks[name] = blocks_of(after, known.watch)
         self._report(model, now)
         if changed or blocks != model.blocks:
-            write_state(quality_folder(self._home, model.name), state)
+            write_state(quality_folder(self._state, model.name), state)
         if blocks != model.blocks:
-            write_quality_blocks(quality_folder(self._home, model.name), blocks)
+            write_quality_blocks(self._objects, model.name, blocks)
             model.blocks = blocks
 
     def _report(self, model: _Model, now: float) -> None:

@@ -33,15 +33,16 @@ class RefusalsDuty(Duty):
 
     name, every_s = "refusals", 30.0
 
-    def __init__(self, home: Path, alerts: Alerts) -> None:
-        self._home, self._alerts = home, alerts
+    def __init__(self, home: Path, alerts: Alerts, state: Path | None = None) -> None:
+        """`state`: the home with the history; None: `home`."""
+        self._home, self._alerts, self._state = home, alerts, state or home
 
     def tick(self, now: float) -> None:
         for model in watched_statuses(self._home):
             if model.live is None:
                 self._alerts.resolve(refusal_key(model.name), now)
                 continue
-            view = read_history(self._home, model.name, now - LOOK_S, now, arms=False)
+            view = read_history(self._state, model.name, now - LOOK_S, now, arms=False)
             live = Release(model=model.name, version=model.live).name
             points = [point for each in view.series for point in each.points] if view else []
             alert = refusal_alert(model.name, live, points)
@@ -95,8 +96,9 @@ class RolloutsDuty(Duty):
 
     name, every_s = "rollouts", 5.0
 
-    def __init__(self, home: Path, alerts: Alerts) -> None:
-        self._home, self._alerts = home, alerts
+    def __init__(self, home: Path, alerts: Alerts, state: Path | None = None) -> None:
+        """`state`: the home with the alerts; None: `home`."""
+        self._home, self._alerts, self._state = home, alerts, state or home
         self._since: dict[str, float] = {}  # by what is held, and why
 
     def tick(self, now: float) -> None:
@@ -114,7 +116,7 @@ class RolloutsDuty(Duty):
                 self._alerts.fire(_rollout_alert(model, hold, since), now)
         for name, problem in found.items():
             self._alerts.fire(_problem_alert(name, problem, self._since[_problem_key(name)]), now)
-        _resolve_others(self._home, self._alerts, "rollout", {*held, *map(_problem_key, found)}, now)
+        _resolve_others(self._state, self._alerts, "rollout", {*held, *map(_problem_key, found)}, now)
 
 
 def _held_key(model: str) -> str:

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Final
 
 from serin.errors import NotFound
-from serin.host.state import read_stack
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import PREFECT, read_alerts
 from serin.monitoring.alerts.delivery import Attempt
 from serin.monitoring.alerts.outbox import Message
 from serin.monitoring.retrain import RetrainBook, ask_again_at, read_retraining
-from serin.rollout.run.status import status
+from serin.prefect.login import find_server
 from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.alerts_duty import PrefectChannel
-from serin.watcher.duty import Duty
+from serin.watcher.duty import Commit, Duty, nothing
+from serin.watcher.served import watched_statuses
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +38,14 @@ class RetrainDuty(Duty):
 
     name, every_s = "retraining", 30.0
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, state: Path | None = None, commit: Commit = nothing) -> None:
+        """`state`: the home with the alerts; None: `home`. `commit`: called before an event is sent."""
+        self._home, self._state, self._commit = home, state or home, commit
         self._requests: dict[str, Attempt] = {}
         self._specs: dict[Release, MonitoringSpec | None] = {}
 
     def tick(self, now: float) -> None:
-        for model in status(self._home):
+        for model in watched_statuses(self._home):
             if self._is_answered(model.name) and model.live is not None and not model.rollout.running:
                 self._look(Release(model=model.name, version=model.live), now)
 
@@ -57,21 +58,21 @@ class RetrainDuty(Duty):
             return False
         del self._requests[model]
         if request.problem is None:
-            RetrainBook(self._home, model).note_asked_again(request.message.record.fired)
+            RetrainBook(self._state, model).note_asked_again(request.message.record.fired)
         else:
             log.warning("the event about %s is sent again later: %s", model, request.problem)
         return True
 
     def _look(self, live: Release, now: float) -> None:
-        spec, stack = self._spec(live), read_stack(self._home)
-        if spec is None or not spec.retrain or stack is None or not stack.prefect_api_url:
+        spec = self._spec(live)
+        if spec is None or not spec.retrain or find_server(self._home) is None:
             return
-        at = ask_again_at(read_retraining(self._home, live.model), spec)
+        at = ask_again_at(read_retraining(self._state, live.model), spec)
         if at is None or at > now:
             return
         alarms = [
             each
-            for each in read_alerts(self._home, live.model, resolved=0).open
+            for each in read_alerts(self._state, live.model, resolved=0).open
             if each.alert.kind in spec.retrain and each.alert.release == live.name
         ]
         if alarms:
@@ -80,6 +81,7 @@ class RetrainDuty(Duty):
             again = Message(
                 number=int(now), receiver=PREFECT, event="fired", record=replace(first, fired=now)
             )
+            self._commit()
             self._requests[live.model] = Attempt(again, PrefectChannel(self._home), timeout_s=_TIMEOUT_S)
 
     def _spec(self, live: Release) -> MonitoringSpec | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from serin.errors import FileBroken
 from serin.formats.cluster.desired_state import DesiredState
@@ -23,6 +23,7 @@ _STORE_S: Final = 2.0  # all duties wait with the one that asks
 _agents: dict[Path, bool] = {}  # by home, as it was last known
 _shared: dict[str, Rollouts] = {}  # by URL: decisions are read once
 _seen: dict[Path, list[ModelStatus]] = {}  # by home
+_led: dict[Path, Led] = {}  # by home, while this process leads the watchers of several hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,34 @@ def has_agent(home: Path) -> bool:
     else:
         _agents[home] = stack is not None and stack.agent
     return _agents.get(home, False)
+
+
+class Led(Protocol):
+    """What the leading watcher of several hosts has. `state`: the home with what it knows."""
+
+    state: Path
+
+    def keep(self) -> None:
+        """Has the store keep all that it knows. Raises LeadershipLost or StoreUnreachable."""
+        ...
+
+
+def lead(home: Path, led: Led | None) -> None:
+    """Notes that this process leads the watchers of several hosts; None: it does not any more."""
+    if led is None:
+        _led.pop(home, None)
+    else:
+        _led[home] = led
+
+
+def led_by(home: Path) -> Led | None:
+    return _led.get(home)
+
+
+def state_home(home: Path) -> Path | None:
+    """The home with what this watcher knows of models; None: the watcher of another host leads."""
+    led = led_by(home)
+    return led.state if led else None if has_agent(home) else home
 
 
 def watched_rollouts(home: Path) -> Rollouts:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from serin.errors import SerinError, StoreUnreachable
 from serin.expressions import ExpressionError, parse
 from serin.formats.captures import captures_folder, versions_captured
+from serin.formats.cluster.leader import Leader
 from serin.formats.forget_requests import (
     APPLIED,
     Applied,
@@ -43,8 +44,9 @@ from serin.pipeline import labels
 from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store
 from serin.watcher.capture_duty import ClockTrust, Settings, capture_limits, capture_settings
+from serin.watcher.cluster_state import LEADER
 from serin.watcher.duty import Duty
-from serin.watcher.served import has_agent, served_models
+from serin.watcher.served import has_agent, led_by, served_models, state_home
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ def followed(home: Path, store: Store) -> Callable[[str], bool]:
     known: dict[tuple[str, int], bool] = {}
 
     def needed(model: str) -> bool:
-        if (home / "labels" / model).is_dir():
+        if any((each / "labels" / model).is_dir() for each in (home, state_home(home)) if each):
             return True
         versions = [served.live for served in served_models(home) if served.name == model]
         version = versions[0] if versions else store.aliases(model).get("live")
@@ -260,6 +262,8 @@ class ShareRound:
     def _apply(self, request: ForgetRequest, now: float) -> None:
         """Deletes the rows here and in what this host wrote. The request is applied once all rows that were answered
         before it was read are recorded; until then it is repeated."""
+        if self._waits_for_leader(request):
+            return
         key = request.model, request.seq
         if key not in self._seen:
             self._seen[key] = now, ring_heads(self._home)
@@ -278,7 +282,9 @@ class ShareRound:
             host=self._host, by=self._host, t=now, rows=found.rows, files=found.files, labels=found.labels,
             problem=problem,
         )  # fmt: skip
-        labels.count_again(request.model)
+        labels.count_again(request.model, self._state())
+        if led := led_by(self._home):
+            led.keep()  # the next leader must not have these labels
         write_applied(self.records.files, request, applied)
         log.info("%d rows of %s were deleted on request %d", found.rows, request.model, request.seq)
         self._seen.pop(key, None)
@@ -290,7 +296,7 @@ class ShareRound:
         here = self._forget_in(self._home, model, where)
         copies = self._forget_in(combined_home(self._home), model, where)
         if here.rows or copies.rows:
-            labels.count_again(model)
+            labels.count_again(model, self._state())
         # What was uploaded is here as well, unless it was deleted here to make room.
         return Deletion(
             rows=max(here.rows, uploaded.rows),
@@ -311,7 +317,23 @@ class ShareRound:
             return Deletion(rows=0, files=0)
         if not set(parse(where).columns) <= column_types(home, model).keys():
             return Deletion(rows=0, files=0, leftovers=tidy(home, model))
-        return forget(home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]))])
+        return forget(
+            home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]), self._state())]
+        )
+
+    def _state(self) -> Path:
+        """The home with the labels: those of all hosts, if this watcher leads."""
+        return state_home(self._home) or self._home
+
+    def _waits_for_leader(self, request: ForgetRequest) -> bool:
+        """Whether the leading watcher has still to delete the labels of the rows, which it finds by its copies. If it
+        is lost, the next one does with copies in which nothing was deleted yet."""
+        stored = None if state_home(self._home) else self.records.files.read(LEADER)
+        if stored is None:
+            return False
+        host = Leader.load(stored.content).holder.partition("/")[0]
+        done = applied_by(self.records.files.keys(APPLIED), host).get(request.model, set())
+        return host not in ("", self._host) and request.seq not in done
 
     def _apply_for_gone(self, model: str, applied: set[str], now: float) -> None:
         files = self.records.files

@@ -25,9 +25,9 @@ from serin.serving.envoy.routes import Timeouts
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 from serin.watcher.alerts_duty import AlertsDuty
+from serin.watcher.duty import Rounds
 from serin.watcher.history_duty import HistoryDuty, Promise, Promises
 from serin.watcher.objectives_duty import ObjectivesDuty
-from serin.watcher.watcher import Rounds
 from tests.e2e.external_scene import PLAN, Scene, asking, scene
 from tests.e2e.serving_host import ChildHost
 from tests.e2e.serving_stack import start_gateway

@@ -74,6 +74,18 @@ class Kubernetes(Place):
         pods = self._cluster.kubelet.pods_with(RELEASES, {"serin.dev/release": release})
         return [self._cluster.kubelet.folder / "pods" / pod.metadata["uid"] for pod in pods]
 
+    def open_port(self, port: int) -> None:
+        """As docs/how-to/kubernetes.md says for receivers at other ports than 443."""
+        about = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "gateway"}}}
+        opened = {"policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "TCP", "port": port}]}]}
+        policy = {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": f"receiver-{port}", "namespace": "serin"},
+            "spec": {**about, **opened},
+        }
+        self._cluster.plane.apply([policy])
+
     def open_again(self) -> None:
         """Its gateways always ask for a key."""
 

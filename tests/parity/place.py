@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import yaml
@@ -129,6 +130,10 @@ class Place(ABC):
         """The store of the models."""
 
     address = "127.0.0.1"  # where servers of a test listen, so that the place reaches them
+
+    def open_port(self, port: int) -> None:
+        """Lets the place reach a receiver of alerts at this port of `address`."""
+        del port
 
     def inside(self, gateway: str = "") -> AbstractContextManager[None]:
         """Sockets that are opened within the block are in the network of a gateway, or of the store."""
@@ -250,6 +255,7 @@ class Place(ABC):
         with ExitStack() as ends:
             with self.inside():
                 hook = ends.enter_context(webhook(self.address))
+            self.open_port(urlsplit(hook.url).port or 80)
             self.ask_for("alerts", "receivers", "add", name, hook.url)
             try:
                 yield hook

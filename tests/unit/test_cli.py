@@ -107,6 +107,7 @@ COMMAND_LINE = {
     "gc": "[--keep-versions] [--keep] [--remove] [--json]",
     "backup create": "[FILE] [--captures --no-captures]",
     "backup restore": "[FILE]",
+    "console run": "",
     "console secret": "[ROLE] [--rotate] [--json]",
     "slo": "[MODEL] [--json]",
     "alerts list": "[--model] [--resolved] [--journal] [--json]",

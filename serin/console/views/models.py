@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serin.cluster.status import read_cluster_status
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.formats.bundle import read_manifest
@@ -22,10 +23,11 @@ from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
 from serin.reports.charts import Bar, bars
-from serin.rollout.run.status import ModelStatus, model_status, problems
-from serin.rollout.run.status import status as rollout_statuses
+from serin.rollout.run.access import find_cluster, find_rollouts
+from serin.rollout.run.status import ModelStatus, problems, status_of, statuses
 from serin.stack.status import read_status
 from serin.store.store import Store
+from serin.watcher.cluster_state import watch_home
 
 _MOST_VERSIONS = 40
 _EXAMPLES: dict[str, object] = {
@@ -69,13 +71,14 @@ class VersionRow:
 
 def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
-    found, now = read_status(home, window_s=None), time.time()
-    states = {state.name: state for state in rollout_statuses(home)}
+    rollouts, state, now = find_rollouts(home), watch_home(home), time.time()
+    found = read_status(home, window_s=None) if rollouts.log else None
+    states = {each.name: each for each in statuses(rollouts)}
     store = Store.open()
-    alerts = read_alerts(home, resolved=0).open
+    alerts = read_alerts(state, resolved=0).open
     rows = []
-    for name in sorted({*store.models(), *(state for state in states if store.versions(state))}):
-        rate, p99_ms, error_share = _recent(home, name, now)
+    for name in sorted({*store.models(), *(each for each in states if store.versions(each))}):
+        rate, p99_ms, error_share = _recent(state, name, now)
         live = states[name].live if name in states else None
         shown = _version(store, name, live, {}) if live in store.versions(name) else None
         rows.append(
@@ -84,8 +87,8 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
                 live=live,
                 made=shown.made if shown else None,
                 metric=next(iter(sorted(shown.metrics.items())), None) if shown else None,
-                drift=_drift_state(home, name),
-                quality=_quality_state(home, name, live),
+                drift=_drift_state(state, name),
+                quality=_quality_state(state, name, live),
                 versions=len(store.versions(name)),
                 state=states.get(name),
                 alerts=sum(1 for record in alerts if record.alert.model == name),
@@ -96,8 +99,13 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
         )
     rolling = [row.state for row in rows if row.state and row.state.rollout.running]
     return {
-        "status": found, "rows": rows, "alerts": len(alerts), "rolling": rolling, "problems": found.problems,
-    }  # fmt: skip
+        "status": found,
+        "cluster": None if found else read_cluster_status(home),
+        "rows": rows,
+        "alerts": len(alerts),
+        "rolling": rolling,
+        "problems": found.problems if found else {},
+    }
 
 
 def _drift_state(home: Path, model: str) -> str:
@@ -153,7 +161,7 @@ def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
 def _retrainings(home: Path, model: str) -> dict[str, Any]:
     """Returns the last retrainings that were begun or refused, newest first; or why they cannot be read."""
     try:
-        found = read_retraining(home, model)
+        found = read_retraining(watch_home(home, "watch/retrain"), model)
     except SerinError as error:
         return {"retrainings": [], "trouble": str(error)}
     rows: list[Retraining | Refusal] = [*found.begun, *found.refused]
@@ -163,12 +171,13 @@ def _retrainings(home: Path, model: str) -> dict[str, Any]:
 def model_tab(home: Path, model: str, tab: str) -> dict[str, Any]:
     """Returns what every page of a model shows. Raises NotFound for one that is not known."""
     state = known_model(home, model)
-    return {"model": model, "tab": tab, "state": state, "problem": problems(home, model).get(model, "")}
+    problem = problems(home, model).get(model, "") if find_cluster(home) is None else ""
+    return {"model": model, "tab": tab, "state": state, "problem": problem}
 
 
 def known_model(home: Path, model: str) -> ModelStatus | None:
     """Returns the status of a model; raises NotFound for a name that neither the store nor a rollout knows."""
-    state, store = model_status(home, model), Store.open()
+    state, store = status_of(find_rollouts(home), model), Store.open()
     if state is None and not store.versions(model):
         raise NotFound(kind="model", name=model, known=store.models())
     return state

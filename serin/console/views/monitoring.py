@@ -18,6 +18,7 @@ from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
 from serin.reports.charts import Axes, Drawing, Scale, number
 from serin.reports.drift_page import ColumnView, column_drawing
+from serin.watcher.cluster_state import watch_home
 
 _HOURS = 72
 _MOST_SEGMENTS = 40
@@ -25,7 +26,7 @@ _MOST_SEGMENTS = 40
 
 def read_alert_list(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
-    return {"alerts": read_alerts(home, resolved=30)}
+    return {"alerts": read_alerts(watch_home(home, "alerts"), resolved=30)}
 
 
 def read_recorded(home: Path, parameters: Parameters) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _recorded_rows(home: Path, found: CapturesView) -> str:
 
 def read_drift_watch(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
-    found = read_drift(home, model)
+    found = read_drift(watch_home(home, "watch/drift"), model)
     columns = found.columns if found else ()
     return {
         **model_tab(home, model, "drift"),
@@ -90,7 +91,7 @@ def _evidence(column: ColumnView) -> str:
 
 def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
-    found = read_quality(home, model)
+    found = read_quality(watch_home(home, "watch/quality"), model)
     releases = found.releases if found else ()
     names = _metric_names(releases)
     return {

@@ -27,10 +27,9 @@ from serin.rollout.decide.evidence import Evidence
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.sentences import doubt, not_proven
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import rollouts_of
+from serin.rollout.run.access import find_cluster, find_rollouts
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, history, problems
-from serin.rollout.run.status import status as rollout_statuses
+from serin.rollout.run.status import ModelStatus, problems, statuses
 from serin.rollout.run.story import point, tell
 
 _MOST_DECISIONS = 60
@@ -67,11 +66,12 @@ class ArmRow:
 
 def read_rollouts(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
-    found = rollout_statuses(home)
+    found = statuses(find_rollouts(home))
     running = [state for state in found if state.rollout.running]
     ended = sorted((state for state in found if not state.rollout.running), key=lambda s: -s.rollout.decided)
     bars = {state.name: traffic_bar(state) for state in running}
-    return {"running": running, "ended": ended, "bars": bars, "problems": problems(home)}
+    known = problems(home) if find_cluster(home) is None else {}
+    return {"running": running, "ended": ended, "bars": bars, "problems": known}
 
 
 def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _decisions(home: Path, model: str, rollout: str) -> list[Decision]:
     with _LOCK:
         known, read = _READERS.get((home, model), ("", None))
         if read is None or known != rollout:
-            read = rollouts_of(home).reader(model, rollout)
+            read = find_rollouts(home).reader(model, rollout)
             _READERS[home, model] = rollout, read
         return read()
 
@@ -145,7 +145,7 @@ def _latest(home: Path, decisions: list[Decision]) -> tuple[Rollout, Evidence, s
     """Returns the rollout, its evidence up to now as the controller will find it, and the reason for its state."""
     now = decision2rollout(decisions[-1])
     if now.phase in (Phase.SHIFTING, Phase.BAKING):
-        found = JudgeOfNow(rollouts_of(home).objects).judge(now, time.time())
+        found = JudgeOfNow(find_rollouts(home).objects).judge(now, time.time())
         reason = now.reason if now.hold else found.reason
         return now, Evidence.from_json(found.evidence.get("guards", {})), reason
     last = next((each.evidence for each in reversed(decisions) if each.evidence.get("guards")), {})
@@ -221,7 +221,7 @@ def _embedded(drawing: Drawing | None, label: str) -> str | None:
 def _earlier(home: Path, model: str, current: str) -> list[dict[str, Any]]:
     """Returns the rollouts before the current one, newest first."""
     ends: dict[str, Decision] = {}
-    for decision in history(home, model):
+    for decision in find_rollouts(home).decisions(model):
         ends[decision.rollout] = decision
     ends.pop(current, None)
     found = []

@@ -11,6 +11,7 @@ from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, Recent, meter
 from serin.monitoring.history.read import HistoryView, SeriesHistory, read_history
 from serin.monitoring.objectives.read import read_objectives
+from serin.watcher.cluster_state import watch_home
 
 SPANS: Final = {"1h": (3600, 60), "1d": (86_400, 300), "7d": (7 * 86_400, 1800), "30d": (30 * 86_400, 7200)}
 """How far back, and how much time a point has, in seconds: about 300 points each."""
@@ -50,7 +51,7 @@ def read_traffic(home: Path, parameters: Parameters) -> dict[str, Any]:
 
 def _objectives(home: Path, model: str) -> dict[str, Any] | None:
     """Returns the promises with a bar of the budget that is left, and the automatic rollbacks."""
-    found = read_objectives(home, model)
+    found = read_objectives(watch_home(home, "history", "watch/objectives", "watch/rollbacks"), model)
     if found is None:
         return None
     return {
@@ -85,7 +86,7 @@ def span_history(home: Path, model: str, span: str) -> HistoryView | None:
 
     def read() -> HistoryView | None:
         now = time.time()
-        return read_history(home, model, now - seconds, now + step_s, step_s)
+        return read_history(watch_home(home, "history"), model, now - seconds, now + step_s, step_s)
 
     return _recent.get((home, model, span), step_s / _PER_STEP, read)
 

@@ -1,4 +1,5 @@
-"""What the watcher tells the controller about the quality of releases: watch/quality/<model>/evidence.json.
+"""What the watcher tells the controller about the quality of releases: the object watch/quality/<model>/evidence.json
+of a home, or of the store that several hosts share.
 
 Blocks of labelled rows in the order in which they were judged. The controller bets on those of its rollout itself, so
 that its journal has the numbers and nothing is counted for a rollout that came before it.
@@ -8,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from serin.machine.durable import write_whole
 from serin.machine.typed_json import Document
 from serin.spec.names import valid_model_name
-
-FILE = "evidence.json"
+from serin.store.objects import Objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +31,20 @@ class _Evidence(Document, form="serin.quality-evidence"):
     releases: Mapping[str, QualityBlocks]
 
 
-def write_quality_blocks(folder: Path, releases: Mapping[str, QualityBlocks]) -> None:
-    """Writes the evidence of all releases of a model into its folder."""
-    write_whole(folder / FILE, _Evidence(releases=releases).dump())
+def write_quality_blocks(objects: Objects, model: str, releases: Mapping[str, QualityBlocks]) -> None:
+    """Writes the evidence of all releases of a model."""
+    objects.put(_key(model), _Evidence(releases=releases).dump())
 
 
-def read_quality_blocks(home: Path, model: str, release: str) -> QualityBlocks | None:
-    """The evidence about a release; None when it has no quality objective, or nothing is known."""
-    path = home / "watch" / "quality" / valid_model_name(model) / FILE
+def read_quality_blocks(objects: Objects, model: str, release: str) -> QualityBlocks | None:
+    """The evidence about a release; None when it has no quality objective, or nothing is known. Raises
+    StoreUnreachable."""
     try:
-        return _Evidence.load(path.read_bytes()).releases.get(release)
+        stored = objects.read(_key(model))
+        return None if stored is None else _Evidence.load(stored.content).releases.get(release)
     except (OSError, ValueError):
         return None
+
+
+def _key(model: str) -> str:
+    return f"watch/quality/{valid_model_name(model)}/evidence.json"

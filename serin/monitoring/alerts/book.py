@@ -186,6 +186,9 @@ class AlertBook:
         if (pattern is None) == (model is None):
             raise ValueError("name either a pattern or a model")
         with self._file.changing() as book:
+            for each in silences_in(book):
+                if (each.pattern, each.model, each.made, each.by) == (pattern, model, now, by):
+                    return each  # the same call was repeated
             found = book.execute(
                 "INSERT INTO silences (pattern, model, made, until, by, why) VALUES (?, ?, ?, ?, ?, ?)",
                 (pattern, model, now, until, by, why),

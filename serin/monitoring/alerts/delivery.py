@@ -41,6 +41,7 @@ _SEVERITY: Final = {"page": "failure", "ticket": "warning", "info": "info"}  # a
 
 class Delivery:
     """A thread that sends what is due. `channels` returns the channels by receiver, and may change its answer.
+    `commit` is called before anything is sent, and may refuse that with an error.
 
     An attempt that has not ended after `timeout_s` counts as failed, even if its channel never returns.
     """
@@ -52,8 +53,10 @@ class Delivery:
         *,
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.time,
+        commit: Callable[[], None] = lambda: None,
     ) -> None:
         self._outbox, self._channels, self._timeout_s, self._clock = outbox, channels, timeout_s, clock
+        self._commit = commit
         self._attempts: dict[str, Attempt] = {}
         self._hung: list[Attempt] = []
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -88,7 +91,7 @@ class Delivery:
         """Continues after an error of the book, such as a full disk: what was not recorded is tried again."""
         try:
             step()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, SerinError) as error:
             if time.monotonic() - self._complained >= _REPEAT_S:
                 self._complained = time.monotonic()
                 log.warning(
@@ -129,7 +132,10 @@ class Delivery:
         self._hung = [each for each in self._hung if not each.returned]
         hung = [each.message.receiver for each in self._hung]
         blocked = {name for name in channels if hung.count(name) >= _MOST_HUNG}
-        for message in self._outbox.due(self._clock(), busy={*self._attempts, *blocked}):
+        due = self._outbox.due(self._clock(), busy={*self._attempts, *blocked})
+        if due:
+            self._commit()
+        for message in due:
             if message.receiver in channels:
                 self._attempts[message.receiver] = Attempt(
                     message,

@@ -3,6 +3,7 @@ or copied to this host in the form of a home, for what follows records row by ro
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -143,7 +144,7 @@ def combine(home: Path, records: SharedRecords, model: str, hidden: Hidden) -> i
         document = read_document(combined_home(home), model)
         # Numbers continue after those of copies that were lost: what follows them remembers its place.
         document["last"] = last_number(combined_home(home), model) or int(time.time())
-        document.setdefault(BORN, document["last"])
+        document.setdefault(BORN, secrets.randbits(48))
         taken, tables = dict(document.get(_TAKEN, {})), dict[int, list[pa.Table]]()
         counters, listing = records.counters(model), None
         for writer, counted in counters.items():

@@ -20,18 +20,19 @@ import pyarrow.compute as pc
 from serin.columns.bins import count_rows, renamed, table_times, unseen_values
 from serin.errors import FileBroken
 from serin.evidence.e_process import Array
-from serin.formats.captures import Part, captures_folder, column_names, published, read_document
+from serin.formats.captures import Part, column_names, hour_began
 from serin.formats.drift import UNSEEN, DriftStatistics
 from serin.formats.shared_captures import records_source
 from serin.machine.documents import UNFIT, read_json
 from serin.machine.durable import write_whole
 from serin.machine.typed_json import Document, Stored
-from serin.monitoring.capture.read import part_tables, parts
+from serin.monitoring.capture.read import between, part_tables, parts
 from serin.monitoring.drift.detector import Alarm, DriftDetector, array2text, text2array
 
 _ROUND_S: Final = 2.0  # the other duties of the watcher wait for so long
 _EXAMPLES: Final = 3  # of values that training never had
 _PAST: Final = 50  # ended alarms that are kept
+_HOUR_S: Final = 3_600.0
 _BUCKET_S: Final = 10_800
 _BUCKETS: Final = 8
 _COUNTS: Final = Stored(lambda text: text2array(text, np.int64), array2text)
@@ -65,8 +66,8 @@ class PastAlarm:
 @dataclass(slots=True, kw_only=True)
 class ReleaseState(Document):
     """What was counted of a release. `rows`: live rows, the newest of which arrived at `newest`. `alarms`: open ones by
-    column. `recent`: the newest eight buckets of three hours, with the counts of the bins of all series. `detector`: as
-    it was when this was stored."""
+    column. `after`: rows that arrived until then were counted from other copies. `recent`: the newest eight buckets of
+    three hours, with the counts of the bins of all series. `detector`: as it was when this was stored."""
 
     bundle: str
     rows: int = 0
@@ -74,6 +75,7 @@ class ReleaseState(Document):
     newest: float | None = None
     alarms: Annotated[dict[str, Alarm], _BY_COLUMN] = field(default_factory=dict)
     past: tuple[PastAlarm, ...] = ()
+    after: float | None = None
     recent: dict[int, Annotated[Array, _COUNTS]] = field(default_factory=dict)
     detector: dict[str, Any] = field(default_factory=dict)
 
@@ -118,8 +120,14 @@ class ReleaseWatch:
         counts: Array = np.sum([zero, *self.state.recent.values()], axis=0)
         return counts
 
+    def is_counted(self, part: Part) -> bool:
+        """Whether all rows of a part were counted from other copies, as its hour says."""
+        after = self.state.after
+        return after is not None and hour_began(part.path.parent.name) + _HOUR_S <= after
+
     def add(self, table: pa.Table) -> None:
         """Counts the rows of a part, or of a piece of it, that clients sent and that were answered to them."""
+        table = between(table, self.state.after, None) if self.state.after is not None else table
         table = table.filter(pc.equal(table.column("_source"), "live"))
         if not table.num_rows:
             return
@@ -205,12 +213,14 @@ class ModelWatch:
         return before != (set(self.releases), live)
 
     def use(self, records: Path) -> None:
-        """Follows the records in another home. What it has is not counted if others were counted before: it may be the
-        same rows."""
+        """Follows the records in another home, whose parts have other numbers: copies on the host of another watcher
+        that led before. Of them only rows are counted that arrived after the newest one that was."""
         source = records_source(records, self.model)
         if source != self.source and self.last is not None:
-            newest = published(captures_folder(records, self.model), read_document(records, self.model))
-            self.last = f"{newest:012d}"
+            self.last = None
+            for release in self.releases.values():
+                if release.state.newest is not None:
+                    release.state.after = release.state.newest + 1e-6  # a row's time has microseconds
         self.records, self.source = records, source
 
     def follow(self, *, clock: Callable[[], float] = time.monotonic) -> int:
@@ -227,7 +237,7 @@ class ModelWatch:
 
     def _count(self, part: Part) -> bool:
         release = self.releases.get(part.version)
-        if release is None:
+        if release is None or release.is_counted(part):
             return True
         tables = part_tables(part, release.columns)
         if tables is None:

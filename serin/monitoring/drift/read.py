@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from serin.errors import NotFound
 from serin.formats.drift import BinnedColumn, DriftStatistics
 from serin.formats.drift import read_drift as read_statistics
 from serin.formats.importance import Importance, read_importance
@@ -19,8 +20,19 @@ from serin.monitoring.drift.detector import Alarm, BinShift
 from serin.monitoring.drift.model_watch import ReleaseWatch, read_state, resume
 from serin.reports.drift_page import AlarmView, BinView, ColumnView, DriftView, State
 from serin.store.artifacts import Release
+from serin.store.store import Store
 
 _MATTERS: Final = 0.05  # of the importance of all columns together
+
+
+def _bundle(model: str, version: int, known: str) -> Path:
+    """The bundle's folder. What the watcher of another host knows has the folder there."""
+    if Path(known).is_dir():
+        return Path(known)
+    try:
+        return Path(Store.open().bundle(model, version).path)
+    except NotFound:
+        return Path(known)
 
 
 def read_drift(home: Path, model: str) -> DriftView | None:
@@ -29,7 +41,7 @@ def read_drift(home: Path, model: str) -> DriftView | None:
     state = read_state(home, model)
     if state is None or state.live is None or (stored := state.releases.get(state.live)) is None:
         return None
-    bundle = Path(stored.bundle)
+    bundle = _bundle(model, state.live, stored.bundle)
     if not bundle.is_dir() or (statistics := read_statistics(bundle)) is None:
         return None  # deleted
     inputs = tuple(column.name for column in read_schema(bundle).inputs)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from serin.machine.databases import Database
+from serin.machine.typed_json import Document, Row
 
+AT: Final = "@"  # before the host in the arm of a series, where those of several hosts are added up
+NUMBERS: Final = ("requests", "errors", "saved", "slow", "refused", "gone")
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 _VERSION: Final = 2
 
@@ -86,6 +90,25 @@ class Count:
         return self.requests, self.errors, self.slow, self.gone
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMinute(Row):
+    """A minute of a series on one host. `numbers`: see `NUMBERS`. `latency`: a sketch as text."""
+
+    model: str
+    release: str
+    arm: str
+    start: int
+    numbers: tuple[int, ...]
+    latency: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostHour(Document, form="serin.history_hour"):
+    """The minutes of one hour on one host."""
+
+    minutes: tuple[HostMinute, ...] = ()
+
+
 def history_file(home: Path) -> Database:
     """After a power cut the last batches may be undone, with their place in the log."""
     path = home / "history" / "history.sqlite"
@@ -109,7 +132,8 @@ def read_history(
     for row in rows:
         width = max(step_s, row["width"])
         place = (row["start"] // width * width, width)
-        found.setdefault((row["release"], row["arm"] if arms else ""), {}).setdefault(place, []).append(row)
+        arm = row["arm"].partition(AT)[0] if arms else ""
+        found.setdefault((row["release"], arm), {}).setdefault(place, []).append(row)
     return HistoryView(
         model=model,
         since=since,
@@ -167,6 +191,39 @@ def window_sums(home: Path, model: str, now: float, windows: Sequence[int]) -> W
     return found
 
 
+def minutes_of(home: Path, since: int, until: int) -> list[HostMinute]:
+    """Returns the minutes from `since` to before `until`, for another host that adds them up."""
+    with history_file(home).reading() as book:
+        if book is None:
+            return []
+        rows = book.execute(
+            f"SELECT s.model, s.release, s.arm, c.start, c.{', c.'.join(NUMBERS)}, c.latency"  # noqa: S608 (names only)
+            " FROM series s JOIN counts c ON c.series = s.id"
+            " WHERE c.width = 60 AND c.start >= ? AND c.start < ? ORDER BY c.start, s.id",
+            (since, until),
+        )
+        return [
+            HostMinute(
+                model=row["model"],
+                release=row["release"],
+                arm=row["arm"],
+                start=row["start"],
+                numbers=tuple(row[name] for name in NUMBERS),
+                latency=b64encode(row["latency"]).decode(),
+            )
+            for row in rows
+        ]
+
+
+def hours_counted(home: Path) -> list[int]:
+    """Returns the beginnings of the hours of which minutes are counted."""
+    with history_file(home).reading() as book:
+        if book is None:
+            return []
+        rows = book.execute("SELECT DISTINCT start / 3600 * 3600 FROM counts WHERE width = 60 ORDER BY 1")
+        return [int(start) for (start,) in rows]
+
+
 def requests_of(home: Path, model: str, release: str, since: float) -> int:
     """Returns the requests of one release in all rows that begin at or after `since`."""
     with history_file(home).reading() as book:
@@ -204,6 +261,5 @@ def _point(t: int, width: int, rows: Iterable[sqlite3.Row]) -> HistoryPoint:
 
     members = list(rows)
     p50, p95, p99 = quantiles_ms(merge([unpack(row["latency"]) for row in members]), _QUANTILES)
-    names = ("requests", "errors", "saved", "slow", "refused", "gone")
-    sums = {name: sum(row[name] for row in members) for name in names}
+    sums = {name: sum(row[name] for row in members) for name in NUMBERS}
     return HistoryPoint(t=t, width_s=width, p50_ms=p50, p95_ms=p95, p99_ms=p99, **sums)

@@ -7,17 +7,18 @@ exactly once, also after a kill.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from serin.formats.serving.request_log import START, Offset, read_requests
 from serin.machine.databases import transaction
-from serin.monitoring.history.read import history_file
+from serin.monitoring.history.read import AT, NUMBERS, HostMinute, history_file
 from serin.monitoring.history.sketch import MINUTE_S, LimitMs, Series, Tally, merge, pack, tally, unpack
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ LEVELS: Final = ((MINUTE_S, 2 * DAY_S, 600), (600, 7 * DAY_S, 3_600))
 _FORGOTTEN_S: Final = 3_600
 _ROLLED_S: Final = 6 * 3_600  # the most that one call adds up
 _BATCH_BYTES: Final = 4 << 20
-_NUMBERS: Final = ("requests", "errors", "saved", "slow", "refused", "gone")
 
 
 class History:
@@ -60,6 +60,22 @@ class History:
         if batch.bad_lines:
             log.warning("%d lines of %s could not be read and are not counted", batch.bad_lines, path)
         return len(batch.requests), batch.more
+
+    def taken(self, host: str) -> str:
+        """Returns the last hour of a host that is complete; empty: none is."""
+        row = self._db.execute("SELECT value FROM state WHERE name = ?", (f"taken {host}",)).fetchone()
+        return "" if row is None else str(row["value"])
+
+    def take(self, host: str, minutes: Iterable[HostMinute], *, complete: str | None) -> None:
+        """Counts the minutes of another host, in the place of what it reported of them before. `complete`: their hour,
+        if the host adds nothing to it any more."""
+        with self._transaction():
+            for each in minutes:
+                series = self._id(Series(each.model, each.release, f"{each.arm}{AT}{host}"))
+                latency = base64.b64decode(each.latency)
+                self._write(series, MINUTE_S, each.start, each.numbers, latency)
+            if complete is not None:
+                self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (f"taken {host}", complete))
 
     def tidy(self, now: float) -> None:
         """Adds up old rows to wider ones, and forgets what is older than 31 days, some hours of it at a time."""
@@ -94,7 +110,7 @@ class History:
     def _add(self, counted: Mapping[tuple[Series, int], Tally]) -> None:
         """A minute that was added up already (a late line, a clock that was set back) gets another row."""
         for (series, start), found in counted.items():
-            numbers = {name: getattr(found, name) for name in _NUMBERS}
+            numbers = {name: getattr(found, name) for name in NUMBERS}
             row = {**numbers, "latency": pack(found.latency)}
             self._merge_in(self._id(series), MINUTE_S, start, [row])
 
@@ -103,12 +119,14 @@ class History:
             "SELECT * FROM counts WHERE series = ? AND width = ? AND start = ?", (series, width, start)
         ).fetchall()
         rows = [*present, *members]
-        sums = [sum(row[name] for row in rows) for name in _NUMBERS]
-        latency = pack(merge([unpack(row["latency"]) for row in rows]))
+        sums = [sum(row[name] for row in rows) for name in NUMBERS]
+        self._write(series, width, start, sums, pack(merge([unpack(row["latency"]) for row in rows])))
+
+    def _write(self, series: int, width: int, start: int, numbers: Sequence[int], latency: bytes) -> None:
         self._db.execute(
-            f"INSERT OR REPLACE INTO counts (series, width, start, {', '.join(_NUMBERS)}, latency)"  # noqa: S608
+            f"INSERT OR REPLACE INTO counts (series, width, start, {', '.join(NUMBERS)}, latency)"  # noqa: S608
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (series, width, start, *sums, latency),
+            (series, width, start, *numbers, latency),
         )
 
     def _id(self, series: Series) -> int:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import open_part
-from serin.machine.durable import make_private, sync
+from serin.machine.durable import make_private, sync, write_whole
 from serin.machine.locks import locked
 from serin.monitoring.quality.keys import ID, ROW, TIME, Key
 from serin.spec.names import valid_model_name
@@ -111,6 +111,23 @@ def _write_labels(
     path = make_private(labels_folder(home, model)) / f"{moment:017d}-{secrets.token_hex(3)}.parquet"
     write_table(path, table.replace_schema_metadata(_meta(key, expression, digest)))
     return described(path)
+
+
+def take_label_file(home: Path, model: str, content: bytes) -> None:
+    """Stores a file of labels that another machine wrote; one that is there already is not stored again."""
+    with following(home, model):
+        make_private(home / "labels")
+        folder = make_private(labels_folder(home, model))
+        scratch = folder / f".taken-{secrets.token_hex(6)}"
+        write_whole(scratch, content)
+        taken, files = described(scratch), label_files(home, model)
+        if files and files[-1].digest == taken.digest:
+            scratch.unlink()
+            return
+        arrived = pq.read_table(scratch, columns=[ARRIVED]).column(ARRIVED)[0].as_py()
+        moment = max(arrived, _moment(files[-1].sequence) + 1 if files else 0)
+        scratch.rename(folder / f"{moment:017d}-{secrets.token_hex(3)}.parquet")
+        sync(folder)
 
 
 def label_files(home: Path, model: str, *, after: str = "") -> list[LabelFile]:

@@ -14,7 +14,7 @@ from serin.errors import StoreNotConditional
 from serin.formats.cluster.leader import KEY
 from serin.formats.serving.journal import Decision, DecisionCache, journaled_models
 from serin.machine import environment
-from serin.machine.process import agent_serves, stack_decides
+from serin.machine.process import stack_decides
 from serin.rollout.run.commands import Mailbox
 from serin.rollout.run.record import check_newest
 from serin.spec.names import valid_model_name
@@ -54,20 +54,6 @@ class Rollouts:
 def home_rollouts(home: Path) -> Rollouts:
     """Returns the rollouts of one machine's stack."""
     return Rollouts(HomeObjects(home), home / "gateway" / "requests.jsonl")
-
-
-_shared: dict[str, Rollouts] = {}  # by URL: decisions are read once
-
-
-def rollouts_of(home: Path) -> Rollouts:
-    """Returns the rollouts that decide what is served from `home`: of its own stack, or, where an agent serves, of the
-    store that the hosts share."""
-    if not agent_serves(home):
-        return home_rollouts(home)
-    url = environment.store_url()
-    if url not in _shared:
-        _shared[url] = Rollouts(open_objects(url))
-    return _shared[url]
 
 
 def find_rollouts(home: Path | None = None) -> Rollouts:

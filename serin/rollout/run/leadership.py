@@ -89,10 +89,13 @@ class HomeLock:
 
 
 class Leadership:
-    """One process's part in the election. `step` is called about each second, by one thread; the rest by any."""
+    """One process's part in the election. `step` is called about each second, by one thread; the rest by any. `key`:
+    of the leader's record."""
 
-    def __init__(self, objects: Objects, holder: str, clock: Callable[[], float] = uptime) -> None:
-        self.holder = holder
+    def __init__(
+        self, objects: Objects, holder: str, clock: Callable[[], float] = uptime, key: str = KEY
+    ) -> None:
+        self.holder, self._key = holder, key
         self._objects, self._clock = objects, clock
         self._lock = threading.Lock()
         self._mine: Leader | None = None  # None: not leading
@@ -136,12 +139,12 @@ class Leadership:
             self._renew(mine, t)
 
     def resign(self) -> None:
-        """Lets another controller lead at once. Raises StoreUnreachable."""
+        """Lets another process lead at once. Raises StoreUnreachable."""
         with self._lock:
             mine, self._mine = self._mine, None
         if mine is not None:
             try:
-                self._objects.replace(KEY, Leader(holder="", term=mine.term).dump(), self._tag)
+                self._objects.replace(self._key, Leader(holder="", term=mine.term).dump(), self._tag)
             except ObjectChanged:
                 return
 
@@ -156,11 +159,11 @@ class Leadership:
             stop.wait(max(0.0, _RENEW_S - (self._clock() - began)))
 
     def _stand_by(self, t: float) -> None:
-        stored = self._objects.read(KEY)
+        stored = self._objects.read(self._key)
         try:
             leader = Leader.load(stored.content) if stored else None
         except (ValueError, TypeError, KeyError) as error:
-            raise LeadershipLost(leader=f"{KEY} cannot be read: {error}") from error
+            raise LeadershipLost(leader=f"{self._key} cannot be read: {error}") from error
         if self._unchanged_since is None or leader != self.leader:
             self.leader, self._unchanged_since = leader, t
         # A record with my own name is one whose leadership I gave up, because I was not sure of what I had written.
@@ -169,7 +172,7 @@ class Leadership:
             return
         claim = Leader(holder=self.holder, term=leader.term + 1 if leader else 1)
         try:
-            tag = swap(self._objects, KEY, claim.dump(), stored.tag if stored else None)
+            tag = swap(self._objects, self._key, claim.dump(), stored.tag if stored else None)
         except (ObjectChanged, ObjectExists):
             return  # another one was faster
         self._lead(claim, tag, t)
@@ -177,14 +180,14 @@ class Leadership:
     def _renew(self, mine: Leader, t: float) -> None:
         renewed = Leader(holder=mine.holder, term=mine.term, beat=mine.beat + 1)
         try:
-            tag = self._objects.replace(KEY, renewed.dump(), self._tag)
+            tag = self._objects.replace(self._key, renewed.dump(), self._tag)
         except ObjectChanged:
-            stored = self._objects.read(KEY)
+            stored = self._objects.read(self._key)
             written = None
             with suppress(ValueError, TypeError, KeyError):
                 written = Leader.load(stored.content) if stored else None
             if not stored or not written or (written.holder, written.term) != (mine.holder, mine.term):
-                logger.warning("another controller has taken over; stepping down")
+                logger.warning("another process has taken over; stepping down")
                 self.lose(mine.term)
                 return
             renewed, tag = written, stored.tag  # an answer was lost on the way

@@ -11,7 +11,7 @@ from serin.formats.serving.journal import Decision
 from serin.machine.contained import contained
 from serin.machine.in_memory import read_problems
 from serin.rollout.decide.state import Phase, Rollout
-from serin.rollout.run.access import Rollouts, home_rollouts, rollouts_of
+from serin.rollout.run.access import Rollouts, home_rollouts
 from serin.rollout.run.record import decision2rollout
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Release
@@ -70,9 +70,9 @@ class ModelStatus:
 
 
 def status(home: Path) -> list[ModelStatus]:
-    """Returns one entry for each model that ever had a rollout and may be served from `home`, by name. `problems` has
+    """Returns one entry for each model that ever had a rollout in `home`, by name. `problems` has
     those whose journal cannot be read."""
-    return statuses(rollouts_of(home))
+    return statuses(home_rollouts(home))
 
 
 def problems(home: Path, model: str | None = None) -> dict[str, str]:
@@ -88,8 +88,8 @@ def problems(home: Path, model: str | None = None) -> dict[str, str]:
 
 
 def model_status(home: Path, model: str) -> ModelStatus | None:
-    """Returns the status of one model that may be served from `home`; None if it never had a rollout."""
-    return status_of(rollouts_of(home), model)
+    """Returns the status of one model in `home`; None if it never had a rollout."""
+    return status_of(home_rollouts(home), model)
 
 
 def statuses(rollouts: Rollouts) -> list[ModelStatus]:
@@ -143,8 +143,8 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
 
 
 def history(home: Path, model: str, rollout: str | None = None) -> list[Decision]:
-    """Returns every decision about `model`, oldest first, or those of one rollout."""
-    return rollouts_of(home).decisions(model, rollout)
+    """Returns every decision about `model` in `home`, oldest first, or those of one rollout."""
+    return home_rollouts(home).decisions(model, rollout)
 
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:

@@ -260,7 +260,7 @@ def test_no_receiver_is_told_that_a_closed_alert_is_resolved(
 
 
 def test_receivers_that_are_added_or_removed_are_noticed(tmp_path: Path) -> None:
-    channels, receivers = Channels(tmp_path), ReceiverFile(tmp_path)
+    channels, receivers = Channels(tmp_path, tmp_path), ReceiverFile(tmp_path)
     assert set(channels()) == {"log", "prefect"}
     receivers.add("team", "https://example.org/hook")
     assert set(channels()) == {"log", "prefect", "team"}
@@ -272,7 +272,7 @@ def test_a_receiver_that_cannot_be_used_here_keeps_its_messages(tmp_path: Path) 
     pytest.importorskip("apprise")
     ReceiverFile(tmp_path).add("chat", "unheard-of://s3cret")
     AlertBook(tmp_path).fire(ALERT, time.time())
-    channel = Channels(tmp_path)()["chat"]
+    channel = Channels(tmp_path, tmp_path)()["chat"]
     delivery = Delivery(Outbox(tmp_path), lambda: {"chat": channel})
     delivery.start()
     until(lambda: record(tmp_path, "chat").failed_attempts == 1)

@@ -26,6 +26,7 @@ from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import ModelRoute, Release
+from serin.store.home_objects import HomeObjects
 from tests.fakes.one_gateway import LogJudge
 from tests.fakes.rollout import FakeFleet
 from tests.fakes.traffic import CANDIDATE, STABLE, Traffic
@@ -329,27 +330,25 @@ def test_a_candidate_at_the_limit_is_failed_no_more_often_than_the_spec_says() -
 
 
 def test_evidence_goes_through_a_file_and_one_that_is_broken_is_none(tmp_path: Path) -> None:
-    folder = tmp_path / "watch" / "quality" / "flights"
-    folder.mkdir(parents=True)
-    write_quality_blocks(folder, {"flights-v2": labels(0.2, 3)})
-    assert read_quality_blocks(tmp_path, "flights", "flights-v2") == labels(0.2, 3)
-    assert read_quality_blocks(tmp_path, "flights", Release(model="flights", version=1).name) is None
-    (folder / "evidence.json").write_text("{")
-    assert read_quality_blocks(tmp_path, "flights", "flights-v2") is None
+    objects = HomeObjects(tmp_path)
+    write_quality_blocks(objects, "flights", {"flights-v2": labels(0.2, 3)})
+    assert read_quality_blocks(objects, "flights", "flights-v2") == labels(0.2, 3)
+    assert read_quality_blocks(objects, "flights", Release(model="flights", version=1).name) is None
+    (tmp_path / "watch" / "quality" / "flights" / "evidence.json").write_text("{")
+    assert read_quality_blocks(objects, "flights", "flights-v2") is None
 
 
 def test_a_rollout_in_its_bake_is_rolled_back_when_labels_come_that_are_worse(scene: Scene) -> None:
-    folder = scene.home / "watch" / "quality" / "flights"
-    folder.mkdir(parents=True)
+    objects = HomeObjects(scene.home)
     log = scene.home / "requests.jsonl"
     log.touch()
-    scene.judge = LogJudge(log, quality=lambda it: read_quality_blocks(scene.home, it.model, it.name))  # type: ignore[assignment]
+    scene.judge = LogJudge(log, quality=lambda it: read_quality_blocks(objects, it.model, it.name))  # type: ignore[assignment]
     scene.roll_out(Phase.BAKING, plan=Plan(steps=(100.0,), min_requests=1, bake_s=3600.0))
-    write_quality_blocks(folder, {"flights-v2": labels(0.15, 0)})
+    write_quality_blocks(objects, "flights", {"flights-v2": labels(0.15, 0)})
     scene.tick(5)
     began = scene.clock.now()
     worse = tuple((began + 60.0 * number, 0.34, 50) for number in range(30))
-    write_quality_blocks(folder, {"flights-v2": replace(labels(0.15, 0), blocks=worse)})
+    write_quality_blocks(objects, "flights", {"flights-v2": replace(labels(0.15, 0), blocks=worse)})
     scene.kill()  # another one resumes
     now = scene.until(Phase.ROLLED_BACK)
     assert now.live == Release(model="flights", version=1)

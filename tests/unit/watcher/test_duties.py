@@ -21,9 +21,9 @@ from serin.store.home_objects import HomeObjects
 from serin.store.numbered import numbered_key
 from serin.store.open import open_objects
 from serin.watcher.auto_rollback import AutoRollback
+from serin.watcher.duty import Rounds
 from serin.watcher.report_duties import RolloutsDuty
 from serin.watcher.served import watched_statuses
-from serin.watcher.watcher import Rounds
 from tests.fakes.rollout import home_journals
 from tests.kit.stacks import stack_in
 from tests.kit.waiting import Clock
@@ -173,12 +173,3 @@ def test_an_automatic_rollback_is_asked_of_the_controller_that_decides(scene: Sc
     rollbacks.begin(model, why="it burns", by="objectives", now=NOW)
     (asked,) = Inbox(scene.store if scene.shared else HomeObjects(scene.home)).pending()
     assert (asked.kind, asked.version, asked.by) == ("rollback", 1, "objectives")
-
-
-@pytest.mark.parametrize("by", ["objectives", "quality"])
-def test_what_the_watcher_of_another_host_has_rolled_back_is_for_a_person_to_decide(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "shared"))
-    model = back(Scene(home, shared=True), by)
-    assert "was rolled back automatically once" in str(AutoRollback(home).refusal(model, NOW))

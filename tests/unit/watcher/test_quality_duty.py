@@ -25,6 +25,7 @@ from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
+from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from serin.watcher.captures import forget_rows
 from serin.watcher.quality_duty import QualityDuty
@@ -321,16 +322,18 @@ def test_a_version_that_a_rollback_has_brought_back_is_not_exchanged_for_the_wor
 def test_the_controller_gets_the_blocks_of_versions_that_have_an_objective(home: Path) -> None:
     live(home, LENIENT, worse=0.0)
     follow(home, BEGAN + 3 * DAY_S)
-    found = read_quality_blocks(home, bundles.MODEL, "delays-v2")
+    found = read_quality_blocks(HomeObjects(home), bundles.MODEL, "delays-v2")
     assert ROWS - FEWEST_ROWS < sum(rows for *_, rows in found.blocks) <= ROWS  # the last ones wait for more
     assert found.limit == pytest.approx(found.offline + 0.02)
-    assert read_quality_blocks(home, bundles.MODEL, "delays-v1") is not None  # without labels so far
+    assert (
+        read_quality_blocks(HomeObjects(home), bundles.MODEL, "delays-v1") is not None
+    )  # without labels so far
     corrected = found.blocks
     bundle = Store.open().bundle(bundles.MODEL, 2)
     labels = pa.table({"_id": [f"2-2-{number}" for number in range(500)], "arr_delay": [99.0] * 500})
     add(home, bundle, labels, BEGAN + 3 * DAY_S)
     view = follow(home, BEGAN + 4 * DAY_S)
-    again = read_quality_blocks(home, bundles.MODEL, "delays-v2")
+    again = read_quality_blocks(HomeObjects(home), bundles.MODEL, "delays-v2")
     assert again.blocks == corrected  # each label is evidence once
     assert view.releases[0].metrics["brier"].value > found.offline + 0.02  # what is shown is corrected
 

@@ -117,6 +117,38 @@ def test_drift_is_judged_by_the_rows_of_all_hosts(host: Host, tmp_path: Path) ->
     assert drifting.release_state(a.home)["rows"] == 60 * 300
 
 
+def test_the_watcher_of_another_host_continues_with_its_own_copies_and_counts_no_row_again(
+    host: Host, tmp_path: Path
+) -> None:
+    drifting.publish(tmp_path)
+    a, b, state = host("a"), host("b"), tmp_path / "state"
+    for each in (a, b):
+        agent_at(each.home, drifting.NAME, 1)
+
+    def watch(where: Path, minute: int) -> None:
+        DriftDuty(where, AlertBook(state), state).tick(drifting.START + 60.0 * minute)
+
+    drifting.record(a.home, range(30))
+    drifting.record(b.home, range(30, 60), unseen=0.2)
+    for each in (a, b, a):
+        each.share(drifting.START + 3600.0)
+    watch(a.home, 60)
+    before = drifting.release_state(state)
+    assert before["rows"] == 60 * 300
+    watch(b.home, 61)
+    assert drifting.release_state(state)["rows"] == before["rows"]
+    drifting.record(a.home, range(60, 130), unseen=0.2)
+    for each in (a, b):
+        each.share(drifting.START + 3 * 3600.0)
+    watch(b.home, 130)
+    assert drifting.release_state(state)["rows"] == 130 * 300
+    a.share(drifting.START + 3 * 3600.0)
+    watch(a.home, 131)  # it leads again
+    assert drifting.release_state(state)["rows"] == 130 * 300
+    view = read_alerts(state, drifting.NAME)
+    assert ([each.alert.key for each in view.open], view.resolved) == ([drifting.KEY], ())
+
+
 def test_live_quality_is_that_of_the_rows_of_all_hosts(host: Host) -> None:
     bundle = publish(Store.open(), 0.0)
     a, b = host("a"), host("b")
