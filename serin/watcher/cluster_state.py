@@ -136,9 +136,10 @@ class SharedBook:
 
 def _refusal(answer: Answer) -> SerinError:
     """Returns the error that the leading watcher met. Of what the store names, only errors of ours are made."""
-    kind = getattr(errors, answer.refused, None)
-    if not (isinstance(kind, type) and issubclass(kind, SerinError)):
-        raise ValueError(f"{answer.refused!r} is no error that this version knows")
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    kind = kinds.get(answer.refused, object)
+    if not issubclass(kind, SerinError):
+        raise ValueError(f"{answer.refused} is no error of Serin's")
     return kind(**answer.result)
 
 
