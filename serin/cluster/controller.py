@@ -81,13 +81,14 @@ class LedController:
         external = External(store)
         timeouts = stored_timeouts(store)
         led = LedProcesses(processes, leadership, term)
+        endpoint_of = partial(_endpoint, external, self._background)
         self._controller = Controller(
             router=ClusterRouter(
                 self._desired,
                 self._hosts,
                 rollouts=self._rollouts,
                 timeouts_of=lambda route: asdict(model_timeouts(timeouts, route.releases)),
-                endpoint_of=partial(_endpoint, external, self._background),
+                endpoint_of=endpoint_of,
                 wait=wait or self._stopped.wait,
                 steady=steady,
             ),
@@ -101,7 +102,7 @@ class LedController:
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(store, leadership, term),
             commands=Inbox(objects, partial(leadership.check, term)),
-            replayer=Replayer(objects, self._desired, self._hosts, store, external),
+            replayer=Replayer(objects, self._desired, self._hosts, store, external, endpoint_of),
             check=check_trusted(store, external),
         )
 

@@ -41,7 +41,7 @@ class Replays:
             self._end(self._runs.pop(gone))
         for run, job in wanted.items():
             if run not in self._runs:
-                self._runs[run] = self._begun(job, desired)
+                self._runs[run] = self._begun(job)
             self._upload(objects, run, self._runs[run])
 
     def close(self) -> None:
@@ -49,10 +49,9 @@ class Replays:
             self._end(run)
         self._runs.clear()
 
-    def _begun(self, job: ReplayJob, desired: DesiredState) -> _Run:
-        candidate = Release.parse(job.candidate)
+    def _begun(self, job: ReplayJob) -> _Run:
         try:
-            place = desired.endpoints.get(job.candidate) or self._endpoint(candidate)
+            address = job.address or self._endpoint(Release.parse(job.candidate)).http
         except FOREIGN as error:
             return _Run(process=None, pending=[{"ended": str(error)}])
         return _Run(
@@ -62,7 +61,7 @@ class Replays:
                     parent=os.getpid(),
                     live=job.live,
                     candidate=job.candidate,
-                    address=place.http,
+                    address=address,
                     timeout_s=job.timeout_s,
                     max_batch_rows=job.max_batch_rows,
                     share=job.share,

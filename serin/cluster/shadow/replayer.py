@@ -23,18 +23,26 @@ from serin.rollout.run.verification import FOREIGN
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_capture
+from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
 from serin.store.store import Store
 
 
 class Replayer:
-    """Replays recorded requests of the live version to a candidate, on the hosts that can reach it."""
+    """Replays recorded requests of the live version to a candidate, on the hosts that can reach it. `endpoint_of`: the
+    address of a release that no agent runs; None: agents run it."""
 
     def __init__(
-        self, objects: Objects, desired: DesiredStates, hosts: Hosts, store: Store, external: External
+        self,
+        objects: Objects,
+        desired: DesiredStates,
+        hosts: Hosts,
+        store: Store,
+        external: External,
+        endpoint_of: Callable[[Release], Endpoint | None],
     ) -> None:
         self._objects, self._desired, self._hosts = objects, desired, hosts
-        self._store, self._external = store, external
+        self._store, self._external, self._endpoint_of = store, external, endpoint_of
 
     def check(self, rollout: Rollout) -> None:
         """Raises RolloutRefused when requests of the live version are not recorded in a form that can be sent again."""
@@ -58,10 +66,8 @@ class Replayer:
         assert rollout.plan.shadow is not None
         assert rollout.stable is not None
         candidate = rollout.candidate
-        running = self._desired.state.hosts.get(
-            candidate.name
-        )  # None: no agent runs it, and each can call it
-        hosts = [host for host in self._hosts.reporting if running is None or host in running]
+        elsewhere, running = self._endpoint_of(candidate), self._desired.state.hosts.get(candidate.name, ())
+        hosts = [host for host in self._hosts.reporting if elsewhere or host in running]
         if not hosts:
             raise ReplayEnded(reason="no host that could send recorded requests reports")
         serving = serving_settings(self._store.bundle(candidate.model, candidate.version))
@@ -69,6 +75,7 @@ class Replayer:
             run=secrets.token_hex(8),
             live=rollout.stable.name,
             candidate=candidate.name,
+            address=elsewhere.http if elsewhere else None,
             timeout_s=serving.request_timeout,
             max_batch_rows=serving.max_batch_rows,
             share=rollout.plan.shadow.share,

@@ -39,12 +39,13 @@ class EvidenceArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayJob:
-    """Recorded requests of `live` that hosts send to `candidate`. `run` names it. `places`: by host that takes part,
-    where it continues in its records."""
+    """Recorded requests of `live` that hosts send to `candidate`. `run` names it. `address`: where the candidate
+    answers HTTP; None: the hosts run it. `places`: by host that takes part, where it continues in its records."""
 
     run: str
     live: str
     candidate: str
+    address: str | None
     timeout_s: float
     max_batch_rows: int
     share: float

@@ -79,7 +79,15 @@ class Scene:
         lock = HomeLock(folder)
         self.desired = DesiredStates(self.objects, lock, lock.term, time.time)
         self.desired.change(hosts={ROLLOUT.candidate.name: hosts})
-        self.replayer = Replayer(self.objects, self.desired, self.hosts, self._store, External(self.objects))
+        self.scheduled: Endpoint | None = None
+        self.replayer = Replayer(
+            self.objects,
+            self.desired,
+            self.hosts,
+            self._store,
+            External(self._store),
+            lambda _: self.scheduled,
+        )
         self.agents = {host: Replays(folder, host, self._endpoint) for host in hosts}
 
     def _endpoint(self, release: Release) -> Endpoint:
@@ -179,6 +187,14 @@ def test_no_replay_begins_while_no_host_with_the_candidate_reports(scene: Scene)
     scene.desired.change(hosts={ROLLOUT.candidate.name: ("c",)})
     with pytest.raises(ReplayEnded, match="no host"):
         scene.replayer.start(ROLLOUT, {})
+
+
+def test_a_candidate_that_a_scheduler_runs_is_called_by_every_host(scene: Scene) -> None:
+    scene.desired.change(hosts={})
+    scene.scheduled = Endpoint(http="flights-v2.pods:8000", grpc="-")
+    scene.replayer.start(ROLLOUT, {})
+    scene.step()
+    assert [each.job.address for each in Sender.begun] == ["flights-v2.pods:8000"] * 2
 
 
 def test_a_host_whose_candidate_has_no_address_says_so(scene: Scene) -> None:

@@ -320,7 +320,7 @@ def test_a_live_version_whose_requests_cannot_be_sent_again_is_refused_with_what
     )  # fmt: skip
     objects, lock = HomeObjects(tmp_path), HomeLock(tmp_path)
     desired, hosts = DesiredStates(objects, lock, lock.term, time.time), Hosts(objects, time.monotonic)
-    replayer = Replayer(objects, desired, hosts, store, External(store))
+    replayer = Replayer(objects, desired, hosts, store, External(store), lambda _: None)
     with pytest.raises(RolloutRefused, match=rf"live version 1.*{reason}.*leave shadow out for this rollout"):
         replayer.check(rollout)
     elsewhere = register(store, "other", Endpoint(http="127.0.0.1:1", grpc="127.0.0.1:1", elsewhere=True))
