@@ -81,13 +81,14 @@ def forget_host(host: str) -> None:
     """Removes what a host has reported; the rest delete rows of its records when that is asked. One that still runs
     reports again within seconds. NotFound: an unknown one."""
     from serin.formats.shared_captures import GONE  # with Arrow
+    from serin.watcher.cluster_state import HOSTS
 
     objects = shared_objects()
     known = {entry.host for entry in _read(objects)} | _recording_hosts() if objects is not None else set()
     if objects is None or host not in known:
         raise NotFound(kind="host", name=host, known=sorted(known))
     objects.put(f"{GONE}{host}.json", b"{}")
-    for prefix in (f"{PREFIX}{host}/", f"{_EVIDENCE}{host}/"):
+    for prefix in (f"{PREFIX}{host}/", f"{_EVIDENCE}{host}/", f"{HOSTS}{host}/alerts.json"):
         for key in objects.keys(prefix):
             objects.remove(key)
 

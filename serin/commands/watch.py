@@ -429,7 +429,7 @@ def _view(model: str) -> QualityView:
     from serin.monitoring.quality.view import quality_file, read_quality
     from serin.watcher.cluster_state import watch_home
 
-    view = read_quality(watch_home(environment.home(), "watch/quality"), model)
+    view = read_quality(watch_home(environment.home(), f"watch/quality/{model}.json"), model)
     if view is not None:
         return view
     if model in models_captured(environment.home()):

@@ -41,9 +41,11 @@ class State(Document, form="serin.mirror"):
     files: Mapping[str, str] = field(default_factory=dict)
 
     def below(self, folders: tuple[str, ...]) -> dict[str, str]:
-        """The files in these folders; of all, if there are none."""
+        """The files in these folders, each of which may be a file; all, if there are none."""
         names = tuple(f"{folder}/" for folder in folders) or ("",)
-        return {name: place for name, place in self.files.items() if name.startswith(names)}
+        return {
+            name: place for name, place in self.files.items() if name in folders or name.startswith(names)
+        }
 
 
 class Mirror:

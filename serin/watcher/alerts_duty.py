@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from serin.errors import SerinError
 from serin.machine.in_memory import memory_folder
@@ -38,6 +38,13 @@ class AlertsDuty(Duty):
         channels = Channels(home, stack or home)
         self._deliveries = [Delivery(Outbox(each), channels, commit=commit) for each in books]
         self._started = False
+
+    @classmethod
+    def of_host(cls, home: Path) -> Self:
+        """Writes alerts about this host to the log alone. The leading watcher of all hosts sends them."""
+        made = cls(home)
+        made._deliveries = [Delivery(Outbox(home), lambda: {LOG: LogChannel()})]
+        return made
 
     def tick(self, now: float) -> None:
         del now

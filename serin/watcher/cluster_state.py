@@ -52,8 +52,8 @@ _DONE_BY_BOOK: Final = (
 
 
 def watch_home(home: Path, *folders: str) -> Path:
-    """The home with what the watcher knows: this one, or an up to date copy of these folders (none: of all) of what
-    the leading watcher of several hosts knows. Raises StoreUnreachable."""
+    """The home with what the watcher knows: this one, or an up to date copy of these folders and files of what the
+    leading watcher of several hosts knows. Raises StoreUnreachable."""
     objects = find_cluster(home)
     return home if objects is None else fetch(objects, PREFIX, home / "cache" / "cluster-watch", *folders)
 

@@ -210,6 +210,7 @@ class HostsDuty(Duty):
     def __init__(self, state: Path, objects: Objects, alerts: Alerts) -> None:
         self._objects, self._alerts, self._state = objects, alerts, state
         self._history = History(state)
+        self._tags: dict[str, str] = {}  # by key: of the hours that were counted
         self._tidied = float("-inf")
 
     def tick(self, now: float) -> None:
@@ -238,14 +239,20 @@ class HostsDuty(Duty):
             hour = key.rpartition("/")[2]
             if hour > taken and (stored := self._objects.read(key)):
                 complete = now - _began(hour) > _HOUR_S + _LATE_S
-                minutes = HostHour.load(stored.content).minutes
-                self._history.take(host, minutes, complete=hour if complete else None)
-            elif now - _began(hour) > _KEPT_S:
+                if complete or self._tags.get(key) != stored.tag:
+                    minutes = HostHour.load(stored.content).minutes
+                    self._history.take(host, minutes, complete=hour if complete else None)
+                self._tags[key] = stored.tag
+            elif hour <= taken and now - _began(hour) > _KEPT_S:
                 self._objects.remove(key)
+                self._tags.pop(key, None)
 
     def _reported(self, host: str) -> dict[str, Alert] | None:
         """The alerts of a host, by the keys that they have among those of all hosts; None: it does not report."""
-        stored = self._objects.read(f"{HOSTS}{host}/alerts.json")
+        key = f"{HOSTS}{host}/alerts.json"
+        stored = self._objects.read(key)
+        if stored is not None and stored.age_s > _KEPT_S:
+            self._objects.remove(key)  # a pod that was replaced, for example
         if stored is None or stored.age_s > _SILENT_S:
             return None
         alerts = [Alert(**each) for each in HostAlerts.load(stored.content).alerts]

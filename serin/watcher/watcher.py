@@ -18,7 +18,7 @@ from serin.host.wiring import WATCHER
 from serin.machine import environment
 from serin.machine.heartbeat import beat
 from serin.machine.in_memory import write_problems
-from serin.monitoring.alerts.book import AlertBook
+from serin.monitoring.alerts.book import LOG, AlertBook
 from serin.store.home_objects import HomeObjects
 from serin.store.objects import Objects
 from serin.store.open import open_objects
@@ -45,7 +45,8 @@ _WAITS_S = 60.0  # a duty may wait for another user of a database or a file
 def duties(home: Path) -> list[Duty]:
     """Returns all duties, the recorder first: the others read what it writes. Where an agent serves, those that concern
     models are done by one watcher for all hosts."""
-    alerts, promises = AlertBook(home), Promises()
+    shared = has_agent(home)
+    alerts, promises = AlertBook(home, (LOG,) if shared else None), Promises()
     own: list[Duty] = [
         CaptureDuty(home, alerts),
         ShareDuty(home, alerts),
@@ -53,10 +54,11 @@ def duties(home: Path) -> list[Duty]:
         ProcessesDuty(home, alerts),
         CostDuty(home),
     ]
-    if not has_agent(home):
+    if not shared:
         return [*own, *duties_of_models(home, HomeObjects(home), promises, home, alerts, nothing)]
     objects = open_objects(environment.store_url())
-    return [*own, ClusterWatch(home, objects, partial(duties_of_models, home, objects, promises))]
+    for_all = ClusterWatch(home, objects, partial(duties_of_models, home, objects, promises))
+    return [*own, AlertsDuty.of_host(home), for_all]
 
 
 def duties_of_models(

@@ -1,13 +1,16 @@
 """One watcher for three hosts: watchers on all of them, a store in a fourth namespace, and leaders that are killed."""
 
+import http.client
 import json
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -16,6 +19,7 @@ from serin.formats.drift import SHORTEST
 from serin.store.mirror import State
 from serin.watcher.cluster_state import LEADER, PREFIX
 from tests.cluster.namespaces import end
+from tests.cluster.serving_hosts import SERIN
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.webhooks import Webhook, webhook
 from tests.kit.waiting import until
@@ -126,10 +130,13 @@ def test_every_host_shows_the_budget_of_all_gateways(scene: Scene) -> None:
         (view,) = scene.on(name, "slo", DRIFTS)
         return int(view["objectives"][0]["requests"])
 
+    def reaches(name: str) -> None:
+        what = f"{scene.sent} requests on {name}"
+        until(lambda: requests(name) == scene.sent, what, within_s=60, said=lambda: requests(name))
+
     scene.send(DRIFTS, 6)
     for name in "abc":
-        until(lambda name=name: requests(name) == scene.sent, f"{scene.sent} requests on {name}", within_s=60,
-              said=lambda name=name: requests(name))  # fmt: skip
+        reaches(name)
 
 
 def test_a_silence_of_one_host_holds_when_another_one_leads(scene: Scene) -> None:
@@ -149,6 +156,49 @@ def test_a_silence_of_one_host_holds_when_another_one_leads(scene: Scene) -> Non
     until(lambda: fired(scene.hook, BURNS, "objective"), "the alert is sent", within_s=60)
     keys = [each["key"] for each in fired(scene.hook, BURNS, "objective")]
     assert len(keys) == len(set(keys))
+
+
+def test_the_console_on_any_host_shows_all_of_them(scene: Scene) -> None:
+    member = scene.place.made.members["b"]
+    log = member.home.with_suffix(".console.log")
+    console = member.host.popen([*SERIN, "console", "run"], log=log, env=dict(member.variables))
+    secret = member.serin("console", "secret", "operator").stdout.strip()
+    shown = {
+        "/": (DRIFTS, BURNS, "1 of 1 columns drifted"),
+        "/alerts": ("carrier drifted", "too many requests are slow"),
+        f"/models/{DRIFTS}/drift": ("carrier",),
+        f"/models/{DRIFTS}/traffic": ("availability",),
+        f"/models/{DRIFTS}/quality": (),
+        f"/models/{DRIFTS}/rollout": ("promoted",),
+        f"/models/{DRIFTS}": (DRIFTS,),
+        "/rollouts": (DRIFTS,),
+    }
+
+    def call(method: str, path: str, body: str = "", **headers: str) -> tuple[int, str, Message]:
+        with member.host.inside(), closing(http.client.HTTPConnection("127.0.0.1", 8090, timeout=60)) as wire:
+            wire.request(method, path, body or None, {"host": "127.0.0.1:8090", **headers})
+            answer = wire.getresponse()
+            return answer.status, answer.read().decode(), answer.headers
+
+    def up() -> bool:
+        try:
+            return call("GET", "/health")[0] == 200
+        except OSError:
+            assert console.poll() is None, log.read_text()
+            return False
+
+    try:
+        until(up, "the console answers", within_s=120)
+        form = {"content-type": "application/x-www-form-urlencoded", "origin": "http://127.0.0.1:8090"}
+        status, said, headers = call("POST", "/login", urlencode({"secret": secret, "name": "Ada"}), **form)
+        assert status == 303, said
+        cookie = headers["set-cookie"].partition(";")[0]
+        for path, words in shown.items():
+            status, page, _ = call("GET", path, cookie=cookie)
+            assert status == 200, f"{path}: {status} {page[-2000:]}"
+            assert all(word in page for word in words), f"{path}: {words} {page[-3000:]}"
+    finally:
+        end(console)
 
 
 def test_an_alert_about_one_host_is_seen_on_all(scene: Scene) -> None:

@@ -311,11 +311,12 @@ def backup_and_restore(place: Place, model: str) -> None:
     with place.receiver():
         names = {each["name"] for each in place.json("alerts", "receivers", "list")}
         place.ask_for("backup", "create", str(kept), "--no-captures")
-    before = place.status(model)
-    place.serin("backup", "restore", str(kept), home=home)
-    (after,) = place.json("rollout", "status", model, home=home)
-    assert after["live"] == before["live"]
-    assert {each["name"] for each in place.json("alerts", "receivers", "list", home=home)} == names
+        before = place.status(model)
+        place.serin("backup", "restore", str(kept), home=home)
+        (after,) = place.json("rollout", "status", model, home=home)
+        assert after["live"] == before["live"]
+        # Those of several hosts are in the store, which a backup of one host leaves out.
+        assert {each["name"] for each in place.json("alerts", "receivers", "list", home=home)} == names
     if place.bundles:
         listed = {(each["model"], each["version"]) for each in place.json("models", "list", home=home)}
         assert (model, before["live"]) in listed

@@ -71,13 +71,16 @@ class VersionRow:
 
 def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
     del parameters
-    rollouts, state, now = find_rollouts(home), watch_home(home), time.time()
+    rollouts, now = find_rollouts(home), time.time()
     found = read_status(home, window_s=None) if rollouts.log else None
     states = {each.name: each for each in statuses(rollouts)}
     store = Store.open()
+    names = sorted({*store.models(), *(each for each in states if store.versions(each))})
+    measured = (f"watch/quality/{name}.json" for name in names)
+    state = watch_home(home, "alerts", "history", "watch/drift", *measured)
     alerts = read_alerts(state, resolved=0).open
     rows = []
-    for name in sorted({*store.models(), *(each for each in states if store.versions(each))}):
+    for name in names:
         rate, p99_ms, error_share = _recent(state, name, now)
         live = states[name].live if name in states else None
         shown = _version(store, name, live, {}) if live in store.versions(name) else None

@@ -91,7 +91,7 @@ def _evidence(column: ColumnView) -> str:
 
 def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
     model = parameters["model"]
-    found = read_quality(watch_home(home, "watch/quality"), model)
+    found = read_quality(watch_home(home, f"watch/quality/{model}.json"), model)
     releases = found.releases if found else ()
     names = _metric_names(releases)
     return {

@@ -14,6 +14,7 @@ import json
 import logging
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -78,8 +79,9 @@ CREATE TABLE counters (
 class AlertBook:
     """Implements `Alerts`. Every call is durable when it returns, and waits for no delivery."""
 
-    def __init__(self, home: Path) -> None:
-        self._home, self._file = home, book_file(home)
+    def __init__(self, home: Path, receivers: Sequence[str] | None = None) -> None:
+        """`receivers`: of messages; None: the built-in ones and those of `home`."""
+        self._home, self._file, self._given = home, book_file(home), receivers
 
     def fire(self, alert: Alert, now: float) -> None:
         """Opens an alert, or updates the open one with its key. A message is due when it opens and when its severity
@@ -228,7 +230,7 @@ class AlertBook:
         now: float,
         but: frozenset[str] = frozenset(),
     ) -> None:
-        names = [*BUILT_IN, *self._receivers()]
+        names = [*BUILT_IN, *self._receivers()] if self._given is None else self._given
         book.executemany(
             "INSERT INTO deliveries (alert, event, receiver, state, made, next_try, attempts)"
             " VALUES (?, ?, ?, 'pending', ?, ?, 0)",

@@ -117,6 +117,7 @@ def test_a_part_is_pushed_and_fetched_without_the_rest(store: Cut, tmp_path: Pat
     write(tmp_path / "a", "alerts/book", "resolved")
     one.push(1, "alerts")
     assert seen(store, tmp_path / "copy", "watch") == {"alerts/book": "fired", "watch/large": "rows"}
+    assert seen(store, tmp_path / "other", "watch/large", "watch/none") == {"watch/large": "rows"}
     (tmp_path / "a" / "watch" / "large").unlink()
     one.push(1)
     assert seen(store, tmp_path / "copy") == {"alerts/book": "resolved"}

@@ -150,6 +150,11 @@ def test_requests_of_all_hosts_are_added_up_and_a_report_that_comes_again_counts
     for _ in range(2):
         duty.tick(NOW + 60)
     assert window_sums(state, "taxis", NOW + 60, [300])[300] == {"taxis-v1": (60, 0, 6, 0)}
+    before = duty._history._db.total_changes
+    duty.tick(NOW + 61)
+    assert duty._history._db.total_changes == before, (
+        "what has not changed is not written: it would be uploaded"
+    )
     count(homes["a"], "stable", NOW, 5)
     count(homes["a"], "stable", NOW + 3600, 7)
     reports["a"]._due = 0.0

@@ -8,11 +8,14 @@ import pytest
 
 from serin.errors import StoreUnreachable
 from serin.formats.captures import SCRATCH
+from serin.formats.cluster.leader import Leader
 from serin.formats.forget_requests import read_applied, write_request
 from serin.formats.shared_captures import GONE
 from serin.store.store import Store
 from serin.watcher import share_duty
 from serin.watcher.captures import forget_states
+from serin.watcher.cluster_state import LEADER
+from serin.watcher.served import lead
 from serin.watcher.share_duty import ShareDuty, shared_store
 from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, combined_ids
 from tests.kit.stacks import stack_in
@@ -132,6 +135,41 @@ def test_no_host_has_copies_of_deleted_rows_once_all_have_reported(host: Host) -
     assert 2 not in on_disk(a.home) | on_disk(b.home) | on_disk(Path(a.url))
     assert forget_states(b.records, MODEL)[0].waiting == ()
     assert b.ids() == combined_ids(b) == ["a1", "b3"]
+
+
+def test_nothing_is_deleted_before_the_leading_watcher_has_deleted_the_labels_and_the_store_has_that(
+    host: Host,
+) -> None:
+    """If the leader is lost before, the next one finds the labels by rows that are still there."""
+    a, b = host("a"), host("b")
+    for each in (a, b):
+        stack_in(each.home, agent=True)
+        each.combines = True
+        each.record(1, 2)
+    for each in (a, b, a, b):
+        each.share()
+    files = a.records.files
+    files.put(LEADER, Leader(holder="b/17-abc", term=1).dump())
+    ask(a)
+    apply(a)
+    assert read_applied(files, MODEL) == {}
+    assert 2 in on_disk(a.home)
+
+    class Led:
+        state, kept = b.home / "cluster-watch", list[bool]()
+
+        def keep(self) -> None:
+            self.kept.append(read_applied(files, MODEL) == {})
+
+    lead(b.home, Led())
+    try:
+        apply(b)
+    finally:
+        lead(b.home, None)
+    assert Led.kept == [True]
+    assert list(read_applied(files, MODEL)[1]) == ["b"]
+    apply(a)
+    assert forget_states(a.records, MODEL)[0].waiting == ()
 
 
 def test_another_host_deletes_the_rows_of_a_host_that_is_gone(host: Host) -> None:
