@@ -81,7 +81,7 @@ def _refused(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
 
 
 def why_refused(key: str) -> str:
-    """Why a key has no meaning for a server elsewhere; empty: it has, or it is no key at all."""
+    """Why a key has no meaning for a server elsewhere; empty: it has one, or it is not a key."""
     while key not in DECISIONS:
         key, dot, _ = key.rpartition(".")
         if not dot:
