@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import SpecError
-from serin.spec.load import checked_spec
+from serin.spec.load import checked_spec, spec_file
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.yaml_file import read_mapping
 
@@ -50,7 +50,7 @@ def load_elsewhere(model: str, source: Path | Mapping[str, Any]) -> tuple[Pipeli
     """The spec of a model that is served elsewhere, and the same as a plain mapping that is stored with its versions.
     SpecError names every key that cannot be used."""
     where = str(source) if isinstance(source, Path) else model
-    given = read_mapping(source) if isinstance(source, Path) else dict(source)
+    given = read_mapping(spec_file(source)) if isinstance(source, Path) else dict(source)
     own = {
         key: value for key, value in (given.get("model") or {}).items() if (key, value) != ("kind", "server")
     }
