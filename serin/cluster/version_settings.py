@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import NotFound
-from serin.formats.bundle import REPOSITORY, SERVER
+from serin.formats.bundle import REPOSITORY
 from serin.formats.schema import Schema, read_schema
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
 from serin.spec.stored import stored_capture, stored_objectives, stored_section
 from serin.store.artifacts import Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 

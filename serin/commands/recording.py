@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.errors import MonitoringError, NotFound, NotRecorded
-from serin.formats.bundle import SERVER
 from serin.machine import environment
 from serin.monitoring.capture.counters import models_captured
 from serin.rollout.run.status import model_status
 from serin.spec.stored import stored_capture
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 

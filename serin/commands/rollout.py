@@ -59,6 +59,35 @@ _JUDGED: Final = (
     "quantiles", "margin", "bad_margin", "tolerance_ms", "warmup_s", "false_rollback", "false_promotion",
     "error_tolerance", "max_error_share", "slo_ms", "max_slow_share",
 )  # fmt: skip
+Stable = Annotated[
+    str | None,
+    typer.Option("--stable", metavar="URL", help="A running server: http://host:port[,host:port]."),
+]
+Candidate = Annotated[
+    str | None, typer.Option("--candidate", metavar="URL", help="The server that is to replace it.")
+]
+Spec = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        help="Use the plan of this spec; with --stable and --candidate, also its objectives, records and "
+        "monitoring. [default: the version's own; of servers elsewhere that of the last rollout]",
+    ),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --stable and --candidate: a Parquet file of rows that live ones are compared with, such as "
+        "those of `serin captures export` (monitoring.drift, monitoring.quality)."
+    ),
+]
+RequestTimeout = Annotated[
+    float | None,
+    DurationOption(
+        "With --stable and --candidate: how long a request may take, such as 30s. "
+        "[default: from the spec or the last rollout, else 5s]"
+    ),
+]
 Follow = Annotated[bool, typer.Option(help="Show every decision until the rollout has ended.")]
 
 _POLL_S: Final = 0.2
@@ -75,35 +104,11 @@ def register(app: typer.Typer) -> None:
 
 def start(
     name: ModelVersion,
-    stable: Annotated[
-        str | None,
-        typer.Option("--stable", metavar="URL", help="A running server: http://host:port[,host:port]."),
-    ] = None,
-    candidate: Annotated[
-        str | None, typer.Option("--candidate", metavar="URL", help="The server that is to replace it.")
-    ] = None,
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec",
-            help="Use the plan of this spec; with --stable and --candidate, also its objectives, records and "
-            "monitoring. [default: the version's own; of servers elsewhere that of the last rollout]",
-        ),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --stable and --candidate: a Parquet file of rows that live ones are compared with, such as "
-            "those of `serin captures export` (monitoring.drift, monitoring.quality)."
-        ),
-    ] = None,
-    request_timeout: Annotated[
-        float | None,
-        DurationOption(
-            "With --stable and --candidate: how long a request may take, such as 30s. "
-            "[default: from the spec or the last rollout, else 5s]"
-        ),
-    ] = None,
+    stable: Stable = None,
+    candidate: Candidate = None,
+    spec: Spec = None,
+    reference: Reference = None,
+    request_timeout: RequestTimeout = None,
     follow: Follow = True,
     why: Why = "",
 ) -> None:

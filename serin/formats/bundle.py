@@ -27,14 +27,13 @@ from serin.formats.wire import Array, to_wire
 from serin.machine.documents import write_facts
 from serin.machine.typed_json import Document
 from serin.store.artifacts import Release
-from serin.store.published import BUNDLE_FORMAT, BUNDLE_VERSION, check_bundle_version
+from serin.store.published import BUNDLE_FORMAT, BUNDLE_VERSION, SERVER, check_bundle_version
 
 MANIFEST, MODEL, GOLDEN = "manifest.json", "model.onnx", "golden.parquet"
 FRONT, CORE = "front.onnx", "core.onnx"  # for a GPU: the same model in two, strings and features apart
 PLAN = "model.plan"  # the core as a TensorRT engine
 TREES = "trees.ubj"  # the core as XGBoost's own file, for who runs trees on a GPU
 REPOSITORY = "repository"  # instead of a graph: a team's own Triton models, each in its folder
-SERVER = "server.json"  # instead of a graph: the address of a server that Serin does not run
 _DEPTH, _REPOSITORY_DEPTH = 3, 8  # folders and name of a file
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

@@ -13,7 +13,7 @@ import yaml
 
 from serin.errors import RolloutRefused, SpecError
 from serin.formats import drift, quality, schema
-from serin.formats.bundle import MANIFEST, SERVER
+from serin.formats.bundle import MANIFEST
 from serin.formats.schema import Schema
 from serin.machine.documents import canonical
 from serin.monitoring.quality.scan import answer_of
@@ -21,6 +21,7 @@ from serin.rollout.decide.plan import Plan
 from serin.serving.external import Server, Tensors, describe, read_server, recordable
 from serin.spec.elsewhere import load_elsewhere, problems
 from serin.store.artifacts import Endpoint, Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 SPEC = "spec.yaml"

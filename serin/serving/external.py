@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from serin.errors import NotFound, ReleaseNotReady, RolloutRefused
-from serin.formats.bundle import SERVER
 from serin.formats.schema import ELSEWHERE, KIND_OF_DTYPE, DType, InputColumn, OutputTensor
 from serin.machine import environment
 from serin.machine.documents import read_facts
 from serin.machine.typed_json import Document
 from serin.store.artifacts import Endpoint, Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import SpecError
-from serin.spec.load import checked_spec
+from serin.spec.load import checked_spec, spec_file
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.yaml_file import read_mapping
 
@@ -50,7 +50,7 @@ def load_elsewhere(model: str, source: Path | Mapping[str, Any]) -> tuple[Pipeli
     """The spec of a model that is served elsewhere, and the same as a plain mapping that is stored with its versions.
     SpecError names every key that cannot be used."""
     where = str(source) if isinstance(source, Path) else model
-    given = read_mapping(source) if isinstance(source, Path) else dict(source)
+    given = read_mapping(spec_file(source)) if isinstance(source, Path) else dict(source)
     own = {
         key: value for key, value in (given.get("model") or {}).items() if (key, value) != ("kind", "server")
     }
@@ -81,7 +81,7 @@ def _refused(given: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
 
 
 def why_refused(key: str) -> str:
-    """Why a key has no meaning for a server elsewhere; empty: it has, or it is no key at all."""
+    """Why a key has no meaning for a server elsewhere; empty: it has one, or it is not a key."""
     while key not in DECISIONS:
         key, dot, _ = key.rpartition(".")
         if not dot:

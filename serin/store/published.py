@@ -17,6 +17,7 @@ from serin.machine.durable import make_private
 from serin.store.artifacts import Bundle, Dataset
 
 BUNDLE_FORMAT: Final = "serin.bundle"
+SERVER: Final = "server.json"  # in the place of a graph: the address of a server that Serin does not run
 BUNDLE_VERSION: Final = 2  # 2: the keys of the spec were renamed
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")

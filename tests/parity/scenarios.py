@@ -139,7 +139,7 @@ def capture_and_forget(place: Place, model: str) -> None:
 
     def exported() -> pa.Table | None:
         code, _, _ = place.serin_done(["captures", "export", model, "--out", str(out)])
-        return pq.read_table(out) if code == 0 and out.exists() else None
+        return pq.read_table(out) if code == 0 and out.exists() else None  # no file: no rows yet
 
     def whole() -> pa.Table | None:
         found = exported()

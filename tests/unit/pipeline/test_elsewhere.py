@@ -10,10 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from serin.errors import RolloutRefused, ServedElsewhere, SpecError
+from serin.errors import RolloutRefused, RowsUnfit, ServedElsewhere, SpecError
 from serin.formats.drift import read_drift
 from serin.formats.quality import read_quality_reference
-from serin.formats.schema import KIND_OF_DTYPE, read_schema
+from serin.formats.schema import ELSEWHERE, KIND_OF_DTYPE, DType, InputColumn, read_schema
+from serin.formats.serving.recorded import NUMBERS
+from serin.formats.wire import wire_column
 from serin.scoring.predict import Scorer
 from serin.serving.external import External, recordable
 from serin.store.artifacts import Endpoint, Release
@@ -124,6 +126,26 @@ def test_the_recorder_finds_types_and_masks_from_the_first_row_on(
     assert [(each.name, each.dtype, each.kind) for each in plan.schema.inputs] == [
         ("carrier", "BYTES", "string"), ("distance", "FP64", "float"), ("stops", "UINT16", "int"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "refused"),
+    [
+        ("UINT16", [0, 65535], [-1, None, 65536]), ("INT8", [-128, 127], [128, None]), ("BOOL", [True, False], [None]),
+        ("FP64", [0.5, None], []), ("FP16", [0.5, None], []), ("INT64", [1, None], []),
+    ],
+)  # fmt: skip
+def test_rows_are_sent_in_the_server_s_types_and_what_does_not_fit_is_refused(
+    dtype: DType, values: list[Any], refused: list[Any]
+) -> None:
+    column = InputColumn(name="x", dtype=dtype, kind=KIND_OF_DTYPE[dtype], source=ELSEWHERE)
+    sent = wire_column(pa.chunked_array([values]), column)
+    assert sent.dtype == np.dtype(NUMBERS[dtype])
+    assert sent.shape == (2, 1)
+    assert sent[0, 0] == values[0]
+    for bad in refused:
+        with pytest.raises(RowsUnfit, match=f"not a {dtype}"):
+            wire_column(pa.chunked_array([[values[0], bad]]), column)
 
 
 def test_without_a_spec_nothing_is_recorded(store: Store, server: KServe) -> None:
