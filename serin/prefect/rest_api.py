@@ -79,6 +79,18 @@ def query(api: Api | str, kind: str, **body: Any) -> list[dict[str, Any]]:
     return found
 
 
+def query_all(api: Api | str, kind: str, *, most: int | None = None, **body: Any) -> list[dict[str, Any]]:
+    """Returns the same page by page: at most so many, all by default."""
+    found: list[dict[str, Any]] = []
+    while most is None or len(found) < most:
+        limit = PAGE if most is None else min(most - len(found), PAGE)
+        page = query(api, kind, **body, limit=limit, offset=len(found))
+        found += page
+        if len(page) < limit:
+            break
+    return found
+
+
 def _patiently(
     server: Api,
     method: str,
@@ -207,22 +219,9 @@ def flow_runs(
 
 def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
-    found = log_entries(api, {"flow_run_id": {"any_": [run_id]}}, sort="TIMESTAMP_DESC", most=lines)
+    of_run = {"flow_run_id": {"any_": [run_id]}}
+    found = query_all(api, "logs", most=lines, logs=of_run, sort="TIMESTAMP_DESC")
     return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
-
-
-def log_entries(
-    api: Api | str, wanted: Mapping[str, Any], *, sort: str, most: int | None = None
-) -> list[dict[str, Any]]:
-    """The entries of logs that match `wanted`, in the order of `sort`; at most so many, all by default."""
-    found: list[dict[str, Any]] = []
-    while most is None or len(found) < most:
-        limit = PAGE if most is None else min(most - len(found), PAGE)
-        page = query(api, "logs", logs=wanted, sort=sort, limit=limit, offset=len(found))
-        found += page
-        if len(page) < limit:
-            break
-    return found
 
 
 def online_workers(api: Api | str, pool: str) -> int:
