@@ -30,11 +30,12 @@ from serin.etl.engines.spill import map_buffers, write_buffers
 from serin.etl.relational.checks import CheckCounts
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, Unknown, prepare, relate
 from serin.etl.relational.target import TargetPart
-from serin.etl.sources.file_cache import entry_name, put_entry
+from serin.etl.sources.file_cache import entry_name
 from serin.etl.sources.files import origin_of
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
 from serin.machine.documents import canonical
+from serin.machine.durable import replacing
 from serin.spec.data import DataSpec
 from serin.store.stage_keys import made_by, said
 
@@ -117,7 +118,9 @@ def get_or_make(cache: PieceCache, piece: Piece, make: Callable[[], T], kind: ty
         path.unlink()
     made = make()
     with suppress(OSError):
-        put_entry(path, lambda temporary: write_piece_file(temporary, made))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            write_piece_file(temporary, made)
     return made
 
 
