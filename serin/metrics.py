@@ -5,6 +5,7 @@ A metric that cannot be computed raises ValueError; it never returns a number th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 _SMALLEST = float(
     np.finfo(np.float32).eps
 )  # a float32 sigmoid rounds to 0 or 1 long before the model is that sure
+Metric = Literal["auc", "average_precision", "logloss", "accuracy", "rmse"]
 _FEWEST_OF_A_CLASS = 10  # for an error of AUC that can be relied on
 
 
@@ -58,24 +60,19 @@ def average_precision(target: ArrayLike, score: ArrayLike) -> float:
     return float(positives_in @ precision / positives_from[0])
 
 
-def log_loss(target: ArrayLike, probability: ArrayLike) -> float:
-    """Mean negative log likelihood, in nats, of the positive class [n] or of all classes [n, k]."""
-    return float(_row_losses("logloss", *_pair(target, probability)).mean())
-
-
-def accuracy(target: ArrayLike, label: ArrayLike) -> float:
-    """The share of rows whose label is the target."""
-    truth, guess = _pair(target, label)
-    return float(np.count_nonzero(truth == guess) / truth.size)
-
-
-def rmse(target: ArrayLike, prediction: ArrayLike) -> float:
-    """Root mean squared error, in the target's unit."""
-    return float(np.sqrt(_row_losses("rmse", *_pair(target, prediction)).mean()))
+def measure(metric: Metric, target: ArrayLike, scores: ArrayLike) -> float:
+    """The metric of scores [n], or of probabilities [n, k] for the accuracy and log loss of several classes. Log loss
+    is in nats, a root mean squared error in the target's unit."""
+    if metric == "auc":
+        return auc(target, scores)
+    if metric == "average_precision":
+        return average_precision(target, scores)
+    mean = float(_row_losses(metric, *_pair(target, scores)).mean())
+    return math.sqrt(mean) if metric == "rmse" else mean
 
 
 def paired_bootstrap(
-    metric: Literal["auc", "average_precision", "logloss", "accuracy", "rmse"],
+    metric: Metric,
     target: ArrayLike,
     ours: ArrayLike,
     theirs: ArrayLike,
@@ -86,7 +83,7 @@ def paired_bootstrap(
     """How the two models' metric differs (ours - theirs) in each of many resamples of the same rows, drawn with
     replacement. Resamples that cannot be measured (AUC with one class) are left out; ValueError when all are.
 
-    `ours`, `theirs`: scores [n], or probabilities [n, k] for the accuracy and log loss of several classes.
+    `ours`, `theirs`: scores as for `measure`.
     """
     measures = [_resampled(metric, *_pair(target, scores)) for scores in (ours, theirs)]
     rows = len(np.asarray(target))
@@ -106,7 +103,7 @@ def estimate(
 ) -> tuple[float, float]:
     """Returns the metric and its standard error as an estimate for all rows like these: DeLong's for AUC, which is
     infinite with fewer than 10 rows of a class, else from the variance of the rows' losses. `scores` as for
-    `paired_bootstrap`."""
+    `measure`."""
     truth, given = _pair(target, scores)
     if metric == "auc":
         return auc(truth, given), _auc_error(_binary(truth), given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import platform
 import subprocess
@@ -10,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from serin.errors import TritonMissing
-from serin.machine.hardware import Nvml, inventory
+from serin.machine.hardware import inventory
 from serin.serving.triton.installation import find_triton
 
 PACKAGES = {
@@ -33,11 +34,11 @@ _TRITON = (
 
 def read_versions() -> dict[str, Any]:
     """None for what is not installed."""
-    nvml = Nvml.open()
+    driver, cuda = _driver()
     found: dict[str, Any] = {
         "gpu": [device.name for device in inventory()],
-        "driver": nvml.driver_version() if nvml else None,
-        "cuda": nvml.cuda_version() if nvml else None,
+        "driver": driver,
+        "cuda": cuda,
         "python": platform.python_version(),
     }
     found |= {name: _first(candidates) for name, candidates in PACKAGES.items()}
@@ -55,6 +56,20 @@ def show_versions(facts: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
             f"Triton's environment: {triton or 'not found'}",
         ]
     )
+
+
+def _driver() -> tuple[str | None, str | None]:
+    """The driver's version, and the newest CUDA that it supports."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None, None
+    if library.nvmlInit_v2() != 0:
+        return None, None
+    text, number = ctypes.create_string_buffer(96), ctypes.c_int()
+    library.nvmlSystemGetDriverVersion(text, 96)
+    library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
+    return text.value.decode(), f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _first(candidates: tuple[str, ...]) -> str | None:

@@ -13,6 +13,6 @@ def score(target: np.ndarray, found: np.ndarray, task: Task) -> float:
     if task == "binary":
         return metrics.auc(target, found.reshape(-1))
     if task == "multiclass":
-        return metrics.accuracy(target, found.argmax(axis=1))
+        return metrics.measure("accuracy", target, found)
     wide, truth = found.reshape(-1).astype(np.float64), target.astype(np.float64)
     return float(1 - np.mean((wide - truth) ** 2) / np.var(truth))

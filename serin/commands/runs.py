@@ -15,7 +15,6 @@ from serin.prefect.login import needed_server
 from serin.prefect.run_entries import (
     flow_run_details,
     flow_run_entries,
-    known_runs,
     training_details,
     training_entries,
 )
@@ -76,7 +75,8 @@ def show_run(run: Run, as_json: Json = False) -> None:
     """One run: its state, its parameters and last lines; or a training's metrics, cost and folder."""
     details = flow_run_details(run) or training_details(run)
     if details is None:
-        raise NotFound(kind="run", name=run, known=known_runs())
+        known = [entry.name for entry in (*flow_run_entries(200), *training_entries())]
+        raise NotFound(kind="run", name=run, known=known)
     if as_json:
         show_json(details)
         return

@@ -17,7 +17,7 @@ from serin.etl.compute import Build, compute
 from serin.etl.identity import current_key, dataset_key, edition_of, files_of, find_sources, reliable
 from serin.etl.relational.checks import judge_freshness
 from serin.etl.sources.file_cache import digests_in
-from serin.etl.sources.find import SQL, Sources, computed_beside, find_all_again, find_settled
+from serin.etl.sources.find import SQL, Sources, computed_beside, find_again, find_settled
 from serin.etl.sources.tables import refuse_changed
 from serin.formats.shards import part_paths
 from serin.machine.durable import Syncs
@@ -109,7 +109,9 @@ def _compute_and_publish(
         result.mkdir()
         digest = compute(build, sources, hashed, syncs, scratch, result)
         files = files_of(hashed())
-        refuse_changed(files, find_all_again(data.tables, files, build.kept / SQL, digests_in(build.kept)))
+        rows, digests = build.kept / SQL, digests_in(build.kept)
+        now = [find_again(name, table, files, rows, digests) for name, table in data.tables.items()]
+        refuse_changed(files, [file for found in now for file in found])
         if not unchanged():
             logger.info("a file was touched while it was read: building again")
             return None

@@ -42,11 +42,6 @@ def dataset_key(
     )
 
 
-def dataset_parts(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> StageKey:
-    """What decides the dataset that the tables would give now, to report what has changed."""
-    return dataset_key(data, features, files_of(find_sources(data, store)))
-
-
 def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> str | None:
     """The digest of the key of the dataset that the tables would give now; None when it cannot be relied on."""
     files = files_of(find_sources(data, store))

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serin import metrics
 from serin.columns.segments import segment_masks
 from serin.errors import (
     BundleBroken,
@@ -31,11 +30,11 @@ from serin.errors import (
     ServedElsewhere,
     SpecError,
 )
-from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, by_target
 from serin.formats.champion import ChampionReport, Contest
 from serin.formats.schema import Schema
 from serin.formats.wire import Array, RawRows
-from serin.metrics import paired_bootstrap
+from serin.metrics import measure, paired_bootstrap
 from serin.scoring.predict import Scorer
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
@@ -157,7 +156,8 @@ def _report(
     asked = spec.champion
     metric = asked.metric or METRICS[schema.task][0]
     name = schema.outputs[-1].name
-    parts = _by_target(schema, rows.target, ours[name], theirs[name])
+    both = zip(*(by_target(schema, rows.target, scores[name]) for scores in (ours, theirs)), strict=True)
+    parts = {key: (target, first, second) for (key, target, first), (_, _, second) in both}
     sure = 1 - (1 - asked.confidence) / len(parts)
     contests = {key: _contest(metric, *part, asked.max_loss, sure) for key, part in parts.items()}
     overall = max(contests.values(), key=lambda contest: contest.at_least)  # with several targets, the worst
@@ -191,24 +191,11 @@ def _report(
     return report, "; ".join(worse) + allowed if worse else None
 
 
-def _by_target(
-    schema: Schema, target: Array, ours: Array, theirs: Array
-) -> dict[str, tuple[Array, Array, Array]]:
-    """Returns the truth and both models' answers by the target's name; a single target has none."""
-    if not schema.targets:
-        return {"": (target, _flat(ours), _flat(theirs))}
-    return {name: (target[:, at], ours[:, at], theirs[:, at]) for at, name in enumerate(schema.targets)}
-
-
-def _flat(values: Array) -> Array:
-    return values[:, 0] if values.shape[1] == 1 else values
-
-
 def _contest(
     metric: Any, target: Array, ours: Array, theirs: Array, max_loss: float, confidence: float
 ) -> Contest:
     try:
-        mine, other = (_value(metric, target, scores) for scores in (ours, theirs))
+        mine, other = (measure(metric, target, scores) for scores in (ours, theirs))
         differences = paired_bootstrap(metric, target, ours, theirs, resamples=RESAMPLES)
     except ValueError as error:
         raise _Incomparable(f"{metric} cannot be measured: {error}") from error
@@ -225,19 +212,6 @@ def _contest(
         at_most=at_most,
         worse=at_least > max_loss,
     )
-
-
-def _value(metric: str, target: Array, scores: Array) -> float:
-    if metric == "accuracy":
-        guess = scores > 0.5 if scores.ndim == 1 else scores.argmax(axis=1)
-        return metrics.accuracy(target, guess.astype(np.int64))
-    compute = {
-        "auc": metrics.auc,
-        "average_precision": metrics.average_precision,
-        "logloss": metrics.log_loss,
-        "rmse": metrics.rmse,
-    }
-    return compute[metric](target, scores)
 
 
 def _told(metric: str, contest: Contest) -> str:

@@ -47,6 +47,14 @@ def read_facts(path: Path, parse: Callable[[Any], T]) -> T:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
 
 
+def read_if_any(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file that may be absent or damaged; empty then."""
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def check_version(document: Any, *, path: Path, form: str, version: int, advice: str) -> None:
     """FormatOutdated for a document of this form that another version of Serin wrote: the specs inside have other keys.
     Others pass unseen."""

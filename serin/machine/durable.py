@@ -92,14 +92,21 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 def write_whole(path: Path, data: str | bytes) -> None:
     """Writes a file atomically: `path` has either its old content or all of `data`, durably once this returns."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # several machines may write the same
-    try:
+    with replacing(path) as scratch:
         scratch.write_bytes(data.encode() if isinstance(data, str) else data)
         sync(scratch)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`: it takes the place of `path` when the block ends well, and is removed if not."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")  # several machines may write the same
+    try:
+        yield scratch
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
-    sync(path.parent)
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -80,11 +80,6 @@ def store_url() -> str:
     return os.environ.get("SERIN_STORE") or str(home() / "store")
 
 
-def cache_bytes() -> int | None:
-    """None: not set."""
-    return _bytes("SERIN_CACHE_BYTES")
-
-
 def bucket_settings() -> tuple[tuple[str, str], ...]:
     """The variables that decide how buckets are reached, and as whom. They hold secrets: for comparisons only."""
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_OF_BUCKETS)))
@@ -107,11 +102,6 @@ def host() -> str:
     return os.environ.get("SERIN_HOST") or socket.gethostname()
 
 
-def serving_memory_bytes() -> int:
-    """Of each GPU. A value that is not a number of bytes is an error: a typing mistake must not release the memory."""
-    return _bytes("SERIN_SERVING_MEMORY") or 0
-
-
 def metrics_address() -> tuple[str, int] | None:
     """None: not set."""
     value = text("SERIN_METRICS")
@@ -127,14 +117,15 @@ def metrics_address() -> tuple[str, int] | None:
 
 def gateway_memory_bytes() -> int | None:
     """None: not set."""
-    return _bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
+    return number_of_bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
 
 
 def release_namespace() -> str:
     return os.environ.get("SERIN_RELEASE_NAMESPACE") or "serin-releases"
 
 
-def _bytes(variable: str, at_least: int = 0) -> int | None:
+def number_of_bytes(variable: str, at_least: int = 0) -> int | None:
+    """None: not set. Anything else is an error: a typing mistake must not release memory."""
     value = os.environ.get(variable)
     if not value:
         return None
@@ -157,11 +148,6 @@ def secrets() -> frozenset[str]:
     whole = found | passwords
     parts = {part for value in found if value.count(":") == 1 for part in value.split(":")[1:]}
     return frozenset(value for value in whole | parts if len(value) >= _SECRET_LENGTH)
-
-
-def s3_endpoint() -> str | None:
-    """The URL of an S3 server that is not Amazon's."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
 def price_per_hour() -> float | None:

@@ -141,17 +141,6 @@ class Nvml:
             found.append(Device(id=uuid, name=name, memory_bytes=memory.total))
         return found
 
-    def driver_version(self) -> str:
-        buffer = ctypes.create_string_buffer(96)
-        self._library.nvmlSystemGetDriverVersion(buffer, 96)
-        return buffer.value.decode()
-
-    def cuda_version(self) -> str:
-        """The newest CUDA that the driver supports."""
-        number = ctypes.c_int()
-        self._library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))
-        return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
     def busy_share(self, device: str) -> float | None:
         """The share of the last sampling period (about 100 ms) in which a kernel ran."""
         rates = _Utilization()

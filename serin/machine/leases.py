@@ -138,7 +138,7 @@ def lease(
 
 def offered_bytes(device: Device) -> int:
     """What leases may give away of a device's memory: all but the share of served models."""
-    return max(0, device.memory_bytes - environment.serving_memory_bytes())
+    return max(0, device.memory_bytes - (environment.number_of_bytes("SERIN_SERVING_MEMORY") or 0))
 
 
 def holders(home: Path) -> tuple[Holder, ...]:

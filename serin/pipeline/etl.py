@@ -42,7 +42,8 @@ def build_dataset(
         return call.found(known, _describe(known))
     from serin.etl import build, identity  # pandas: not for a call that only looks
 
-    parts = identity.dataset_parts(data, features, Store.open())
+    files = identity.files_of(identity.find_sources(data, Store.open()))
+    parts = identity.dataset_key(data, features, files)
     with call.lock(call.key(parts)) as waited:
         known = _find(call, data, features) if waited else None
         if known is not None:

@@ -15,8 +15,8 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, SPLITS, DatasetDescription, read_dataset
 from serin.formats.shards import Array, Rows, read_split
 from serin.machine import environment
-from serin.machine.durable import sync
-from serin.store.runs import frames_folder, hold_frame
+from serin.machine.durable import make_private, sync
+from serin.store.runs import hold_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ def keep_frame(frame: pd.DataFrame) -> Path:
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     home = environment.home()
-    folder = frames_folder(home)
+    folder = make_private(make_private(home) / "tables")
     scratch = folder / f".{secrets.token_hex(6)}"
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)

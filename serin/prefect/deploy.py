@@ -116,7 +116,7 @@ def _applied(api: rest_api.Api, file: Path) -> list[str]:
     """Returns the deployments of a file as flow/name, each with its next run."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))  # Prefect has read it
     names = [str(entry.get("name")) for entry in content.get("deployments") or ()]
-    found = rest_api.deployments_named(api, names)
+    found = rest_api.query(api, "deployments", deployments={"name": {"any_": names}}, limit=rest_api.PAGE)
     flows = rest_api.flow_names(api)
     return sorted(
         f"{flows.get(entry['flow_id'], '?')}/{entry['name']}: {_next_run(api, entry)}" for entry in found

@@ -17,7 +17,7 @@ from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectRe
 from serin.host.process_scan import run_processes
 from serin.machine.log_times import log_at
 from serin.prefect.login import PrefectServer
-from serin.prefect.rest_api import Api, call, deployments, log_entries
+from serin.prefect.rest_api import Api, call, deployments, query_all
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class RunLog:
         wanted: dict[str, Any] = {"flow_run_id": {"any_": [self._run]}}
         if self._since is not None:
             wanted["timestamp"] = {"after_": (self._since - _LATE).isoformat()}
-        return log_entries(self._api, wanted, sort="TIMESTAMP_ASC")
+        return query_all(self._api, "logs", logs=wanted, sort="TIMESTAMP_ASC")
 
 
 def _is_last(entry: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from serin.host.wiring import worker_name
 from serin.machine.heartbeat import beat
 from serin.prefect.login import stack_api
 from serin.prefect.processes import workers_of
-from serin.prefect.rest_api import Api, call, is_elsewhere, query
+from serin.prefect.rest_api import PAGE, Api, call, is_elsewhere, query, query_all
 
 GRACE_S = 10.0  # a process that has just ended, or its worker, has this long to report how it ended
 STARTING_S = 120.0  # a live worker may take this long to start the process of a run that it has taken
@@ -140,7 +140,7 @@ def not_queued_again(run: Run) -> str:
 
 _LOOKED_AT = ("RUNNING", "PENDING", "PAUSED", "CANCELLING")
 _SAVE_S = 15.0  # the remaining processes of a run may save its work for this long
-_LIMIT = 200  # the server's page size
+_NEWEST = "EXPECTED_START_TIME_DESC"
 _WORKER_LABEL = "prefect.worker.name"  # Prefect's workers put this label on runs that they take
 
 _STATES: Mapping[Fate, dict[str, Any]] = {
@@ -245,21 +245,10 @@ class Reconciler:
         return f"{run.name} is {words}"
 
     def _read_runs(self, wanted: Mapping[str, Any]) -> list[Run]:
-        found: list[Run] = []
-        while True:
-            page = query(
-                self._api,
-                "flow_runs",
-                flow_runs=wanted,
-                work_pools={"name": {"any_": list(POOLS)}},
-                sort="EXPECTED_START_TIME_DESC",
-                limit=_LIMIT,
-                offset=len(found),
-            )
-            found += [_run(each) for each in page]
-            if len(page) < _LIMIT:
-                here = [run for run in found if not run.elsewhere]
-                return [run for run in here if self._ours is None or run.worker in self._ours]
+        ours, pools = self._ours, {"name": {"any_": list(POOLS)}}
+        found = query_all(self._api, "flow_runs", flow_runs=wanted, work_pools=pools, sort=_NEWEST)
+        here = [run for run in map(_run, found) if not run.elsewhere]
+        return [run for run in here if ours is None or run.worker in ours]
 
     def _workers(self) -> dict[str, float]:
         """Returns when the live worker of each pool started."""
@@ -308,8 +297,8 @@ def _unfinished_inside(api: Api, run: Run) -> list[str]:
         {"id": {"any_": [run.id]}},
         {"parent_flow_run_id": {"any_": [run.id]}, "state": open_states},
     )
-    tasks = query(api, "task_runs", flow_runs=by_id, task_runs={"state": open_states}, limit=_LIMIT)
-    flows = query(api, "flow_runs", flow_runs=below, limit=_LIMIT)
+    tasks = query(api, "task_runs", flow_runs=by_id, task_runs={"state": open_states}, limit=PAGE)
+    flows = query(api, "flow_runs", flow_runs=below, limit=PAGE)
     return [
         *(f"/task_runs/{found['id']}" for found in tasks),
         *(f"/flow_runs/{found['id']}" for found in flows if not found["work_pool_name"]),

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +19,7 @@ from serin.errors import PrefectGone, PrefectLoginRefused, PrefectRefused
 _UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
 _SOON = timedelta(minutes=1)  # clocks differ
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
-_PAGE = 200  # the most entries that the server gives at once
+PAGE = 200  # the most entries that the server gives at once
 _BUSY = 503  # two writes met in its database; the next try may succeed milliseconds later
 _BUSY_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 4.0, 4.0)
 _NO_TOKEN_WANTED = (404, 422)  # an older server; one without CSRF protection
@@ -76,6 +76,18 @@ def call(api: Api | str, method: str, path: str, body: Mapping[str, Any] | list[
 def query(api: Api | str, kind: str, **body: Any) -> list[dict[str, Any]]:
     """Returns the server's records of this kind (flow_runs, deployments, ...) that match the filter."""
     found: list[dict[str, Any]] = call(api, "POST", f"/{kind}/filter", body)
+    return found
+
+
+def query_all(api: Api | str, kind: str, *, most: int | None = None, **body: Any) -> list[dict[str, Any]]:
+    """Returns the same page by page: at most so many, all by default."""
+    found: list[dict[str, Any]] = []
+    while most is None or len(found) < most:
+        limit = PAGE if most is None else min(most - len(found), PAGE)
+        page = query(api, kind, **body, limit=limit, offset=len(found))
+        found += page
+        if len(page) < limit:
+            break
     return found
 
 
@@ -169,13 +181,8 @@ def ensure_pool(
 def deployments(api: Api | str) -> list[str]:
     """Returns every deployment as flow/name."""
     names = flow_names(api)
-    found = query(api, "deployments", limit=_PAGE)
+    found = query(api, "deployments", limit=PAGE)
     return sorted(f"{names.get(entry['flow_id'], '?')}/{entry['name']}" for entry in found)
-
-
-def deployments_named(api: Api | str, names: Collection[str]) -> list[dict[str, Any]]:
-    """Returns the deployments with these names."""
-    return query(api, "deployments", deployments={"name": {"any_": list(names)}}, limit=_PAGE)
 
 
 def next_run(api: Api | str, deployment: str) -> str | None:
@@ -192,7 +199,7 @@ def next_run(api: Api | str, deployment: str) -> str | None:
 
 def flow_names(api: Api | str) -> dict[str, str]:
     """Returns flow names by id."""
-    return {flow["id"]: flow["name"] for flow in query(api, "flows", limit=_PAGE)}
+    return {flow["id"]: flow["name"] for flow in query(api, "flows", limit=PAGE)}
 
 
 def flow_runs(
@@ -212,29 +219,16 @@ def flow_runs(
 
 def run_log(api: Api | str, run_id: str, *, lines: int = 50) -> list[str]:
     """The last lines of a run's log, oldest first."""
-    found = log_entries(api, {"flow_run_id": {"any_": [run_id]}}, sort="TIMESTAMP_DESC", most=lines)
+    of_run = {"flow_run_id": {"any_": [run_id]}}
+    found = query_all(api, "logs", most=lines, logs=of_run, sort="TIMESTAMP_DESC")
     return [f"{entry['timestamp'][:19]} {entry['message']}" for entry in reversed(found)]
-
-
-def log_entries(
-    api: Api | str, wanted: Mapping[str, Any], *, sort: str, most: int | None = None
-) -> list[dict[str, Any]]:
-    """The entries of logs that match `wanted`, in the order of `sort`; at most so many, all by default."""
-    found: list[dict[str, Any]] = []
-    while most is None or len(found) < most:
-        limit = _PAGE if most is None else min(most - len(found), _PAGE)
-        page = query(api, "logs", logs=wanted, sort=sort, limit=limit, offset=len(found))
-        found += page
-        if len(page) < limit:
-            break
-    return found
 
 
 def online_workers(api: Api | str, pool: str) -> int:
     """Returns how many workers of a pool have reported themselves lately; 0 without such a pool."""
     if read_pool(api, pool) is None:
         return 0
-    found = query(api, f"work_pools/{pool}/workers", limit=_PAGE)
+    found = query(api, f"work_pools/{pool}/workers", limit=PAGE)
     return sum(worker["status"] == "ONLINE" for worker in found)
 
 
@@ -269,7 +263,7 @@ def close_lost_runs(api: Api | str, pools: Iterable[str]) -> list[str]:
     """
     wanted = {"state": {"type": {"any_": _UNFINISHED}}}
     of_pools = {"name": {"any_": list(pools)}}
-    unfinished = query(api, "flow_runs", flow_runs=wanted, work_pools=of_pools, limit=_PAGE)
+    unfinished = query(api, "flow_runs", flow_runs=wanted, work_pools=of_pools, limit=PAGE)
     lost = [run for run in unfinished if not is_elsewhere(run)]
     state = {"type": "CRASHED", "name": "Crashed", "message": "the stack ended while this run was active"}
     for run in lost:

@@ -10,6 +10,7 @@ from typing import Any
 
 from serin.host.state import POOLS
 from serin.machine import environment
+from serin.machine.documents import read_if_any
 from serin.prefect.login import find_server
 
 _LAST_LINES = 20
@@ -103,7 +104,7 @@ def training_entries() -> list[RunEntry]:
     found = []
     for name in runs(environment.home()):
         folder = environment.home() / "runs" / name
-        receipt = _read(folder / "receipt.json")
+        receipt = read_if_any(folder / "receipt.json")
         file = folder / "training.json"
         found.append(
             RunEntry(
@@ -130,14 +131,10 @@ def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] |
         "model": model_of(folder),
         "state": _training_state(folder),
         "folder": str(folder),
-        "metrics": _read(folder / "result" / "metrics.json").get("metrics", {}),
-        "receipt": _read(folder / "receipt.json"),
+        "metrics": read_if_any(folder / "result" / "metrics.json").get("metrics", {}),
+        "receipt": read_if_any(folder / "receipt.json"),
         "log": _last_lines(folder / "progress.jsonl", lines),
     }
-
-
-def known_runs() -> list[str]:
-    return [entry.name for entry in [*flow_run_entries(200), *training_entries()]]
 
 
 def _training_state(folder: Path) -> str:
@@ -147,13 +144,6 @@ def _training_state(folder: Path) -> str:
         return "done"
     status = read_status(folder)
     return status.state if status else "unfinished"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return {}
 
 
 def _last_lines(path: Path, lines: int) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from serin.host.state import read_stack
+from serin.machine.documents import read_if_any
 from serin.store.artifacts import Release
 from serin.store.store import Store
 
@@ -30,7 +29,7 @@ def summary(home: Path, release: Release, *, served: bool) -> list[str]:
 
 def _quality(folder: Path) -> list[str]:
     """The metrics on the test rows, and how they compare with those of the version that was live."""
-    gate, champion = _read(folder / "gate.json"), _read(folder / "champion.json")
+    gate, champion = read_if_any(folder / "gate.json"), read_if_any(folder / "champion.json")
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in sorted(gate.get("test_onnx", {}).items()))
     lines = [f"{metrics} on {gate['test_rows']:,} test rows"] if metrics else []
     if champion.get("live_version") is None:
@@ -38,11 +37,3 @@ def _quality(folder: Path) -> list[str]:
     compared = "compared" if champion.get("overall") else "not compared"
     approved = f"; approved by {champion['approved_by']}" if champion.get("approved_by") else ""
     return [*lines, f"{compared} with version {champion['live_version']}: {champion['reason']}{approved}"]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Imported versions may have no such file."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}

@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +27,7 @@ from obstore.store import from_url
 
 from serin.errors import ObjectChanged, ObjectExists, StoreError, StoreNotWritable, StoreUnreachable
 from serin.machine import environment
+from serin.machine.durable import replacing
 from serin.store.objects import Entry, Stored, checked_key
 
 logger = logging.getLogger(__name__)
@@ -317,14 +317,8 @@ class BucketFiles(BucketObjects):
         slots = threading.Semaphore(_AT_ONCE)  # bounds the parts in memory
 
         def fetch(key: str) -> None:
-            path = files[key]
-            scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-            try:
-                with scratch.open("wb") as file:
-                    self._fetch(key, file.fileno(), slots)
-                scratch.replace(path)
-            finally:
-                scratch.unlink(missing_ok=True)
+            with replacing(files[key]) as scratch, scratch.open("wb") as file:
+                self._fetch(key, file.fileno(), slots)
 
         _at_once(fetch, files)
 

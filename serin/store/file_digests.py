@@ -14,11 +14,11 @@ import hashlib
 import mmap
 import os
 import re
-import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from serin.machine.durable import replacing
 from serin.machine.native.sha256_lanes import digests_of_pieces
 
 PIECE_BYTES = 2**16
@@ -78,14 +78,10 @@ def _remembered(entry: Path, seen: str) -> str | None:
 
 
 def _remember(entry: Path, text: str) -> None:
-    scratch = entry.with_name(f"{entry.name}.{secrets.token_hex(4)}")
     with suppress(OSError):  # read-only or full: the file is read again the next time
         entry.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(entry) as scratch:
             scratch.write_text(text, encoding="ascii")
-            scratch.replace(entry)
-        finally:
-            scratch.unlink(missing_ok=True)
 
 
 class TreeDigest:

@@ -45,7 +45,10 @@ def writing_to(place: str) -> Iterator[None]:
 
 def copies_of(url: str, cache: Path) -> Cache:
     """The copies on this host of what the store at `url` has, in the folder of all copies."""
-    return Cache(cache / hashlib.sha256(url.encode()).hexdigest()[:12], environment.cache_bytes())
+    return Cache(
+        cache / hashlib.sha256(url.encode()).hexdigest()[:12],
+        environment.number_of_bytes("SERIN_CACHE_BYTES"),
+    )
 
 
 class LocalPlaces:

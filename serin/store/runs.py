@@ -65,11 +65,6 @@ def runs(home: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
-def frames_folder(home: Path) -> Path:
-    """The folder of these tables, created where it is missing."""
-    return make_private(make_private(home) / "tables")
-
-
 def hold_frame(home: Path, path: Path) -> None:
     """The table is in use until this process ends. Its lock records when it was used last: the file itself keeps its
     time, by which datasets are found."""

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.etl.build import build_dataset
-from serin.etl.engines.dask_engine import local_cluster
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec

@@ -19,7 +19,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
 from serin.formats.shards import read_split
 from serin.formats.trained import read_record, read_trained
-from serin.metrics import auc, rmse
+from serin.metrics import auc, measure
 from serin.models.trees import margins, read_booster, scores
 from serin.pipeline.run_stage import run_etl, run_export, run_train
 from serin.scoring.predict import Scorer
@@ -201,7 +201,7 @@ def test_trees_answer_for_each_target(home: Path, expressions: dict[str, str], t
         if task == "binary":
             assert auc(test.target[:, at], found[:, at]) > 0.9
         else:
-            assert rmse(test.target[:, at], found[:, at]) < 0.5 * float(test.target[:, at].std())
+            assert measure("rmse", test.target[:, at], found[:, at]) < 0.5 * float(test.target[:, at].std())
 
 
 def test_a_regression_s_targets_each_have_their_unit(home: Path) -> None:

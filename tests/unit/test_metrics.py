@@ -1,5 +1,6 @@
 """AUC and the other metrics, against what they are defined to be."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serin.metrics import accuracy, auc, average_precision, log_loss, paired_bootstrap, rmse
+from serin.metrics import auc, average_precision, measure, paired_bootstrap
+
+log_loss, rmse = partial(measure, "logloss"), partial(measure, "rmse")
 
 
 def pairwise_auc(target: np.ndarray, score: np.ndarray) -> float:
@@ -77,7 +80,8 @@ def test_log_loss_stays_finite_when_the_model_is_sure_and_wrong() -> None:
 
 
 def test_accuracy_counts_equal_labels() -> None:
-    assert accuracy([0, 1, 2, 2], [0, 1, 1, 2]) == 0.75
+    assert measure("accuracy", [0, 1, 2, 2], np.eye(3)[[0, 1, 1, 2]]) == 0.75
+    assert measure("accuracy", [0, 1, 1, 0], [0.1, 0.9, 0.4, 0.5]) == 0.75
 
 
 def test_rmse_is_in_the_unit_of_the_target() -> None:
@@ -101,7 +105,7 @@ def test_a_bootstrap_gives_the_metric_s_difference_in_every_resample(metric: str
         "average_precision": average_precision,
         "logloss": log_loss,
         "rmse": rmse,
-        "accuracy": lambda truth, score: accuracy(truth, score > 0.5),
+        "accuracy": lambda truth, score: np.mean((score > 0.5) == truth),
     }[metric]
     wanted = [
         compute(target[drawn], ours[drawn]) - compute(target[drawn], theirs[drawn])
@@ -117,7 +121,7 @@ def test_a_bootstrap_of_several_classes_takes_probabilities() -> None:
     ours, theirs = (random.dirichlet(np.ones(3), 60) for _ in range(2))
     for metric, compute in (
         ("logloss", log_loss),
-        ("accuracy", lambda truth, chance: accuracy(truth, chance.argmax(axis=1))),
+        ("accuracy", lambda truth, chance: np.mean(chance.argmax(axis=1) == truth)),
     ):
         wanted = [compute(target[d], ours[d]) - compute(target[d], theirs[d]) for d in resamples_of(60, 9)]
         np.testing.assert_allclose(paired_bootstrap(metric, target, ours, theirs, resamples=9), wanted)

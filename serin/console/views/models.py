@@ -17,6 +17,7 @@ from serin.formats.importance import read_importance
 from serin.formats.schema import ELSEWHERE, read_schema
 from serin.host.state import read_stack
 from serin.host.wiring import key_file
+from serin.machine.documents import read_if_any
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.history.read import read_history
@@ -209,7 +210,7 @@ def _details(store: Store, model: str, version: int) -> dict[str, Any] | None:
         schema, importance = read_schema(folder), read_importance(folder)
     except (SerinError, OSError):
         return None
-    champion = _json(folder / "champion.json")
+    champion = read_if_any(folder / "champion.json")
     drawing = None
     if importance and importance.columns:
         shown = [
@@ -255,10 +256,3 @@ def _requires_keys(home: Path) -> bool:
         return key_file(home).read().required
     except SerinError:
         return True
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}

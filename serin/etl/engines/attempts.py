@@ -91,11 +91,12 @@ def open_engine(choice: Choice, scratch: Path) -> Iterator[Engine]:
             yield engine
         return
     from serin.etl.engines import dask_engine  # half a second that small tables save
+    from serin.machine.dask_cluster import local_cluster
 
     if choice.kind == "dask-cuda":
         opened = dask_engine.cuda_cluster(choice.workers, scratch)
     elif choice.kind == "dask":
-        opened = dask_engine.local_cluster(choice.workers)
+        opened = local_cluster(choice.workers)
     else:
         opened = dask_engine.connect(choice.kind, scratch)
     with opened as client:

@@ -23,14 +23,12 @@ from typing import Any
 from serin.errors import ClusterNotUp
 from serin.etl.engines.device import QUICK_COMPILER
 from serin.machine import environment
+from serin.machine.dask_cluster import LOST_WORKERS_COME_BACK
 
 START_S = 90.0
 _STOP_S = 15.0
 _ADDRESS = "address"
 _LOG = "log.txt"
-# Dask abandons a worker that died and is not back after 15 s, as on a busy machine. Work would wait forever once that
-# has happened to all of them.
-LOST_WORKERS_COME_BACK = {"distributed.deploy.lost-worker-timeout": "1 day"}
 _THREADS = 2  # per worker: one prepares what the GPU does next while the other waits for it
 
 

@@ -7,7 +7,6 @@ that dies takes nothing with it that cannot be made again: what tasks share is i
 from __future__ import annotations
 
 import logging
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,24 +14,21 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import dask
 import distributed
 from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from serin.errors import ClusterNotUp, EngineFailed
-from serin.etl.engines.cuda_cluster import LOST_WORKERS_COME_BACK, gpu_cluster
+from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.etl.engines.device import free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.engines.engine import Arguments, Engine, Held, call
 from serin.etl.engines.spill import loaded, spill
 from serin.machine.hardware import core_count
 
-_LocalCluster: Any = distributed.LocalCluster
 _Client: Any = distributed.Client
 _Security: Any = distributed.Security
 _as_completed: Any = distributed.as_completed
-_log = logging.getLogger(__name__)
 _CERTIFICATES = (
     "tls_ca_file",
     *(f"tls_{role}_{part}" for role in ("client", "scheduler", "worker") for part in ("cert", "key")),
@@ -45,45 +41,6 @@ _WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 
 
 class WorkersLost(MemoryError):
     """A piece ended every worker it was given to: it is too large for them."""
-
-
-@contextmanager
-def local_cluster(workers: int, worker_bytes: int | str = "auto", *, closed: bool = True) -> Iterator[Any]:
-    """A client of a cluster of processes on this machine, one thread each, reachable from this machine only. What
-    workers put on disk is in a folder that only their owner may enter; Dask's own in /tmp is open to all users.
-
-    `closed`: it accepts only this client, by certificates that are created for it and kept in memory. Anyone who may
-    talk to a scheduler may run code on its workers, and any user of the machine can reach its port.
-
-    EngineFailed when one of them died while it was started: later Dask starts another."""
-    begun = done = False
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as folder,
-            dask.config.set(LOST_WORKERS_COME_BACK | {"temporary-directory": folder}),
-            _LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=worker_bytes,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",  # any free port; none at all is not offered
-                silence_logs=logging.ERROR,
-                security=closed or None,
-            ) as cluster,
-            _Client(cluster, set_as_default=False) as client,
-        ):
-            begun = True
-            yield client
-            done = True
-    except RuntimeError as error:
-        if begun:
-            raise
-        raise EngineFailed(engine="dask", reason=f"a worker died while it was started ({error})") from error
-    except TimeoutError as error:
-        if not done:
-            raise
-        _log.warning("the work is done, but the Dask cluster did not close in time (%s)", error)
 
 
 @contextmanager
@@ -176,15 +133,12 @@ class DaskEngine(Engine):
     def rescues(self) -> int:
         return sum(self._client.run(take_rescues).values()) if self.gpu else 0
 
-    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held:
-        if self._in_memory:
-            return self._submit(function, arguments, shared)
-        return self._gather(self._submit(function, arguments, shared, self._scratch))
-
-    def _bring(
-        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
+    def _run(
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...], *, keep: bool
     ) -> list[Any]:
-        return self._gather(self._submit(function, arguments, shared))
+        if keep and self._in_memory:
+            return self._submit(function, arguments, shared)
+        return self._gather(self._submit(function, arguments, shared, self._scratch if keep else None))
 
     def _submit(
         self,

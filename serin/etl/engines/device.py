@@ -146,12 +146,8 @@ class OnGpu:
             try:
                 return self.function(value, *rest)
             except MemoryError:
-                count_rescue()
+                _rescued.append(1)
         return self.function(to_host(value), *rest)
-
-
-def count_rescue() -> None:
-    _rescued.append(1)
 
 
 def take_rescues() -> int:

@@ -35,11 +35,11 @@ class Engine(ABC):
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> Held:
         """function(item, *shared) for each item, kept."""
-        return self._keep(function, [(item,) for item in items], shared)
+        return self._run(function, [(item,) for item in items], shared, keep=True)
 
     def then(self, function: Callable[..., Any], held: Held, *shared: Any) -> Held:
         """function(value, *shared) for each value held, kept instead of it."""
-        values = self._keep(self._safe(function), [(value,) for value in held], shared)
+        values = self._run(self._safe(function), [(value,) for value in held], shared, keep=True)
         for value in held:
             if isinstance(value, Spilled):
                 value.remove()
@@ -50,7 +50,7 @@ class Engine(ABC):
     ) -> list[Any]:
         """function(value, [its own item of `each`,] *shared) for each value held, brought here."""
         arguments = [(value,) for value in held] if each is None else list(zip(held, each, strict=True))
-        return self._bring(self._safe(function), arguments, shared)
+        return self._run(self._safe(function), arguments, shared, keep=False)
 
     @abstractmethod
     def reduce(
@@ -65,12 +65,10 @@ class Engine(ABC):
         ...
 
     @abstractmethod
-    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held: ...
-
-    @abstractmethod
-    def _bring(
-        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
-    ) -> list[Any]: ...
+    def _run(
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...], *, keep: bool
+    ) -> list[Any]:
+        """The results, or with `keep` handles of them."""
 
     def _safe(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return OnGpu(function) if self.gpu else function
@@ -124,21 +122,10 @@ class ProcessEngine(Engine):
     def rescues(self) -> int:
         return take_rescues()
 
-    def _keep(self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]) -> Held:
-        return self._run(function, arguments, shared, self._scratch)
-
-    def _bring(
-        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...]
-    ) -> list[Any]:
-        return self._run(function, arguments, shared)
-
     def _run(
-        self,
-        function: Callable[..., Any],
-        arguments: Arguments,
-        shared: tuple[Any, ...],
-        scratch: str | None = None,
+        self, function: Callable[..., Any], arguments: Arguments, shared: tuple[Any, ...], *, keep: bool
     ) -> list[Any]:
+        scratch = self._scratch if keep else None
         futures = [self._threads.submit(call, function, scratch, shared, *own) for own in arguments]
         try:
             results = []

@@ -7,11 +7,12 @@ and JSON; one whose checksum does not match is made again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
-import mmap
 import shutil
+import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,21 +26,22 @@ import pyarrow as pa
 from serin.columns.coded import CodedColumn, Places
 from serin.columns.column import Column
 from serin.etl.binding.layout import Layout
+from serin.etl.engines.spill import map_buffers, write_buffers
 from serin.etl.relational.checks import CheckCounts
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, Unknown, prepare, relate
 from serin.etl.relational.target import TargetPart
-from serin.etl.sources.file_cache import entry_name, put_entry
+from serin.etl.sources.file_cache import entry_name
 from serin.etl.sources.files import origin_of
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
 from serin.machine.documents import canonical
+from serin.machine.durable import replacing
 from serin.spec.data import DataSpec
 from serin.store.stage_keys import made_by, said
 
 logger = logging.getLogger(__name__)
-FORMAT, VERSION = "serin.piece", 1
+FORMAT, VERSION = "serin.piece", 2
 T = TypeVar("T")
-_ALIGN = 64
 _FIELDS: dict[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind))
     for kind in (Column, Prepared, Related, TargetPart, CheckCounts)
@@ -116,45 +118,33 @@ def get_or_make(cache: PieceCache, piece: Piece, make: Callable[[], T], kind: ty
         path.unlink()
     made = make()
     with suppress(OSError):
-        put_entry(path, lambda temporary: write_piece_file(temporary, made))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            write_piece_file(temporary, made)
     return made
 
 
 def write_piece_file(path: Path, value: Any) -> None:
     buffers: list[Any] = []
     tree = _Writer(buffers).written(value)
-    checksum = 0
-    for buffer in buffers:
-        checksum = zlib.crc32(buffer, checksum)
-    sizes = [memoryview(buffer).nbytes for buffer in buffers]
-    header = {"format": FORMAT, "version": VERSION, "tree": tree, "sizes": sizes, "checksum": checksum}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for buffer in buffers:
-            file.write(bytes(-file.tell() % _ALIGN))
-            file.write(buffer)
-        file.write(bytes(_ALIGN))  # never an empty end: a mapping has no place for an empty buffer there
+    header = {"format": FORMAT, "version": VERSION, "tree": tree, "checksum": _checksum(buffers)}
+    write_buffers(path, json.dumps(header, separators=(",", ":")).encode(), buffers)
 
 
 def read_piece_file(path: Path) -> Any:
     """The value; its arrays are mapped from the file, private when written to. None when the file is not whole."""
     try:
-        with path.open("rb") as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        at = 8 + int.from_bytes(mapped[:8], "little")
-        header = json.loads(bytes(mapped[8:at]))
+        content, buffers = map_buffers(path)
+        header = json.loads(bytes(content))
         if (header["format"], header["version"]) != (FORMAT, VERSION):
             return None
-        buffers, checksum = [], 0
-        for size in header["sizes"]:
-            at += -at % _ALIGN
-            buffers.append(mapped[at : at + size])
-            checksum = zlib.crc32(buffers[-1], checksum)
-            at += size
-        return _Reader(buffers).read(header["tree"]) if checksum == header["checksum"] else None
-    except (ValueError, KeyError, TypeError, IndexError, pa.ArrowException):
+        return _Reader(buffers).read(header["tree"]) if _checksum(buffers) == header["checksum"] else None
+    except (ValueError, KeyError, TypeError, IndexError, struct.error, pa.ArrowException):
         return None
+
+
+def _checksum(buffers: Sequence[Any]) -> int:
+    return functools.reduce(lambda sum_so_far, buffer: zlib.crc32(buffer, sum_so_far), buffers, 0)
 
 
 class _Writer:

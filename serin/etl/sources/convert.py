@@ -187,7 +187,9 @@ class _Column:
     def field(self) -> pa.Field:
         if self._has_values:
             return pa.field(self.name, self._possible[0] if self._possible else pa.string())
-        return undecided_field(self.name) if self._has_null_words else pa.field(self.name, pa.null())
+        if self._has_null_words:
+            return pa.field(self.name, pa.string(), metadata=_MARK)
+        return pa.field(self.name, pa.null())
 
     def _refuse_date(self, texts: pa.Array) -> None:
         """SourceUnreadable with the first text that is not a date in one of the column's formats."""
@@ -239,10 +241,6 @@ def column_names(file: SourceFile, form: CsvFormat) -> list[str] | None:
 
 # One file cannot tell, so its text is kept and the column is marked; the table's other files say what it is. Where none
 # of them does, it is text.
-def undecided_field(name: str) -> pa.Field:
-    return pa.field(name, pa.string(), metadata=_MARK)
-
-
 def is_undecided(field: pa.Field) -> bool:
     return bool(field.metadata) and field.metadata.get(b"serin") == _MARK[b"serin"]
 

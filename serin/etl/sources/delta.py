@@ -77,10 +77,9 @@ def _opened(name: str, table: DeltaTable) -> Any:
     except ImportError as error:
         reason = "the package deltalake is missing; pip install 'serin[delta]' where tables are read"
         raise _refusal(name, table, reason) from error
-    endpoint = environment.s3_endpoint() or ""
-    options = (
-        {"allow_http": "true"} if endpoint.startswith("http://") else None
-    )  # the files are read over it too
+    endpoint = environment.text("AWS_ENDPOINT_URL_S3") or environment.text("AWS_ENDPOINT_URL") or ""
+    # the files are read over it too
+    options = {"allow_http": "true"} if endpoint.startswith("http://") else None
     try:
         version = table.version
         if table.as_of is not None:

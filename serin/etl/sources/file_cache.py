@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from typing import Any
 
 from serin.formats.dataset import SourceFile
 from serin.machine.documents import canonical
-from serin.machine.durable import sync
+from serin.machine.durable import replacing, sync
 from serin.store.stage_keys import made_by
 
 
@@ -46,12 +45,10 @@ class FileCache:
             path.touch()  # still of use
             self._count(found=1)
             return path
-
-        def make_and_sync(temporary: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             make(temporary)
             sync(temporary)
-
-        put_entry(path, make_and_sync)
         self._count(made=1)
         return path
 
@@ -63,17 +60,6 @@ class FileCache:
 
 def entry_name(made_from: Any) -> str:
     return hashlib.sha256(canonical(made_from)).hexdigest()
-
-
-def put_entry(path: Path, make: Callable[[Path], None]) -> None:
-    """The file that `make` writes, at `path` when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"half-{secrets.token_hex(8)}")
-    try:
-        make(temporary)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def conversion_of(file: SourceFile) -> Any:

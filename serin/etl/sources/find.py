@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -79,13 +79,6 @@ def find_again(
         )
         raise SourceUnreadable(table=name, path=table.connection, reason=reason)
     return (now,)
-
-
-def find_all_again(
-    tables: Mapping[str, TableSource], before: Sequence[SourceFile], rows: Path, digests: Path
-) -> list[SourceFile]:
-    """`find_again` for all tables."""
-    return [file for name, table in tables.items() for file in find_again(name, table, before, rows, digests)]
 
 
 def at_version(table: DeltaTable, file: SourceFile) -> DeltaTable:

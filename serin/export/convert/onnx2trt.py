@@ -23,6 +23,7 @@ from typing import Any
 import onnx
 
 from serin.errors import ExportFailed
+from serin.machine.durable import replacing
 from serin.machine.hardware import Nvml, inventory
 from serin.scoring.session import Device, has_device, provider_refusal
 
@@ -66,9 +67,8 @@ def engine_of(core: onnx.ModelProto, *, max_rows: int, cache: Path) -> tuple[byt
     if not kept.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         plan = build_plan(core, max_rows=max_rows, timing_cache=cache / "timings")
-        scratch = kept.with_suffix(".new")
-        scratch.write_bytes(plan)
-        scratch.replace(kept)
+        with replacing(kept) as scratch:
+            scratch.write_bytes(plan)
     return kept.read_bytes(), key
 
 

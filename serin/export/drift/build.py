@@ -20,6 +20,7 @@ from serin.evidence.e_detector import Expected
 from serin.export.champion import ReadRows
 from serin.export.drift.choose_bins import Binned, Source, bin_column
 from serin.export.drift.training_blocks import (
+    DAY_SEEN_S,
     SAFETY,
     WEEK_S,
     Cut,
@@ -30,7 +31,6 @@ from serin.export.drift.training_blocks import (
     cut_time,
     local_means,
     longer,
-    shows_a_day,
     smallest_kappa,
     weekly_deviation,
 )
@@ -202,7 +202,7 @@ def _quick(part: _Part, binned: Binned, inside: Array, cut: Cut) -> Iterator[_Pa
     it as one below, the other way round."""
     column = binned.column
     long = np.asarray([block != SHORTEST for block in part.blocks])
-    if column.kind == "timestamp" or not long.any() or not shows_a_day(cut):
+    if column.kind == "timestamp" or not long.any() or float(np.median(cut.lasts)) > DAY_SEEN_S:
         return
     own = column.cumulated(cut.shares(binned.codes[inside], column.bins))
     if binned.fresh:

@@ -17,7 +17,7 @@ WEEK_S, DAY_S = BLOCK_S["week"], BLOCK_S["day"]
 NEARLY_EMPTY = 0.01  # a bin that is never larger is within every tolerance
 _UNCORRELATED = 0.1
 _SHORT: Sequence[Block] = (SHORTEST, "minute", "hour")
-_DAY_SEEN_S = 3 * 3600.0  # blocks of at most this length show a daily pattern
+DAY_SEEN_S = 3 * 3600.0  # blocks of at most this length show a daily pattern
 _NEIGHBOURS = 24  # blocks over which a local mean is taken
 SAFETY: Final = 1.25
 _LARGEST_KAPPA: Final = 8.0
@@ -95,11 +95,6 @@ def choose_block(shares: Mapping[Block, Array], cuts: Mapping[Block, Cut]) -> Bl
         if all(free[other] for other in usable[at:]):
             return name
     return "day" if cuts["day"].filled else "week"
-
-
-def shows_a_day(cut: Cut) -> bool:
-    """Whether the blocks are short enough to show a daily pattern."""
-    return float(np.median(cut.lasts)) <= _DAY_SEEN_S
 
 
 def local_means(shares: Array) -> tuple[Array, Array]:

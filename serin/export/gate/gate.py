@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ from serin.columns.exact import alike
 from serin.columns.segments import group_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.convert.network import Network
-from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, measure
+from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, by_target, measure
 from serin.formats.bundle import GOLDEN, output_column
 from serin.formats.gate import GroupReport, GroupResult, Measured, ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task
@@ -257,7 +257,7 @@ def check_groups(
     metric: Metric = asked.metric or METRICS[schema.task][0]
     masks = group_masks(table, export.segments)
     judged = {name: mask for name, mask in masks.items() if np.count_nonzero(mask) >= asked.min_rows}
-    parts = list(_by_target(schema, target, given[schema.outputs[-1].name]))
+    parts = list(by_target(schema, target, given[schema.outputs[-1].name]))
     limits = (asked.max_gap is not None) + (asked.max_rate_gap is not None)
     sure = 1 - (1 - asked.confidence) / max(1, len(judged) * len(parts) * limits)
     judge = _Judge(asked, metric, schema.task == "binary", NormalDist().inv_cdf(sure))
@@ -286,15 +286,6 @@ def check_groups(
             found="; ".join(worse),
         )
     return report
-
-
-def _by_target(schema: Schema, target: Array, scores: Array) -> Iterator[tuple[str, Array, Array]]:
-    """Truth and answers by the target's name; a single one has none."""
-    if not schema.targets:
-        yield "", target, scores[:, 0] if scores.shape[1] == 1 else scores
-        return
-    for at, name in enumerate(schema.targets):
-        yield name, target[:, at], scores[:, at]
 
 
 class _Judge:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -55,24 +55,26 @@ def measure(target: Array, given: Mapping[str, Array], task: Task) -> dict[str, 
         each = [measure(target[:, at], {"score": given["score"][:, [at]]}, task) for at in columns]
         both = [name for name in METRICS[task] if all(name in one for one in each)]
         return {name: sum(one[name] for one in each) / len(each) for name in both}
-    compute: Mapping[str, Callable[[], float]] = {
-        "auc": lambda: metrics.auc(target, given["score"][:, 0]),
-        "rmse": lambda: metrics.rmse(target, given["score"][:, 0]),
-        "accuracy": lambda: metrics.accuracy(target, given["label"][:, 0]),
-        "logloss": lambda: metrics.log_loss(
-            target, given["score"][:, 0] if task == "binary" else given["probabilities"]
-        ),
-    }
+    scores = given["probabilities"] if task == "multiclass" else given["score"][:, 0]
     found: dict[str, float] = {}
     for name in METRICS[task]:
         try:
-            found[name] = compute[name]()
+            found[name] = metrics.measure(name, target, scores)
         except ValueError as error:
             if name != "auc":
                 raise GateFailed(
                     stage="metric", what=f"{name} on the test split", found=str(error)
                 ) from error
     return found
+
+
+def by_target(schema: Schema, target: Array, scores: Array) -> Iterator[tuple[str, Array, Array]]:
+    """Truth and answers by the target's name; a single one has none."""
+    if not schema.targets:
+        yield "", target, scores[:, 0] if scores.shape[1] == 1 else scores
+        return
+    for at, name in enumerate(schema.targets):
+        yield name, target[:, at], scores[:, at]
 
 
 def loss(metric: str, reference: float, found: float) -> float:

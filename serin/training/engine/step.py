@@ -24,7 +24,7 @@ from serin.training.parallel.ranks import Ranks
 _WARM_UPS = 3
 _WARM_UPS_WITH_OTHERS = 11  # DDP observes the first ten and then sorts its buckets
 _MEASURED_STEPS = 20
-_WORTH_IT = 1.02  # speed-up over eager that is required, else the simpler way is used
+WORTH_IT = 1.02  # speed-up over eager that is required, else the simpler way is used
 _RATES = 1024  # learning rates copied to the device at a time
 
 
@@ -164,10 +164,6 @@ def _timed(step: Callable[[], Tensor], world: Ranks, steps: int) -> float:
         step()
     _finish(world.device)
     return (time.perf_counter() - began) / steps
-
-
-def capture_pays(eager_s: float, captured_s: float) -> bool:
-    return eager_s > _WORTH_IT * captured_s
 
 
 def _finish(device: torch.device) -> None:

@@ -21,7 +21,7 @@ from serin.formats.dataset import DatasetDescription, read_dataset
 from serin.machine.hardware import core_count
 from serin.models.trees import load_xgboost
 from serin.training.data.tree_matrix import ALL, Share, quantile_matrix, target_unit
-from serin.training.launch.job import TrainingJob
+from serin.training.launch.job import TrainingJob, saved_steps
 from serin.training.launch.progress import tell
 from serin.training.results.tree_checkpoints import Grown, TreeCheckpoints
 
@@ -77,7 +77,7 @@ def grow_trees(
                 tell(folder, "checkpoint", step=grown.rounds)
         if stopped:
             team.agree(False)  # they wait for the one that saves
-            raise Preempted(step=checkpoints.newest_round(), folder=folder)
+            raise Preempted(step=max(saved_steps(folder), default=0), folder=folder)
     return grown, first
 
 

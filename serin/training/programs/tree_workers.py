@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import dask
-import distributed
 import numpy as np
 
-from serin.errors import Preempted
+from serin.errors import EngineFailed, Preempted
+from serin.machine.dask_cluster import local_cluster
 from serin.machine.hardware import inventory
 from serin.machine.parent_death import die_with_parent
 from serin.models.trees import load_xgboost
@@ -34,9 +32,6 @@ _STOP = "stop-asked"
 _DASK = {"distributed.scheduler.allowed-failures": 0}  # a lost worker ends the others' round: all begin again
 
 _log = logging.getLogger(__name__)
-_Client: Any = distributed.Client
-_LocalCluster: Any = distributed.LocalCluster
-_dask: Any = dask
 
 
 def grow_on_workers(folder: Path, count: int, stop_asked: Callable[[], bool]) -> tuple[Grown, int]:
@@ -49,39 +44,17 @@ def grow_on_workers(folder: Path, count: int, stop_asked: Callable[[], bool]) ->
         if stop_asked():
             stop.touch()
 
-    with _workers(count) as client:
-        found = _grow(client, folder, count, look)
+    try:
+        with local_cluster(count, settings=_DASK) as client:
+            found = _grow(client, folder, count, look)
+    except EngineFailed as error:
+        raise RuntimeError(
+            str(error)
+        ) from error  # this process ends, and the next attempt begins another cluster
     stop.unlink(missing_ok=True)
     if isinstance(found, Preempted):
         raise found
     return found
-
-
-@contextmanager
-def _workers(count: int) -> Iterator[Any]:
-    """Yields a client of that many processes on this machine, reachable by this one alone."""
-    done = False
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="serin-dask-", ignore_cleanup_errors=True) as scratch,
-            _dask.config.set(_DASK | {"temporary-directory": scratch}),
-            _LocalCluster(
-                n_workers=count,
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=logging.ERROR,
-                security=True,  # certificates in memory: a scheduler runs the code of anyone who may talk to it
-            ) as cluster,
-            _Client(cluster, set_as_default=False) as client,
-        ):
-            yield client
-            done = True
-    except TimeoutError as error:
-        if not done:
-            raise
-        _log.warning("the trees are grown, but the Dask cluster did not close in time (%s)", error)
 
 
 def _grow(client: Any, folder: Path, count: int, look: Callable[[], object]) -> tuple[Grown, int] | Preempted:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from serin import metrics
 from serin.formats.schema import Task
 from serin.formats.shards import Array
+
+_METRICS: Mapping[Task, tuple[metrics.Metric, ...]] = {
+    "binary": ("auc", "average_precision", "logloss"),
+    "multiclass": ("logloss", "accuracy"),
+    "regression": ("rmse",),
+}
 
 
 def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str] = ()) -> dict[str, float]:
@@ -19,18 +25,8 @@ def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str
     if targets:
         each = [judge_scores(target[:, at], scores[:, [at]], task) for at in range(len(targets))]
         return metrics.mean_and_each(dict(zip(targets, each, strict=True)))
-    match task:
-        case "binary":
-            chance = np.ascontiguousarray(scores[:, 0])
-            known = {"logloss": metrics.log_loss(target, chance)}
-            if target.min() == target.max():
-                return known
-            precision = metrics.average_precision(target, chance)
-            return {"auc": metrics.auc(target, chance), "average_precision": precision, **known}
-        case "multiclass":
-            return {
-                "logloss": metrics.log_loss(target, scores),
-                "accuracy": metrics.accuracy(target, scores.argmax(axis=1)),
-            }
-        case "regression":
-            return {"rmse": metrics.rmse(target, scores[:, 0])}
+    given = scores if task == "multiclass" else np.ascontiguousarray(scores[:, 0])
+    names = _METRICS[task]
+    if task == "binary" and target.min() == target.max():
+        names = ("logloss",)
+    return {name: metrics.measure(name, target, given) for name in names}

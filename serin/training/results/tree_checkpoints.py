@@ -42,9 +42,6 @@ class TreeCheckpoints:
                 note(f"{error}; using the one before")
         return None
 
-    def newest_round(self) -> int:
-        return max(saved_steps(self._folder), default=0)
-
     def save(self, grown: Grown) -> None:
         place = checkpoint_folder(self._folder, grown.rounds)
         state = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 import socket
 import threading
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import psutil
 from pydantic import JsonValue
 
 from serin.errors import ExtraMissing
+from serin.machine.process import start_ticks
 from serin.spec.search import RangeSpec, SearchSpec
 
 _SQLITE_WAITS_S = 60  # for another trial's write
@@ -240,8 +241,7 @@ def _plain(values: RangeSpec, kept: Any) -> JsonValue:
 
 
 def _me() -> str:
-    process = psutil.Process()
-    return json.dumps([socket.gethostname(), process.pid, process.create_time()])
+    return json.dumps([socket.gethostname(), os.getpid(), start_ticks(os.getpid())])
 
 
 def _is_alive(owner: str | None) -> bool:
@@ -249,12 +249,7 @@ def _is_alive(owner: str | None) -> bool:
     if owner is None:
         return False
     host, pid, began = json.loads(owner)
-    if host != socket.gethostname():
-        return True
-    try:
-        return bool(psutil.Process(pid).create_time() == began)
-    except psutil.NoSuchProcess:
-        return False
+    return bool(host != socket.gethostname() or start_ticks(pid) == began)
 
 
 def objective(metrics: Mapping[str, float]) -> float | None:

@@ -20,7 +20,7 @@ from serin.errors import CheckFailed, SpecError
 from serin.etl.build import find_dataset
 from serin.etl.dataset.compare import distance
 from serin.etl.dataset.split import LEFT_OUT, SplitRule, TimeSplit, hash_split, stratified_split, time_split
-from serin.etl.engines.dask_engine import DaskEngine, local_cluster
+from serin.etl.engines.dask_engine import DaskEngine
 from serin.etl.engines.engine import ProcessEngine
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import FRESHNESS
@@ -28,6 +28,7 @@ from serin.etl.relational.groups import group_hashes
 from serin.etl.relational.relation import Prepared
 from serin.etl.relational.target import TargetPart
 from serin.formats.statistics import CategoryStatistics, NumberStatistics
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.split import SplitSpec
 from serin.store.store import Store
 from tests.logs import heard

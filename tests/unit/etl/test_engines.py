@@ -9,10 +9,9 @@ import pytest
 
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.errors import ClusterNotUp, EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
-from serin.etl.engines import dask_engine
 from serin.etl.engines.attempts import Choice, choose_engine, open_engine
 from serin.etl.engines.cuda_cluster import gpu_cluster
-from serin.etl.engines.dask_engine import cuda_cluster, local_cluster
+from serin.etl.engines.dask_engine import cuda_cluster
 from serin.etl.engines.device import (
     Gpus,
     HostColumns,
@@ -30,6 +29,8 @@ from serin.etl.relational.relation import Related
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
 from serin.formats.shards import PART_ROWS, Rows, write_rows
+from serin.machine import dask_cluster
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from tests.fakes import cupy
@@ -110,7 +111,7 @@ def test_a_dask_worker_that_dies_while_it_is_started_is_worth_another_try(
     def dies(**_: object) -> None:
         raise RuntimeError("Nanny failed to start.")
 
-    monkeypatch.setattr(dask_engine, "_LocalCluster", dies)
+    monkeypatch.setattr(dask_cluster, "_LocalCluster", dies)
     with pytest.raises(EngineFailed, match="a worker died while it was started") as failure, local_cluster(1):
         pass
     assert failure.value.retryable

@@ -23,7 +23,7 @@ from serin.etl.binding.layout import lay_out
 from serin.etl.build import build_dataset
 from serin.etl.engines import attempts
 from serin.etl.engines.attempts import Choice
-from serin.etl.engines.dask_engine import DaskEngine, WorkersLost, local_cluster
+from serin.etl.engines.dask_engine import DaskEngine, WorkersLost
 from serin.etl.engines.engine import ProcessEngine
 from serin.etl.engines.memory_budget import MIN_ROWS, plan_rows
 from serin.etl.engines.pieces import cut_pieces
@@ -33,6 +33,7 @@ from serin.etl.sources.files import find_files
 from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import Read, cut, open_table, read_piece
 from serin.formats.dataset import read_dataset
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.etl import EtlSpec
 from serin.store import file_digests
 from serin.store.artifacts import Dataset

@@ -9,13 +9,13 @@ import pytest
 
 from serin.errors import ColumnMissing, JoinNotManyToOne, SpecError
 from serin.etl.binding.layout import lay_out
-from serin.etl.engines.dask_engine import local_cluster
 from serin.etl.engines.engine import ProcessEngine
 from serin.etl.relational.groups import AsOfIndex
 from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.files import find_files
 from serin.etl.sources.tables import cut, open_table
 from serin.formats.dataset import read_dataset
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.etl import EtlSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec

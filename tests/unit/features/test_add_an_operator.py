@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from serin.columns.column import Column
 from serin.etl.build import build_dataset
-from serin.etl.engines.dask_engine import local_cluster
 from serin.export.convert.fuse import features2onnx
 from serin.export.gate.gate import check_features, read_golden_rows
 from serin.features import operator, ops
@@ -29,6 +28,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import Schema, outputs_of
 from serin.formats.shards import read_split
+from serin.machine.dask_cluster import local_cluster
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.json_schema import spec_schema

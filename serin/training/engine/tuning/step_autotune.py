@@ -17,11 +17,11 @@ from serin.training.data.tables import Batch
 from serin.training.engine.learner import Learner
 from serin.training.engine.precision import Precision, candidates, choose_precision, matrix_products
 from serin.training.engine.step import (
+    WORTH_IT,
     CapturedStep,
     CapturedSteps,
     GraphedSteps,
     Step,
-    capture_pays,
     seconds_per_step,
 )
 from serin.training.parallel.buffers import buffers_kept
@@ -143,7 +143,7 @@ class _Trial:
         captured_s = seconds_per_step(lambda: captured(example), self._world)
         eager_s = seconds_per_step(lambda: self._step(example), self._world)
         reason = f"CUDA graph {captured_s * 1e3:.3f} ms, eager {eager_s * 1e3:.3f} ms per step"
-        if not capture_pays(eager_s, captured_s):
+        if eager_s <= WORTH_IT * captured_s:
             return self._eager(reason)
         return captured, self._rows, "cuda_graph", reason
 
