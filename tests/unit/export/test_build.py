@@ -1,4 +1,4 @@
-"""An export from weights to a published version."""
+"""An export from weights to a published version, also to a real MLflow store."""
 
 import json
 import shutil
@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
+from serin.export.build import export_model
 from serin.export.gate.gate import read_golden_rows
+from serin.export.publish import track_bundle
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.quality import read_quality_reference
 from serin.formats.rows import write_rows
@@ -22,10 +25,11 @@ from serin.scoring.bulk import find_pieces, score_pieces
 from serin.scoring.predict import Scorer, score_table
 from serin.scoring.session import FrontAndCore, open_session
 from serin.spec.yaml_file import read_yaml
-from serin.store.artifacts import Bundle
+from serin.store.artifacts import NO_DATASET, Bundle
 from serin.store.store import Store
 from tests.logs import heard
 from tests.unit.export.small_dataset import Trained, flights, make_trained
+from tests.unit.export.test_own_inputs import picture_model, spec_in, taken_over
 
 
 @pytest.fixture(scope="module")
@@ -268,3 +272,57 @@ def test_for_a_gpu_the_bundle_holds_a_front_and_a_core_that_answer_as_the_whole_
     found = FrontAndCore(front, core).run(["label", "probabilities"], golden.inputs)
     whole = open_session(folder / "model.onnx").run(["label", "probabilities"], golden.inputs)
     np.testing.assert_allclose(found[1], whole[1], atol=1e-6)
+
+
+def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
+    trained: Trained, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flights")
+    said: list[str] = []
+    with heard(said.append):
+        track_bundle(bundle, trained.checkpoint)
+    assert said[0].startswith("flights version 1 is logged as a model of MLflow run")
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"file://{tmp_path}/mlruns")
+    experiment = client.get_experiment_by_name("flights")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.metrics["model.valid_auc"] == 0.5
+    assert run.data.metrics["variant.fp32.bytes"] > 0
+    assert (run.data.tags["serin.release"], run.data.tags["serin.variant"]) == ("flights-v1", "fp32")
+    fetched = Path(client.download_artifacts(run.info.run_id, "flights-v1", str(tmp_path)))
+    flavors = yaml.safe_load((fetched / "MLmodel").read_text())["flavors"]
+    session = open_session(onnx.load(fetched / flavors["onnx"]["data"]))
+    golden = read_golden(fetched)
+    np.testing.assert_array_equal(session.run(["score"], golden.inputs)[0], golden.outputs["score"])
+
+
+def test_an_mlflow_that_accepts_nothing_is_reported(
+    trained: Trained, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/a-file/inside")
+    said: list[str] = []
+    with heard(said.append):
+        track_bundle(bundle, trained.checkpoint)
+    assert "MLflow did not accept the version" in said[0]
+    assert "published nevertheless" in said[0]
+
+
+def test_a_version_with_custom_inputs_is_tracked_when_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    spec, store = spec_in(tmp_path / "own", picture_model()), Store(str(tmp_path / "store"))
+    checkpoint = taken_over(spec, tmp_path / "run", {"test_accuracy": 0.9})
+    said: list[str] = []
+    with heard(said.append):
+        export_model(spec, checkpoint, NO_DATASET, store=store, lineage={})
+    assert said[-1].startswith("pictures version 1 is logged as a model of MLflow run")
+    (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
+    assert metric.read_text().split()[1] == "0.9"
