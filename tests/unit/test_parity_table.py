@@ -50,7 +50,10 @@ def test_a_refusal_must_name_what_was_asked_for_and_all_else_has_failed(tmp_path
     assert outcome(None, tmp_path) == ("passed", "")
     assert outcome(Refused("shadow needs records"), tmp_path) == ("refused", "shadow needs records")
     assert outcome(Refused("no such option"), tmp_path) == ("failed", "no such option")
-    assert outcome(Refused("no model 'a-shadow'"), tmp_path) == ("failed", "no model 'a-shadow'")
+    assert outcome(Refused("no model 'parity-a-shadow'"), tmp_path) == (
+        "failed",
+        "no model 'parity-a-shadow'",
+    )
     assert outcome(AssertionError("accepted, nothing happens"), tmp_path) == (
         "failed",
         "accepted, nothing happens",
