@@ -64,6 +64,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── BackendRefused          a way of serving that this server, machine or bundle cannot honour
 │   ├── GpuMemoryShort          a release that fits on no GPU now (retryable)
 │   ├── ReleaseNotReady         a release that did not come up
+│   ├── ReleaseFailed           a release that its agent could not start, or that answers wrongly
 │   ├── VerificationFailed      a release that does not answer its golden rows
 │   ├── TuningFailed            measured serving settings that cannot be made or read
 │   ├── GatewayRejected         Envoy did not take a configuration

@@ -139,7 +139,7 @@ def _refusal(answer: Answer) -> SerinError:
     kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
     kind = kinds.get(answer.refused, object)
     if not issubclass(kind, SerinError):
-        raise TypeError(f"{answer.refused} is no error of Serin's")
+        raise TypeError(f"{answer.refused} is not an error of Serin's")
     return kind(**answer.result)
 
 

@@ -38,7 +38,7 @@ COMMAND_LINE = {
     "up": "[--address] [--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",
     "agent": (
         "[--port] [--address] [--advertise] [--peer-port] [--peer-cert] [--peer-key] [--peer-ca] [--insecure-peers]"
-        " [--gateway-only] [--tls-cert] [--tls-key] [--envoy]"
+        " [--gateway-only] [--alone] [--tls-cert] [--tls-key] [--envoy]"
     ),
     "down": "",
     "controller": "[--fleet]",

@@ -31,7 +31,19 @@ _FOLDERS: Final = (
 )
 _CAPTURES: Final = "captures"
 LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
-    *("agent", "cache", "gateway", "gpus", "locks", "logs", "native", "releases", "spool", "stack"),
+    *(
+        "agent",
+        "cache",
+        "cluster-watch",
+        "gateway",
+        "gpus",
+        "locks",
+        "logs",
+        "native",
+        "releases",
+        "spool",
+        "stack",
+    ),
     *("stack.json", "prefect", "runs", "stages", "tables"),
 )
 _TRANSIENT: Final = ("-wal", "-shm", ".lock", ".new")
