@@ -26,6 +26,7 @@ from serin.machine.in_memory import socket_folder, write_problems
 from serin.machine.ports import LOOPBACK
 from serin.rollout.run.background import BackgroundFleet
 from serin.rollout.run.leadership import HomeLock
+from serin.rollout.run.verification import FOREIGN
 from serin.serving.envoy.gateway import Gateway
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
@@ -45,12 +46,21 @@ class OnlyHost:
         )
         settings = AgentSettings(host=HOST, address=LOOPBACK, port=0, advertise=LOOPBACK)
         self._agent = Agent(settings, gateway=gateway, fleet=fleet, link=self._link)
+        self._trouble = ""
 
     def step(self) -> bool:
-        """Does what is desired, and reports it. Returns whether it is in force."""
-        self._link.receive()
-        report = self._agent.tick()
-        self._link.send()
+        """Does what is desired, and reports it. Returns whether it is in force. What keeps it from that is logged: the
+        controller must answer and go back also while, say, no evidence can be counted."""
+        try:
+            self._link.receive()
+            report = self._agent.tick()
+            self._link.send()
+        except FOREIGN as error:
+            if str(error) != self._trouble:
+                log.warning("the agent of this machine: %s", error)
+            self._trouble = str(error)
+            return False
+        self._trouble = ""
         return self._link.desired is None or report.desired_seq == self._link.desired.seq
 
     def wait(self, seconds: float) -> None:
