@@ -4,7 +4,7 @@
     <prefix>/files/<term>/<sha256> their contents
 
 A writer uploads contents first and names them then: what was not named is not there. A writer that was replaced cannot
-name anything any more, and whatever it still uploads or removes is of its own term.
+name anything any more, and what it still uploads or removes is stored under its term.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     cluster/watch/requests/<id>.json              what it is asked to do, removed once it is done
     cluster/watch/answers/<id>.json               its answer, kept for some minutes
     cluster/watch/labels/<id>.parquet             labels of a request
-    cluster/watch/hosts/<host>/alerts.json        open alerts about a host, of its own watcher
+    cluster/watch/hosts/<host>/alerts.json        open alerts about a host, from the watcher there
     cluster/watch/hosts/<host>/history/<hour>.json  what its gateway was asked in an hour
 
 On one machine the home has all of it, and nobody is asked.

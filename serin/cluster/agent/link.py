@@ -43,8 +43,7 @@ SILENT_S: Final = 5.0
 class Link:
     """`open_store` is called in the thread, again until it succeeds. `on_news` is called when the desired state or the
     peers have changed. `folder`: for the last desired state, the last reports of the peers, and how far `request_log`
-    was cut.
-    `keys`: the copy of the keys that all hosts share; None: this host has its own.
+    was cut. `keys`: the copy of the keys that all hosts share; None: this host has its own.
 
     `desired`: the newest desired state; None: this host has never seen one. `problem`: why the store was not reached in
     the last round; empty: it was.

@@ -42,7 +42,7 @@ def test_a_step_has_its_effect_at_once_also_while_no_evidence_can_be_counted(
         want(objects, 2, arms={"m": ARM})
         with caplog.at_level(logging.WARNING):
             assert not any(host.step() for _ in range(3))
-        assert caplog.text.count("the agent of this machine") == 1, "the same trouble is told once"
+        assert caplog.text.count("the agent of this machine") == 1, "the same problem is logged once"
         assert [each.epoch for each in gateway.applied[-1]["routes"]] == [2]
         hosts = Hosts(objects, lambda: 0.0)
         hosts.refresh()

@@ -35,7 +35,7 @@ ROLLOUT = Rollout(
 
 
 class Sender:
-    """Stands in for the process of a replay: reports what a test gives it."""
+    """A fake of the process of a replay: reports what a test gives it."""
 
     begun: ClassVar[list[Sender]] = []
 
