@@ -217,7 +217,7 @@ def slo(
     home = watch_home(environment.home(), "history", "watch/objectives", "watch/rollbacks")
     known = models_with_history(home)
     views = [view for name in (known if model is None else [model]) if (view := read_objectives(home, name))]
-    if model is not None and not views:
+    if model is not None and model not in known:
         raise NotFound(kind="history of model", name=model, known=known)
     if as_json:
         show_json([dataclasses.asdict(view) for view in views])
@@ -237,7 +237,7 @@ def slo(
         "",
     )
     rows = [_objective_row(view, each) for view in views for each in view.objectives]
-    show_table(columns, rows, empty="no requests yet")
+    show_table(columns, rows, empty="no requests were compared with objectives yet")
     for view in views:
         if any(view.gone.values()):
             shares = ", ".join(f"{view.gone[window]:.1%} in {name}" for window, name in _GONE.items())

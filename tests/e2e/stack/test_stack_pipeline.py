@@ -79,7 +79,7 @@ def test_killed_pipelines_resume_inline_and_placed_to_the_same_model_which_is_se
     listed = [
         (found["kind"], found["model"], found["version"])
         for found in stack.ask("runs", "list")
-        if found["kind"] in ("pipeline", "etl", "train", "export")
+        if found["model"] == NAME and found["kind"] in ("pipeline", "etl", "train", "export")
     ]
     assert sorted(listed, key=str) == [
         ("etl", NAME, None),
@@ -104,9 +104,8 @@ def test_a_person_sees_the_run_its_pages_with_pictures_and_a_form_for_the_spec(
     artifacts = {
         found["key"]: found["latest_id"] for found in stack.call("POST", "/artifacts/latest/filter", {})
     }
-    body = {"flows": {"name": {"any_": ["pipeline"]}}, "sort": "START_TIME_ASC"}
-    run = stack.call("POST", "/flow_runs/filter", body)[0]
-    assert NAME in run["tags"]
+    body = {"flow_runs": {"tags": {"all_": [NAME]}}, "flows": {"name": {"any_": ["pipeline"]}}}
+    run = stack.call("POST", "/flow_runs/filter", {**body, "sort": "START_TIME_ASC"})[0]
     with open_browser(program, tmp_path / "browser") as page:
         page.open(f"{pages}/artifacts")
         page.type_into("input[type=password]", stack.login)
@@ -324,4 +323,4 @@ def _left_no_secret_and_no_pickle(stack: Stack) -> None:
 
 
 def _versions(stack: Stack) -> list[int]:
-    return [entry["version"] for entry in stack.ask("models", "list")]
+    return [entry["version"] for entry in stack.ask("models", "list") if entry["model"] == NAME]

@@ -54,7 +54,7 @@ def test_keys_are_listed_in_order_after_a_place(objects: Objects) -> None:
 def test_of_several_writers_one_wins_each_key(objects: Objects) -> None:
     def write(writer: int) -> list[int]:
         won = []
-        for number in range(5):
+        for number in range(40):
             try:
                 objects.create(f"race/{number}", f"writer {writer}".encode())
             except ObjectExists:
@@ -64,7 +64,7 @@ def test_of_several_writers_one_wins_each_key(objects: Objects) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         won = [number for numbers in pool.map(write, range(4)) for number in numbers]
-    assert sorted(won) == list(range(5))
+    assert sorted(won) == list(range(40))
 
 
 @pytest.mark.parametrize("key", ["../out", "a//b", "/a", ".hidden", ""])

@@ -354,6 +354,16 @@ def test_the_command_shows_budgets_burn_rates_and_rollbacks(
     assert "did you mean 'flights'" in capsys.readouterr().err
 
 
+def test_the_command_says_that_requests_were_counted_and_not_compared_yet(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.minute(1)  # of a model that no controller knows yet
+    assert serin("slo", "flights", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert serin("slo", "flights") == 0
+    assert capsys.readouterr().out == "no requests were compared with objectives yet\n"
+
+
 def test_a_version_s_promises_come_from_its_own_spec(home: Path, tmp_path: Path) -> None:
     store = Store.open()
     with store.workspace() as folder:
