@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The work of one case: left joins, a binary target, a split by time, medians for nulls, z-scores, codes, date
-    parts."""
+    """The work of one case: left joins, differences of columns, a binary target, a split by time, medians for nulls,
+    z-scores, codes, date parts."""
 
     name: str
     table: str
@@ -38,6 +38,7 @@ class Case:
     time: str
     numeric: list[str]
     categorical: list[str]
+    differences: dict[str, tuple[str, str]] = field(default_factory=dict)
     min_count: int = 10
 
     @property
@@ -56,7 +57,8 @@ class Case:
         joined = {name for join in self.joins.values() for name in join.columns.values()}
         keys = [key for join in self.joins.values() for key in join.on]
         used = [*self.numeric, *self.categorical, self.target, self.time, *keys]
-        return [name for name in dict.fromkeys(used) if name not in joined]
+        made = {*joined, *self.differences}
+        return [name for name in dict.fromkeys(used) if name not in made]
 
 
 def flights_join() -> Case:

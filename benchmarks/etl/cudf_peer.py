@@ -64,8 +64,15 @@ def make(case: dict[str, Any], files: Sequence[str]) -> tuple[Any, list[str]]:
     import cudf
     import cupy
 
-    used = [*case["numeric"], *case["categorical"], case["target"], case["time"]]
-    frame = cudf.read_parquet(list(files), columns=used)
+    frame = cudf.read_parquet(list(files), columns=case["read"])
+    for join in case["joins"].values():
+        (key,) = join["on"]
+        other = cudf.read_parquet(join["path"], columns=[key, *join["columns"]]).set_index(key)
+        for column, name in join["columns"].items():
+            frame[name] = frame[key].map(other[column])
+        del frame[key]
+    for name, (one, other) in case["differences"].items():
+        frame[name] = frame[one] - frame[other]
     frame["target"] = (frame[case["target"]] > case["above"]).astype("float32")
     times = frame[case["time"]].astype("int64").values
     ordered = cupy.sort(times)

@@ -1,14 +1,16 @@
 """python -m benchmarks.etl.gpu: compares the ETL on this machine's GPU with the CPU's digest and with plain cuDF's
 speed.
 
-First every GPU engine must give the CPU's digest on awkward tables. Then Serin and plain cuDF take turns on a generated
-table (20 M rows x 23 columns), from Parquet to shards. Needs cuDF, dask-cuda and cupy; installs nothing.
+First every GPU engine must give the CPU's digest on awkward tables. Then Serin and plain cuDF take turns on generated
+tables, from Parquet to shards: numbers (20 M rows x 23 columns) and strings (6 M rows x 23 columns, with a join), where
+cudf-polars takes part if it is installed. Needs cuDF, dask-cuda and cupy; installs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import shutil
 import statistics
 import sys
@@ -21,8 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from benchmarks.etl.cases import Case
+from benchmarks.etl.ours import run as run_ours
 from benchmarks.etl.sampling import sampled
+from benchmarks.etl.string_table import write_string_table
 from serin.etl.engines.device import memory_pool
 from tests.logs import heard
 
@@ -42,13 +49,16 @@ NUMERIC = [f"n{index}" for index in range(13)]
 CATEGORICAL = [f"c{index}" for index in range(8)]
 SIZES = (4, 20, 100, 500, 2_000, 10_000, 50_000, 200_000)
 FILE_ROWS = 1_000_000
+ROWS = {"speed": 20_000_000, "strings": 6_000_000}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.etl.gpu", description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--rows", type=int, help="default: 20,000,000 of numbers, 6,000,000 with strings")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--only", choices=("cuda", "dask-cuda", "speed"), help="run only this part")
+    parser.add_argument(
+        "--only", choices=("cuda", "dask-cuda", "speed", "strings"), help="run only this part"
+    )
     parser.add_argument("--scratch", type=Path, help="a folder on a fast disk (default: the system's)")
     parser.add_argument(
         "--without-host", action="store_true", help="do not compare with Serin on the CPU: it is slow"
@@ -66,54 +76,67 @@ def main() -> int:
                 from benchmarks.etl.gpu_equality import equality
 
                 line[f"unequal_{engine}"] = equality(Path(folder) / engine, engine)
-        if chosen.only in (None, "speed"):
-            place, host = Path(folder) / "speed", not chosen.without_host
-            line |= speed(place, chosen.rows, chosen.repetitions, profile=chosen.profile, host=host)
+        for part, make in (("speed", write_table), ("strings", write_string_table)):
+            if chosen.only in (None, part):
+                place, host = Path(folder) / part, not chosen.without_host
+                begin = time.perf_counter()
+                case = make(place / "table", chosen.rows or ROWS[part])
+                print(f"{part}: written in {time.perf_counter() - begin:.0f} s", flush=True)
+                found = speed(place, case, chosen.repetitions, profile=chosen.profile, host=host)
+                prefix = "" if part == "speed" else f"{part}_"
+                line |= {f"{prefix}{name}": value for name, value in found.items()}
     print(" ".join(f"{key}={value:.4g}" for key, value in line.items()))
     return 1 if any(value for key, value in line.items() if key.startswith("unequal")) else 0
 
 
-def speed(folder: Path, rows: int, repetitions: int, *, profile: bool, host: bool = True) -> dict[str, float]:
+def speed(
+    folder: Path, case: Case, repetitions: int, *, profile: bool, host: bool = True
+) -> dict[str, float]:
     from benchmarks.etl import cudf_peer
 
-    folder.mkdir()
-    begin = time.perf_counter()
-    files = write_table(folder / "table", rows)
-    size = sum(Path(file).stat().st_size for file in files)
-    print(
-        f"{rows:,} rows, {size / 1e9:.2f} GB of Parquet, written in {time.perf_counter() - begin:.0f} s",
-        flush=True,
-    )
-    case = {
-        "numeric": NUMERIC, "categorical": CATEGORICAL, "target": "y", "above": 0.5, "time": "t", "min_count": 10,
-    }  # fmt: skip
+    files = sorted(str(file) for file in Path(case.table).glob("*.parquet"))
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    size = sum(Path(file).stat().st_size for file in [*files, *(join.path for join in case.joins.values())])
+    print(f"{rows:,} rows, {size / 1e9:.2f} GB of Parquet", flush=True)
+    columns = case.columns_of(case.table)
+    request: dict[str, Any] = {"case": {**case.request, "read": columns}, "files": files}
 
-    def plain(out: Path) -> dict[str, Any]:
-        return cudf_peer.run({"case": case, "files": files, "out": str(out)})
+    def ours(out: Path, engine: str) -> dict[str, Any]:
+        return run_ours({**request, "out": str(out), "engine": engine})
 
     def limit(out: Path, *, durable: bool = False) -> dict[str, Any]:
-        request = {"case": case, "files": files, "out": str(out), "our_writer": True, "durable": durable}
         with memory_pool():
-            return cudf_peer.run(request)
+            return cudf_peer.run({**request, "out": str(out), "our_writer": True, "durable": durable})
 
     def read_and_transform(_: Path) -> dict[str, Any]:
         import cupy
 
-        cudf_peer.make(case, files)
+        cudf_peer.make(request["case"], files)
         cupy.cuda.Device().synchronize()
         return {}
 
     contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "ours": lambda out: _ours(folder / "table", out, "cuda"),
-        "cudf": plain,
+        "ours": lambda out: ours(out, "cuda"),
+        "cudf": lambda out: cudf_peer.run({**request, "out": str(out)}),
         "limit": limit,
         "limit_durable": lambda out: limit(out, durable=True),
         "cudf_no_write": read_and_transform,
     }
+    if case.joins and importlib.util.find_spec("cudf_polars") is not None:
+        from benchmarks.etl import cudf_polars_peer
+
+        def plan(out: Path, executor: str) -> dict[str, Any]:
+            return cudf_polars_peer.run(
+                {**request, "out": str(out), "columns": columns, "executor": executor}
+            )
+
+        contenders["polars_memory"] = lambda out: plan(out, "in-memory")
+        contenders["polars_stream"] = lambda out: plan(out, "streaming")
     if host:
-        contenders["host"] = lambda out: _ours(folder / "table", out, "process")
-    laps = _laps(contenders, folder, repetitions)
-    _stages(folder / "table", folder / "stages", profile=profile)
+        contenders["host"] = lambda out: ours(out, "process")
+    laps = _laps(contenders, folder, case.numeric, repetitions)
+    _stages(lambda: ours(folder / "stages", "cuda"), profile=profile)
+    shutil.rmtree(folder)
     medians = {name: statistics.median(own) for name, own in laps.items()}
     for name, median in medians.items():
         print(
@@ -124,7 +147,10 @@ def speed(folder: Path, rows: int, repetitions: int, *, profile: bool, host: boo
 
 
 def _laps(
-    contenders: dict[str, Callable[[Path], dict[str, Any]]], folder: Path, repetitions: int
+    contenders: dict[str, Callable[[Path], dict[str, Any]]],
+    folder: Path,
+    numeric: list[str],
+    repetitions: int,
 ) -> dict[str, list[float]]:
     """Returns the seconds of every contender, run in turns; the first round is compared and not counted."""
     from benchmarks.etl.outputs import check_equal, read_outputs
@@ -139,29 +165,30 @@ def _laps(
             begin = time.perf_counter()
             answer = contender(out)
             seconds = time.perf_counter() - begin
+            print(f"  round {turn}: {name} {seconds:.3f} s", flush=True)
             if turn:
                 laps[name].append(seconds)
             elif answer:
                 found = read_outputs(answer)
                 reference = reference or found
-                check_equal(name, found, reference, NUMERIC)
+                check_equal(name, found, reference, numeric)
             shutil.rmtree(out, ignore_errors=True)
-        print(f"round {turn} of {repetitions}", flush=True)
     return laps
 
 
-def write_table(folder: Path, rows: int) -> list[str]:
+def write_table(folder: Path, rows: int) -> Case:
     """Writes 13 numbers, 8 integer categories, a target and a time; a tenth of the numbers are null."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     starts = range(0, rows, FILE_ROWS)
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+    return Case(
+        name="numbers", table=str(folder), joins={}, target="y", above=0.5, time="t", numeric=NUMERIC,
+        categorical=CATEGORICAL,
+    )  # fmt: skip
 
 
-def _write_file(folder: Path, start: int, rows: int) -> str:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _write_file(folder: Path, start: int, rows: int) -> None:
     random = np.random.default_rng(start)
     columns: dict[str, Any] = {}
     for index, name in enumerate(NUMERIC):
@@ -175,38 +202,9 @@ def _write_file(folder: Path, start: int, rows: int) -> str:
     columns["t"] = pa.array(times, pa.timestamp("us"))
     path = folder / f"part-{start:012d}.parquet"
     pq.write_table(pa.table(columns), path, row_group_size=FILE_ROWS)
-    return str(path)
 
 
-def _ours(table: Path, out: Path, engine: str) -> dict[str, Any]:
-    from serin.etl.build import build_dataset
-    from serin.formats.dataset import read_dataset
-    from serin.spec.load import load_spec
-    from serin.store.store import Store
-
-    spec = load_spec(
-        {
-            "name": "gpu",
-            "data": {
-                "tables": {"main": str(table)},
-                "target": {"expression": "y > 0.5", "task": "binary"},
-                "time": "t",
-            },
-            "features": [
-                {"columns": NUMERIC, "steps": ["fill_median", "normalize"]},
-                {"columns": CATEGORICAL, "steps": [{"categorify": {"min_count": 10}}]},
-                {"columns": ["t"], "steps": [{"date_parts": ["hour", "weekday"]}]},
-            ],
-            "etl": {"engine": engine},
-        }
-    )
-    dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(str(out)))
-    description = read_dataset(Path(dataset.path))
-    categorical = [category.name for category in description.categorical]
-    return {"path": dataset.path, "numeric": list(description.numeric), "categorical": categorical}
-
-
-def _stages(table: Path, out: Path, *, profile: bool) -> None:
+def _stages(run: Callable[[], object], *, profile: bool) -> None:
     """Prints where Serin spends its time, from its progress messages."""
     with sampled() if profile else nullcontext():
         begin = time.perf_counter()
@@ -215,9 +213,8 @@ def _stages(table: Path, out: Path, *, profile: bool) -> None:
             print(f"  [{time.perf_counter() - begin:6.3f} s] {text}", flush=True)
 
         with heard(say):
-            _ours(table, out, "cuda")
+            run()
         say("published")
-    shutil.rmtree(out)
 
 
 def _importable(name: str) -> bool:

@@ -67,6 +67,9 @@ def _joined(case: dict[str, Any], decode: dict[str, list[str]]) -> pl.LazyFrame:
         other = pl.scan_parquet(join["path"]).select(*join["on"], *join["columns"]).rename(join["columns"])
         frame = frame.join(other, on=join["on"], how="left", maintain_order="left")
     target = (pl.col(case["target"]) > case["above"]).cast(pl.Float32).alias("target")
+    frame = frame.with_columns(
+        (pl.col(one) - pl.col(other)).alias(name) for name, (one, other) in case["differences"].items()
+    )
     return frame.filter(pl.col(case["target"]).is_not_null()).with_columns(target)
 
 

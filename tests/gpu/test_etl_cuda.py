@@ -32,6 +32,55 @@ def test_one_gpu_gives_the_bits_of_the_host(tmp_path: Path, rows: int, piece_row
     assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", piece_rows) == expected
 
 
+def test_strings_on_one_gpu_give_the_codes_of_the_host(tmp_path: Path) -> None:
+    """Few and very many different ones, one, none, of every Arrow type, in files that differ in their types."""
+    rows, random = 1_200_000, np.random.default_rng(3)
+    numbers = random.integers(0, 2_000_000, rows)
+    words = np.asarray(["", " ", "é", "e\u0301", "🐤", "a\0b", "nan", "long " * 40], dtype=object)
+
+    def main(part: slice, text: pa.DataType) -> pa.Table:
+        own = numbers[part]
+        few = pa.array(words[own % len(words)], mask=own % 11 == 0)
+        return pa.table(
+            {
+                "few": few.cast(text),
+                "many": pa.array([f"n{number}" for number in own]).cast(text),
+                "one": pa.array(["always"] * len(own)),
+                "none": pa.nulls(len(own), pa.string()),
+                "coded": few.cast(pa.string()).dictionary_encode(),
+                "y": pa.array(own % 3),
+            }
+        )
+
+    (tmp_path / "main").mkdir()
+    halves = (slice(0, rows // 2), pa.string()), (slice(rows // 2, rows), pa.large_string())
+    for number, (part, text) in enumerate(halves):
+        path = tmp_path / "main" / f"{number}.parquet"
+        pq.write_table(main(part, text), path, row_group_size=100_000, use_dictionary=["few", "one"])
+    spec = load_spec(
+        {
+            "name": "texts",
+            "data": {
+                "tables": {"main": str(tmp_path / "main")},
+                "target": {"expression": "y > 0", "task": "binary"},
+                "split": {"train": 0.8, "valid": 0.1, "test": 0.1},
+                "unique": {"by": ["many", "few"]},
+            },
+            "features": [
+                {"columns": ["few", "many", "one", "coded"], "steps": [{"categorify": {"min_count": 2}}]},
+                {"columns": ["none"], "steps": ["count_encode"]},
+            ],
+            "model": {"kind": "mlp"},
+        }
+    )
+    expected = digest(spec, EtlSpec(engine="process"), tmp_path / "host")
+    said: list[str] = []
+    with heard(said.append):
+        assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu") == expected
+        assert digest(spec, EtlSpec(engine="cuda"), tmp_path / "pieces", 150_000) == expected
+    assert not any("full" in line or "on the host" in line for line in said), said
+
+
 def test_a_delta_table_on_one_gpu_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     pytest.importorskip("deltalake", reason="deltalake is not installed")
     from tests.unit.etl.test_delta import rows, spec_over, write

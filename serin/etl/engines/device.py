@@ -150,6 +150,15 @@ class OnGpu:
         return self.function(to_host(value), *rest)
 
 
+def compute_on_gpu(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments), which are on the host, as is the result; by the host where the GPU is too small."""
+    try:
+        return to_host(function(*(to_gpu(value) for value in arguments)))
+    except MemoryError:
+        _rescued.append(1)
+    return function(*arguments)
+
+
 def take_rescues() -> int:
     """How many pieces were worked on by the host since the last call, because the GPU was full."""
     count = len(_rescued)

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Self
 
-from serin.etl.engines.device import OnGpu, free_gpu_bytes, take_rescues
+from serin.etl.engines.device import OnGpu, compute_on_gpu, free_gpu_bytes, take_rescues
 from serin.etl.engines.memory_budget import available_bytes
 from serin.etl.engines.spill import Spilled, loaded, spill
 
@@ -58,6 +58,10 @@ class Engine(ABC):
     ) -> Any:
         """What `collect` gives, merged to one. `merge` must not depend on how pieces are grouped."""
         ...
+
+    def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """function(*arguments) of values in this process, on its GPU when the engine has one here."""
+        return function(*arguments)
 
     @abstractmethod
     def rescues(self) -> int:
@@ -118,6 +122,9 @@ class ProcessEngine(Engine):
             _cancel(waiting)
             raise
         return merged[0]
+
+    def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return compute_on_gpu(function, *arguments) if self.gpu else function(*arguments)
 
     def rescues(self) -> int:
         return take_rescues()

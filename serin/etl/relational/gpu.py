@@ -1,7 +1,7 @@
 """Prepares pieces on a GPU, in batches: read there, joined, filtered and given their target there.
 
-cuDF decodes numbers and times on the GPU itself. The host reads strings, as codes into a dictionary, which costs less
-than materialising them anywhere, and every other column that cuDF would not read as the host does.
+cuDF decodes numbers, times and strings on the GPU. Strings become codes into a dictionary there, and only the
+dictionary is copied to the host. The host reads every column that cuDF would not read as it does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column
+from serin.columns.column import Column, column_from_arrow
 from serin.etl.binding.layout import Layout
 from serin.etl.engines.device import host_columns
 from serin.etl.engines.engine import Engine, Held
-from serin.etl.relational.relation import LoadedJoin, Prepared, finish, relate_columns
+from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, relate_columns
 from serin.etl.sources.files import open_parquet
 from serin.etl.sources.tables import Piece, Read, read_piece
 from serin.formats.schema import INT64_NULL
@@ -61,8 +61,10 @@ def _types(piece: Piece) -> dict[str, pa.DataType]:
 
 def _decodable(arrow: pa.DataType | None, read: Read) -> bool:
     """Whether cuDF gives the values that the host would read."""
-    if arrow is None or read.kind == "string":
+    if arrow is None:
         return False
+    if read.kind == "string":
+        return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow))
     if read.kind == "timestamp":
         return bool(pa.types.is_timestamp(arrow) and arrow.unit in ("us", "ns"))
     if pa.types.is_boolean(arrow):
@@ -78,10 +80,9 @@ def _decode(
 ) -> dict[str, Column]:
     """Decodes columns by cuDF; files whose columns have the same types in one call."""
     import cudf
-    import cupy
 
     names = [read.name_in_file for read in reads]
-    parts: dict[str, list[Any]] = {read.column: [] for read in reads}
+    parts: dict[str, list[Column]] = {read.column: [] for read in reads}
     for _, own in groupby(pieces, lambda each: [types[each.file][name] for name in names]):
         groups: dict[str, list[int]] = {}
         for each in own:
@@ -94,21 +95,36 @@ def _decode(
             dataset_kwargs={"partitioning": None},  # what folders mean is known already
         )
         for read in reads:
-            parts[read.column].append(_values(frame[read.name_in_file], read))
-            del frame[read.name_in_file]
-    return {
-        read.column: Column(
-            kind=read.kind,
-            values=parts[read.column][0]
-            if len(parts[read.column]) == 1
-            else cupy.concatenate(parts[read.column]),
-        )
-        for read in reads
-    }
+            series = frame[read.name_in_file]
+            made = _texts(series) if read.kind == "string" else _numbers(series, read)
+            parts[read.column].append(made)
+            del frame[read.name_in_file], series
+    return {name: _joined(own) for name, own in parts.items()}
 
 
-def _values(series: Any, read: Read) -> Any:
-    """The arrays that `column_from_arrow` would make, from a cuDF column."""
+def _texts(series: Any) -> Column:
+    """Codes by cuDF's hash of each string, which is compared with the string that its code stands for: ValueError
+    where two strings have the same hash."""
+    import cupy
+
+    hashes = series.hash_values(method="xxhash64").values
+    _, first, codes = cupy.unique(hashes, return_index=True, return_inverse=True)
+    entries = series.take(first).reset_index(drop=True)
+    spread = entries.take(codes).reset_index(drop=True)
+    same = (series == spread).fillna(value=True).all() and (series.isna() == spread.isna()).all()
+    if not same:
+        raise ValueError("two strings have the same hash")
+    texts = entries.to_arrow().cast(pa.string())
+    known = column_from_arrow(
+        pa.DictionaryArray.from_arrays(np.arange(len(texts), dtype=np.int32), texts), "string"
+    )
+    return Column(
+        kind="string", values=cupy.asarray(known.values)[codes.astype(np.int32)], dictionary=known.dictionary
+    )
+
+
+def _numbers(series: Any, read: Read) -> Column:
+    """The column that `column_from_arrow` would make, from a cuDF column."""
     import cupy
 
     scale = 1000 if str(series.dtype).startswith("datetime64[ns") else 1
@@ -127,7 +143,7 @@ def _values(series: Any, read: Read) -> Any:
     elif read.kind in ("int", "timestamp"):
         values, missing = values.astype(np.int64, copy=False), np.int64(INT64_NULL)
         values = values // scale if scale > 1 else values
-    return values if null is None else cupy.where(null, missing, values)
+    return Column(kind=read.kind, values=values if null is None else cupy.where(null, missing, values))
 
 
 def _upload(pieces: Sequence[Piece], reads: tuple[Read, ...]) -> dict[str, Column]:
@@ -157,6 +173,8 @@ def _joined(parts: Sequence[Column]) -> Column:
     """The parts of a column as one, on the GPU; texts with one dictionary."""
     import cupy
 
+    if len(parts) == 1 and parts[0].xp is not np:
+        return parts[0]
     if parts[0].dictionary is None:
         return Column(
             kind=parts[0].kind, values=cupy.concatenate([cupy.asarray(part.values) for part in parts])
@@ -206,25 +224,20 @@ def hold_on_gpu(
     joins: Sequence[LoadedJoin],
 ) -> Held:
     """The prepared pieces on the engine's GPUs, in batches of at most `rows` rows."""
-    for note in _host_work(features, layout):
-        logger.info(f"on the host: {note}")
+    if own := host_columns(features):
+        logger.info(f"on the host: your own operators of {', '.join(own)}")
     return engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), data, layout, joins)
 
 
 def prepare_on_gpu(batch: GpuBatch, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:
     """The result of `prepare` for the pieces, on the GPU; MemoryError when it is too small for them."""
+    return finish(relate_on_gpu(batch, layout, joins), data, layout)
+
+
+def relate_on_gpu(batch: GpuBatch, layout: Layout, joins: Sequence[LoadedJoin]) -> Related:
+    """The result of `relate` for the pieces, on the GPU."""
     import cupy
 
     columns = read_on_gpu(batch.pieces, layout.reads)
     rows = cupy.arange(batch.first_row, batch.first_row + batch.rows, dtype=np.int64)
-    return finish(relate_columns(columns, rows, layout, joins), data, layout)
-
-
-def _host_work(features: Sequence[FeatureSpec], layout: Layout) -> Iterator[str]:
-    """What the host does although the rows are on a GPU."""
-    own = host_columns(features)
-    if own:
-        yield f"your own operators of {', '.join(own)}"
-    as_of = [join.spec.table for join in layout.joins if join.time is not None]
-    if as_of:
-        yield f"finding the rows of {', '.join(as_of)} as of a time"
+    return relate_columns(columns, rows, layout, joins)

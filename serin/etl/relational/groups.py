@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +27,19 @@ def joined(parts: Sequence[Column]) -> Column:
 def group_codes(keys: Sequence[Column]) -> Int64:
     """Returns the same number for rows with equal keys; a null is a value like any other. Numbers are below the row
     count."""
-    codes = np.zeros(len(keys[0]), np.int64)
+    codes = keys[0].xp.zeros(len(keys[0]), np.int64)
     for key in keys:
         if key.kind == "float":
             raise ValueError("a float cannot be a key")
-        _, own = np.unique(key.values, return_inverse=True)
-        combined = codes * (int(own.max(initial=0)) + 1) + own
+        distinct, own = np.unique(key.values, return_inverse=True)
+        combined = codes * max(1, len(distinct)) + own
         _, codes = np.unique(combined, return_inverse=True)
     return codes.astype(np.int64, copy=False)
 
 
 class Timeline:
-    """Rows in order of (group, time, position): answers how many rows of a group lie before a moment."""
+    """Rows in order of (group, time, position): answers how many rows of a group lie before a moment, wherever the
+    moments are."""
 
     def __init__(self, groups: Int64, times: Int64) -> None:
         self._moments = np.unique(times)
@@ -49,16 +51,18 @@ class Timeline:
 
     def before(self, groups: Int64, times: Int64, *, inclusive: bool = False) -> Int64:
         """For each (group, time) how many rows of the order come before it; `inclusive`: or are at it."""
-        rank = np.searchsorted(self._moments, times, side="right" if inclusive else "left")
-        return np.searchsorted(self._places, groups * self._width + rank)
+        side: Literal["left", "right"] = "right" if inclusive else "left"
+        rank = np.searchsorted(beside(self._moments, times), times, side=side)
+        return np.searchsorted(beside(self._places, times), groups * self._width + rank)
 
     def starts(self, groups: Int64) -> Int64:
         """Where each group begins in the order."""
-        return np.searchsorted(self._places, groups * self._width)
+        return np.searchsorted(beside(self._places, groups), groups * self._width)
 
 
 class AsOfIndex:
-    """The rows of a table by group and time; finds the newest one that is not newer than a moment."""
+    """The rows of a table by group and time; finds the newest one that is not newer than a moment. The table is on the
+    host, and is copied to the moments."""
 
     def __init__(self, groups: Int64, times: Int64) -> None:
         self._rows = np.flatnonzero(groups >= 0)
@@ -71,9 +75,10 @@ class AsOfIndex:
         last = self._line.before(inside, times, inclusive=not strict) - 1
         found = last >= self._line.starts(inside)
         found &= groups >= 0
-        rows = np.append(self._rows[self._line.order], -1)[np.where(found, last, -1)]
+        ordered = beside(np.append(self._rows[self._line.order], -1), times)
+        rows: Int64 = ordered[np.where(found, last, -1)]
         if within is not None:
-            known = np.append(self._times, 0)[rows]
+            known = beside(np.append(self._times, 0), times)[rows]
             rows = np.where((rows >= 0) & (times - known <= within), rows, -1)
         return rows
 
@@ -102,7 +107,7 @@ def sampled(rows: Int64, share: float) -> npt.NDArray[np.intp]:
 
 def key_hashes(keys: Sequence[Column]) -> npt.NDArray[np.uint32]:
     """Equal for rows with equal keys, in whatever table or piece they are."""
-    mixed = np.zeros(len(keys[0]) if keys else 0, np.uint32)
+    mixed = keys[0].xp.zeros(len(keys[0]), np.uint32) if keys else np.zeros(0, np.uint32)
     for key in keys:
         mixed = mixed * np.uint32(31) + group_hashes(key)
     return mixed

@@ -1,7 +1,7 @@
 """Chooses how the pieces of the main table are prepared: read, joined, filtered and given their target.
 
 - Usually each piece is prepared by itself on the CPU: `relation.prepare`, or what an earlier build kept of it.
-- An engine with a GPU prepares batches of pieces there: `gpu/`.
+- An engine with a GPU prepares batches of pieces there: `gpu.py`.
 - De-duplication, windows and joins with tables larger than memory need rows of several pieces: `across_pieces/`.
 
 The result does not depend on the choice.
@@ -21,7 +21,7 @@ from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes, shared_budget
 from serin.etl.relational.across_pieces.global_pass import finish_with_global_pass
 from serin.etl.relational.across_pieces.large_joins import Join, hold_related, partition_join
-from serin.etl.relational.gpu import hold_on_gpu, host_parts
+from serin.etl.relational.gpu import gpu_batches, hold_on_gpu, host_parts, relate_on_gpu
 from serin.etl.relational.piece_cache import PieceCache, prepare_or_find, relate_or_find
 from serin.etl.relational.relation import LoadedJoin, finish, load_join, prepare, relate
 from serin.etl.sources.tables import Piece, Table
@@ -59,7 +59,7 @@ def prepare_pieces(
     joins = _load_joins(work, shared_budget(engine.budget_bytes))
     loaded = [join for join in joins if isinstance(join, LoadedJoin)]
     if work.compares_rows or len(loaded) < len(joins):
-        held = _prepare_across_pieces(work, engine, pieces, joins)
+        held = _prepare_across_pieces(work, engine, pieces, joins, rows)
     elif engine.gpu:
         held = hold_on_gpu(engine, pieces, rows, work.data, work.features, work.layout, loaded)
     elif work.cache is not None:
@@ -71,30 +71,28 @@ def prepare_pieces(
 
 
 def _prepare_across_pieces(
-    work: Preparation, engine: Engine, pieces: Sequence[Piece], joins: Sequence[Join]
+    work: Preparation, engine: Engine, pieces: Sequence[Piece], joins: Sequence[Join], rows: int
 ) -> Held:
-    """Runs the relational work on the CPU: the joins, then the operations that need rows of several pieces."""
-    if engine.gpu:
-        why = "data.unique, data.windows and joined tables larger than memory need the rows of all pieces"
-        logger.info(f"on the host: relational work, because {why}")
-        pieces = [part for piece in pieces for part in host_parts(piece)]
-    held = _relate(work, engine, pieces, joins)
+    """Runs the joins, then the operations that need rows of several pieces."""
+    loaded = [join for join in joins if isinstance(join, LoadedJoin)]
+    upload = False
+    if len(loaded) < len(joins):
+        if engine.gpu:
+            logger.info("on the host: relational work, because a joined table is larger than memory")
+            pieces, upload = [part for piece in pieces for part in host_parts(piece)], True
+        held = hold_related(engine, pieces, work.layout, joins, work.scratch)
+    elif engine.gpu:
+        held = engine.hold(relate_on_gpu, gpu_batches(pieces, rows), work.layout, loaded)
+    elif work.cache is not None:
+        work.cache.log_found(pieces)
+        held = engine.hold(relate_or_find, pieces, work.layout, loaded, work.cache)
+    else:
+        held = engine.hold(relate, pieces, work.layout, loaded)
     if work.compares_rows:
         held = finish_with_global_pass(engine, held, pieces, work.data, work.layout, work.scratch)
     else:
         held = engine.then(finish, held, work.data, work.layout)
-    return engine.then(to_gpu, held) if engine.gpu else held
-
-
-def _relate(work: Preparation, engine: Engine, pieces: Sequence[Piece], joins: Sequence[Join]) -> Held:
-    """The pieces after joins, derived columns and the filter."""
-    loaded = [join for join in joins if isinstance(join, LoadedJoin)]
-    if len(loaded) < len(joins):
-        return hold_related(engine, pieces, work.layout, joins, work.scratch)
-    if work.cache is None or engine.gpu:
-        return engine.hold(relate, pieces, work.layout, loaded)
-    work.cache.log_found(pieces)
-    return engine.hold(relate_or_find, pieces, work.layout, loaded, work.cache)
+    return engine.then(to_gpu, held) if upload else held
 
 
 def _load_joins(work: Preparation, budget_bytes: int) -> list[Join]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serin.columns.coded import as_sent, compact, look_up
-from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take
+from serin.columns.column import Column, any_true, array_module, beside, count_true, take
 from serin.columns.derived import derive, evaluate_columns
 from serin.columns.keys import KeyIndex
 from serin.errors import JoinNotManyToOne
@@ -222,12 +222,10 @@ def _find(join: LoadedJoin, columns: Mapping[str, Column]) -> Rows:
         assert join.index is not None
         return join.index.find([columns[key] for key in spec.here])
     assert spec.as_of is not None
-    moments = columns[spec.as_of.column].values
-    times = on_host(moments)  # as of a time only the host looks
-    groups = np.zeros(len(times), np.int64)
+    times = columns[spec.as_of.column].values
+    groups = array_module(times).zeros(len(times), np.int64)
     if join.index:
-        groups = on_host(join.index.find([columns[key] for key in spec.here]))
+        groups = beside(join.index.find([columns[key] for key in spec.here]), times)
     within = None if spec.as_of.within is None else round(spec.as_of.within * _US)
-    known = np.where(times == INT64_NULL, -1, groups)
-    found: Rows = beside(join.moments.find(known, times, strict=spec.as_of.strict, within=within), moments)
-    return found
+    known = np.where(times == INT64_NULL, np.int64(-1), groups)
+    return join.moments.find(known, times, strict=spec.as_of.strict, within=within)

@@ -1,8 +1,8 @@
 """Operations that need rows of other pieces: de-duplication and rolling windows.
 
-Keys, times and values of all rows are collected here, one part of the keys at a time when memory is short. The results
-are files with one value per row of the main table, which every piece maps into memory. The result does not depend on
-pieces, parts or engine.
+Keys, times and values of all rows are collected here, one part of the keys at a time when memory is short, and worked
+on by this process's GPU when the engine has one. The results are files with one value per row of the main table, which
+every piece maps into memory. The result does not depend on pieces, parts or engine.
 
 A window ends before the row's own time (less its delay): rows of the same moment never see each other. Sums are exact
 integers, whatever the values, and rounded once: they depend on the rows of the window alone.
@@ -21,10 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column
+from serin.columns.column import Column, array_module, beside, count_true, on_host, take
 from serin.columns.exact import Limb, Superaccumulator, limbs, nearest_ratios
 from serin.errors import ColumnUnusable
 from serin.etl.binding.layout import Layout
+from serin.etl.engines.device import gpu_aware
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
 from serin.etl.relational.groups import Int64, Timeline, group_codes, joined, key_hashes
@@ -70,31 +71,41 @@ def finish_with_global_pass(
     return engine.then(finish_piece, held, data, layout, found)
 
 
+@gpu_aware
 def finish_piece(related: Related, data: DataSpec, layout: Layout, found: PassResult) -> Prepared:
     """What `finish` returns for the piece without duplicates and with its window columns."""
     columns, rows, dropped = dict(related.columns), related.rows, dict(related.dropped)
     if found.kept is not None:
-        keep = np.load(found.kept, mmap_mode="r")[rows]
-        dropped["duplicate"] = len(rows) - int(keep.sum())
-        columns, rows = {name: column[keep] for name, column in columns.items()}, rows[keep]
+        keep = _values_of(found.kept, rows)
+        dropped["duplicate"] = len(rows) - count_true(keep)
+        columns, rows = take(columns, keep), rows[keep]
     for name, made in found.columns.items():
-        values = np.asarray(np.load(made.file, mmap_mode="r")[rows])
+        values = _values_of(made.file, rows)
         columns[name] = Column(kind=made.kind, values=values, dictionary=made.dictionary)
     return finish(Related(columns=columns, rows=rows, dropped=dropped), data, layout)
 
 
+def _values_of(file: str, rows: Int64) -> Any:
+    """The values of these rows, where the rows are."""
+    return beside(np.asarray(np.load(file, mmap_mode="r")[on_host(rows)]), rows)
+
+
+@gpu_aware
 def some_columns(
     related: Related, names: Sequence[str], by: Sequence[str], part: Part, kept: str | None
 ) -> tuple[Int64, dict[str, Column]]:
-    """The rows of this piece that stay and whose keys belong to the part, with these columns."""
-    rows = related.rows
-    chosen = np.ones(len(rows), bool) if kept is None else np.asarray(np.load(kept, mmap_mode="r")[rows])
-    if part.parts > 1:
-        keys = [related.columns[name] for name in by]
-        chosen &= key_hashes(keys) % part.parts == part.number if keys else part.number == 0
-    return rows[chosen], {name: related.columns[name][chosen] for name in names}
+    """The rows of this piece that stay and whose keys belong to the part, with these columns, on the host."""
+    rows, columns = related.rows, {name: related.columns[name] for name in (*names, *by)}
+    if kept is not None or part.parts > 1:
+        chosen = array_module(rows).ones(len(rows), bool) if kept is None else _values_of(kept, rows)
+        if part.parts > 1:
+            keys = [columns[name] for name in by]
+            chosen &= key_hashes(keys) % part.parts == part.number if keys else part.number == 0
+        rows, columns = rows[chosen], take(columns, chosen)
+    return on_host(rows), {name: columns[name].on_host() for name in names}
 
 
+@gpu_aware
 def texts_of(related: Related, name: str) -> pa.Array:
     return related.columns[name].dictionary
 
@@ -135,7 +146,8 @@ class _GlobalPass:
         for part in self.parts():
             names = dict.fromkeys([*unique.by, *([time] if time else [])])
             rows, columns = self.columns(tuple(names), unique.by, part, None)
-            kept[rows] = keep_one(unique, columns, columns[time].values if time else None, rows)
+            times = columns[time].values if time else None
+            kept[rows] = self.engine.compute(keep_one, unique, columns, times, rows)
         kept.flush()
         return str(file)
 
@@ -153,7 +165,7 @@ class _GlobalPass:
         for part in self.parts():
             rows, columns = self.columns(names, window.by, part, kept)
             columns |= {name: _with_dictionary(columns[name], texts[name]) for name in texts}
-            for name, column in look_back(window, columns, columns[time].values).items():
+            for name, column in self.engine.compute(look_back, window, columns, columns[time].values).items():
                 if name not in made:
                     file = self._new_file()
                     made[name] = MadeColumn(file=str(file), kind=column.kind, dictionary=column.dictionary)
@@ -185,16 +197,17 @@ def keep_one(
     unique: UniqueSpec, columns: Mapping[str, Column], times: Int64 | None, rows: Int64
 ) -> npt.NDArray[np.bool_]:
     """Of rows with equal keys, the first or the last by time; ties by row id; one without a time only if none has."""
+    xp = array_module(rows)
     codes = group_codes([columns[name] for name in unique.by])
     if times is None:
-        times = np.zeros(len(rows), np.int64)
+        times = xp.zeros(len(rows), np.int64)
     elif unique.keep == "first":
-        times = np.where(times == INT64_NULL, np.iinfo(np.int64).max, times)
-    order = np.lexsort((rows, times, codes))
+        times = np.where(times == INT64_NULL, np.int64(np.iinfo(np.int64).max), times)
+    order = xp.lexsort(xp.stack([rows, times, codes]))
     edge = codes[order][1:] != codes[order][:-1]
-    ends = np.ones(1, bool)
-    chosen = np.concatenate([ends, edge] if unique.keep == "first" else [edge, ends])
-    keep = np.zeros(len(rows), bool)
+    ends = xp.ones(1, bool)
+    chosen = xp.concatenate([ends, edge] if unique.keep == "first" else [edge, ends])
+    keep: npt.NDArray[np.bool_] = xp.zeros(len(rows), bool)
     keep[order[chosen[: len(order)]]] = True
     return keep
 
@@ -202,7 +215,9 @@ def keep_one(
 def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> dict[str, Column]:
     """The window's columns for all rows. Rows with a null in the key or in the time get nulls. DataError when a sum of
     integers does not fit in 64 bits."""
-    known = (times != INT64_NULL) & ~np.any([columns[key].null for key in spec.by], axis=0)
+    xp, known = array_module(times), times != INT64_NULL
+    for key in spec.by:
+        known &= ~columns[key].null
     rows = np.flatnonzero(known)
     groups, moments = group_codes([columns[key][rows] for key in spec.by]), times[rows]
     line = Timeline(groups, moments)
@@ -226,8 +241,8 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
                 problem=f"window column {name!r}: a sum of {asked.column!r} does not fit in 64 bits; use mean, or a "
                 "shorter window",
             ) from error
-        place = np.full(len(times), -1, np.int64)
-        place[rows] = np.arange(len(rows))
+        place = xp.full(len(times), -1, np.int64)
+        place[rows] = xp.arange(len(rows))
         made[name] = result.take_or_null(place)
     return made
 
@@ -240,11 +255,15 @@ class _Window:
     stop: Int64
     first: Int64
 
+    @property
+    def _longest(self) -> int:
+        return int((self.stop - self.start).max()) if len(self.start) else 0
+
     def column(self, asked: WindowColumn, past: Column | None) -> Column:
         if asked.function == "lag":
             assert past is not None
             at = self.stop - asked.back
-            return past.take_or_null(np.where(at >= self.first, at, -1))
+            return past.take_or_null(np.where(at >= self.first, at, np.int64(-1)))
         if past is None:
             return Column(kind="int", values=self.stop - self.start)
         usable = ~past.null
@@ -259,41 +278,47 @@ class _Window:
 
     def _sum(self, values: Int64) -> Int64:
         """Exact when the result fits, whatever the running sum did in between: int64 wraps both ways."""
-        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(values, dtype=np.int64)])
-        return np.asarray(running[self.stop] - running[self.start])
+        xp = array_module(values)
+        running = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(values, dtype=np.int64)])
+        sums: Int64 = running[self.stop] - running[self.start]
+        return sums
 
     def _total(self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64) -> Column:
-        none = count == 0
         dtype = np.float32 if past.kind == "float" else np.int64
-        values = np.where(usable, past.values, 0).astype(dtype, copy=False)
-        longest = int((self.stop - self.start).max(initial=0))
-        parts = limbs(values, most_bits=62 - longest.bit_length())
-        sums = [Limb(part.exponent, self._sum(part.digits.astype(np.int64, copy=False))) for part in parts]
+        values = np.where(usable, past.values, dtype(0)).astype(dtype, copy=False)
+        parts = limbs(values, most_bits=62 - self._longest.bit_length())
+        sums = [
+            Limb(part.exponent, on_host(self._sum(part.digits.astype(np.int64, copy=False))))
+            for part in parts
+        ]
+        counts = on_host(count)  # which also rounds: a GPU would flush subnormal results
+        none = counts == 0
         if function == "sum" and past.kind != "float":
-            return Column(kind="int", values=np.where(none, INT64_NULL, _to_int64(sums, count.shape)))
-        divisor = np.maximum(count, 1) if function == "mean" else np.ones_like(count)
-        return Column(kind="float", values=np.where(none, np.float32("nan"), nearest_ratios(sums, divisor)))
+            made: Any = np.where(none, INT64_NULL, _to_int64(sums, counts.shape))
+            return Column(kind="int", values=beside(made, values))
+        divisor = np.maximum(counts, 1) if function == "mean" else np.ones_like(counts)
+        made = np.where(none, np.float32("nan"), nearest_ratios(sums, divisor))
+        return Column(kind="float", values=beside(made, values))
 
     def _extreme(self, function: str, past: Column, usable: npt.NDArray[np.bool_], count: Int64) -> Column:
-        values = past.values
+        values, xp = past.values, array_module(past.values)
         if values.dtype.kind == "f":
             worst: float = np.inf if function == "min" else -np.inf
         else:
             limits = np.iinfo(values.dtype)
             worst = limits.max if function == "min" else limits.min
-        level = np.where(usable, values, np.asarray(worst, values.dtype))
+        level = np.where(usable, values, values.dtype.type(worst))
         best: Callable[..., npt.NDArray[np.generic]] = np.minimum if function == "min" else np.maximum
-        found = np.full(len(self.start), np.asarray(worst, values.dtype))
+        found = xp.full(len(self.start), worst, values.dtype)
         length = self.stop - self.start
         width = 1
-        while len(level) and width <= int(length.max(initial=0)):
+        while len(level) and width <= self._longest:
             # Two stretches of `width` rows, which overlap, cover every window of up to twice that length.
             own = np.flatnonzero((length >= width) & (length < 2 * width))
             found[own] = best(level[self.start[own]], level[self.stop[own] - width])
             level = best(level[:-width], level[width:]) if len(level) > width else level[:0]
             width *= 2
-        null = np.full(1, -1, np.int64)
-        kept = np.where(count == 0, null, np.arange(len(found)))
+        kept = np.where(count == 0, np.int64(-1), xp.arange(len(found)))
         return Column(kind=past.kind, values=found).take_or_null(kept)
 
 

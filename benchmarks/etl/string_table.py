@@ -1,0 +1,77 @@
+"""The table that people have, generated: 23 columns, 7 of them categories and 5 of those strings, a lookup by a string
+and a derived column; a tenth of the numbers and a hundredth of the categories are null."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.etl.cases import Case, Join
+
+NUMERIC = [f"n{index}" for index in range(12)]
+TEXTS = {"s0": 4, "s1": 100, "s2": 2_000, "s3": 50_000, "s4": 200_000}
+CODES = {"c0": 20, "c1": 10_000}
+PLACES = 30_000
+FILE_ROWS = 1_000_000
+
+
+def write_string_table(folder: Path, rows: int) -> Case:
+    """Writes the main table, in files of a million rows, and the table of places."""
+    (folder / "main").mkdir(parents=True)
+    chance = np.random.default_rng(7)
+    places = pa.table(
+        {
+            "place": _names("place", PLACES),
+            "height": pa.array(chance.normal(300, 100, PLACES).astype(np.float32)),
+            "people": pa.array(chance.exponential(50_000, PLACES).astype(np.float32)),
+        }
+    )
+    pq.write_table(places, folder / "places.parquet")
+    starts = range(0, rows, FILE_ROWS)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+    return Case(
+        name="strings",
+        table=str(folder / "main"),
+        joins={
+            "places": Join(
+                path=str(folder / "places.parquet"),
+                on=["place"],
+                columns={"height": "height", "people": "people"},
+            )
+        },
+        differences={"gap": ("n0", "n1")},
+        target="y",
+        above=0.5,
+        time="t",
+        numeric=[*NUMERIC, "height", "people", "gap"],
+        categorical=[*TEXTS, *CODES],
+    )
+
+
+def _names(word: str, count: int) -> pa.Array:
+    return pa.array([f"{word}-{number:06d}" for number in range(count)])
+
+
+def _write_file(folder: Path, start: int, rows: int) -> None:
+    chance = np.random.default_rng(start)
+    columns: dict[str, Any] = {}
+    for index, name in enumerate(NUMERIC):
+        values = chance.normal(index, 1 + index, rows).astype(np.float32)
+        columns[name] = pa.array(values, mask=chance.random(rows) < 0.1 if index % 2 else None)
+    for name, size in [*TEXTS.items(), *CODES.items()]:
+        codes = pa.array((size * chance.random(rows) ** 2).astype(np.int64), mask=chance.random(rows) < 0.01)
+        columns[name] = _names(f"{name} of many", size).take(codes) if name in TEXTS else codes
+    columns["place"] = _names("place", PLACES).take(pa.array(chance.integers(0, PLACES, rows)))
+    columns["y"] = pa.array(chance.random(rows).astype(np.float32))
+    times = 1_700_000_000_000_000 + (start + np.arange(rows)) * 1_000_000 + chance.integers(0, 10**9, rows)
+    columns["t"] = pa.array(times, pa.timestamp("us"))
+    unused = {"note": pa.array(chance.integers(0, 2**40, rows))}  # as most tables have
+    pq.write_table(
+        pa.table(columns | unused), folder / "main" / f"part-{start:012d}.parquet", row_group_size=FILE_ROWS
+    )
