@@ -15,7 +15,7 @@ from serin.store.store import Store
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    spec = _spec(request["case"], request.get("engine", "process"))
+    spec = _spec(request["case"], request.get("engine", "process"), request.get("workers", "auto"))
     memory_limit_bytes = psutil.virtual_memory().available // 2  # the ETL's memory budget
     dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(request["out"]))
     description = read_dataset(Path(dataset.path))
@@ -27,7 +27,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spec(case: dict[str, Any], engine: str) -> PipelineSpec:
+def _spec(case: dict[str, Any], engine: str, workers: int | str) -> PipelineSpec:
     joins = [
         {"with": name, "on": join["on"], "columns": join["columns"], "source": "request"}
         for name, join in case["joins"].items()
@@ -48,6 +48,6 @@ def _spec(case: dict[str, Any], engine: str) -> PipelineSpec:
                 {"columns": case["categorical"], "steps": [{"categorify": {"min_count": case["min_count"]}}]},
                 {"columns": [case["time"]], "steps": [{"date_parts": ["hour", "weekday"]}]},
             ],
-            "etl": {"engine": engine},
+            "etl": {"engine": engine, "workers": workers},
         }
     )

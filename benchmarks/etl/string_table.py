@@ -23,28 +23,32 @@ FILE_ROWS = 1_000_000
 def write_string_table(folder: Path, rows: int) -> Case:
     """Writes the main table, in files of a million rows, and the table of places."""
     (folder / "main").mkdir(parents=True)
+    write_places(folder)
+    starts = range(0, rows, FILE_ROWS)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+    return case_of(folder)
+
+
+def write_places(folder: Path) -> None:
     chance = np.random.default_rng(7)
     places = pa.table(
         {
-            "place": _names("place", PLACES),
+            "place": names("place", PLACES),
             "height": pa.array(chance.normal(300, 100, PLACES).astype(np.float32)),
             "people": pa.array(chance.exponential(50_000, PLACES).astype(np.float32)),
         }
     )
     pq.write_table(places, folder / "places.parquet")
-    starts = range(0, rows, FILE_ROWS)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+
+
+def case_of(folder: Path) -> Case:
+    """The work on the tables in `folder`."""
+    columns = {"height": "height", "people": "people"}
     return Case(
         name="strings",
         table=str(folder / "main"),
-        joins={
-            "places": Join(
-                path=str(folder / "places.parquet"),
-                on=["place"],
-                columns={"height": "height", "people": "people"},
-            )
-        },
+        joins={"places": Join(path=str(folder / "places.parquet"), on=["place"], columns=columns)},
         differences={"gap": ("n0", "n1")},
         target="y",
         above=0.5,
@@ -54,7 +58,7 @@ def write_string_table(folder: Path, rows: int) -> Case:
     )
 
 
-def _names(word: str, count: int) -> pa.Array:
+def names(word: str, count: int) -> pa.Array:
     return pa.array([f"{word}-{number:06d}" for number in range(count)])
 
 
@@ -66,8 +70,8 @@ def _write_file(folder: Path, start: int, rows: int) -> None:
         columns[name] = pa.array(values, mask=chance.random(rows) < 0.1 if index % 2 else None)
     for name, size in [*TEXTS.items(), *CODES.items()]:
         codes = pa.array((size * chance.random(rows) ** 2).astype(np.int64), mask=chance.random(rows) < 0.01)
-        columns[name] = _names(f"{name} of many", size).take(codes) if name in TEXTS else codes
-    columns["place"] = _names("place", PLACES).take(pa.array(chance.integers(0, PLACES, rows)))
+        columns[name] = names(f"{name} of many", size).take(codes) if name in TEXTS else codes
+    columns["place"] = names("place", PLACES).take(pa.array(chance.integers(0, PLACES, rows)))
     columns["y"] = pa.array(chance.random(rows).astype(np.float32))
     times = 1_700_000_000_000_000 + (start + np.arange(rows)) * 1_000_000 + chance.integers(0, 10**9, rows)
     columns["t"] = pa.array(times, pa.timestamp("us"))

@@ -29,7 +29,7 @@ _STORE_S = 1.0  # a status shows what it can when the store does not answer
 def register(app: typer.Typer) -> None:
     for command in (up, down, status, deploy, doctor, env):
         app.command()(command)
-    parts = {"triton": install_triton, "gateway": install_gateway}
+    parts = {"triton": install_triton, "gateway": install_gateway, "kernels": install_kernels}
     add_group(app, "install", "Install parts that pip cannot install.", parts)
     add_group(app, "console", "The console: the stack's web page.", {"secret": secret, "run": run_console})
     copies = {"create": create_copy, "restore": restore_copy}
@@ -258,6 +258,14 @@ def install_gateway() -> None:
     library = install_request_filter()
     prepare()
     show(f"request filter: {library}")
+
+
+def install_kernels() -> None:
+    """Compile what datasets need on this machine's GPU, so that the first one does not wait for it."""
+    from serin.etl.kernels import compile_kernels
+
+    compile_kernels()
+    show("compiled: the first dataset on this GPU takes as long as later ones")
 
 
 def secret(

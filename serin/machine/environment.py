@@ -10,6 +10,7 @@ SERIN_TRUSTED_KEYS    a folder with the public keys of which one must have signe
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
 SERIN_INVENTORY  a JSON file that replaces the machine's GPUs        (unset: ask the driver)
 SERIN_SERVING_MEMORY  of each GPU's memory, what leases leave to served models, in bytes (0)
+SERIN_GPU_MEMORY the most that a dataset takes of each GPU's memory while it is built, in bytes (what its stage leased)
 SERIN_GATEWAY_MEMORY  the most memory that the gateway takes, in bytes (a quarter of the machine's, 256 MB to 8 GB)
 SERIN_METRICS    where Prometheus may ask for metrics: host:port      (127.0.0.1, port 9464 or a free one)
 SERIN_CONSOLE    a YAML file with the console's settings              (unset: the defaults)
@@ -51,6 +52,7 @@ _SECRET_NAME = re.compile(
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 _LEAST_GATEWAY_BYTES = 64 << 20  # two requests of the largest size
+_LEAST_GPU_BYTES = 1 << 28  # some thousands of rows and what cuDF needs to read them
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a private folder is made in it)
 _SECRET_LENGTH = 6  # a shorter one occurs in a log by chance
 _OF_BUCKETS = ("AWS_", "AZURE_", "AZURITE_", "GOOGLE_")
@@ -120,6 +122,11 @@ def gateway_memory_bytes() -> int | None:
     return number_of_bytes("SERIN_GATEWAY_MEMORY", at_least=_LEAST_GATEWAY_BYTES)
 
 
+def gpu_memory_bytes() -> int | None:
+    """None: not set."""
+    return number_of_bytes("SERIN_GPU_MEMORY", at_least=_LEAST_GPU_BYTES)
+
+
 def release_namespace() -> str:
     return os.environ.get("SERIN_RELEASE_NAMESPACE") or "serin-releases"
 
@@ -168,20 +175,26 @@ def visible_devices() -> str | None:
 
 
 @contextmanager
-def showing_devices(ids: Sequence[str]) -> Iterator[None]:
-    """Within the block this process and its children see these GPUs alone; none when none is named.
+def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]:
+    """Within the block this process and its children see these GPUs alone; none when none is named. `memory_bytes`: the
+    most that a dataset takes of each; 0: as before.
 
     Holds for libraries that have not initialised CUDA before.
     """
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(ids)}
+    if memory_bytes:
+        most = min(memory_bytes, gpu_memory_bytes() or memory_bytes)
+        shown["SERIN_GPU_MEMORY"] = str(max(most, _LEAST_GPU_BYTES))
+    before = {name: os.environ.get(name) for name in shown}
+    os.environ.update(shown)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def user() -> str:

@@ -17,7 +17,8 @@ from serin.spec.training import TrainingSpec
 from serin.store.stage_results import shared_objects
 from serin.training.launch.run_dir import devices_wanted
 
-_GROWS = 4  # a table takes this many times its size on disk on a GPU
+_GROWS = 16  # a table takes this many times its size on disk on a GPU, to be worked on at once
+_LEAST_BYTES = 1_000_000_000
 _EXPORT_BYTES = 2_000_000_000  # a network, its variants and their workspaces
 _GPU = "placed-gpu"
 
@@ -52,7 +53,9 @@ def etl_needs(data: DataSpec, etl: EtlSpec) -> Needs:
     if not count:
         return Needs(gpus=0, why=why)
     most = max(device.memory_bytes for device in devices) // 2
-    return Needs(gpus=count, shared=True, memory_bytes=min(_GROWS * size // count, most), why=why)
+    return Needs(
+        gpus=count, shared=True, memory_bytes=min(max(_GROWS * size // count, _LEAST_BYTES), most), why=why
+    )
 
 
 def train_needs(model: ModelSpec, training: TrainingSpec) -> Needs:

@@ -137,7 +137,7 @@ class StageCall:
                     held = stack.enter_context(self.lease(replace(needs, gpus=len(fixed))))
             else:
                 held = stack.enter_context(self.lease(needs))
-            stack.enter_context(environment.showing_devices(held.ids))
+            stack.enter_context(environment.showing_devices(held.ids, needs.memory_bytes))
             if not _first_shown and environment.path("SERIN_INVENTORY") is None:
                 _first_shown.extend(held.ids)
             yield held

@@ -236,6 +236,19 @@ _VARIANTS: dict[str, dict[str, Any]] = {
             {"columns": ["before", "seen_before", "extremes", "larges"], "steps": ["fill_median", "normalize"]}
         ],
     },
+    "spans": {
+        "unique": {"by": ["code", "small"], "keep": "last"},
+        "windows": [
+            {"by": "word", "span": "2h", "delay": "10m",
+             "make": {"sums": "sum(small)", "totals": "sum(ordinary)", "least": "min(extreme)", "most": "max(large)"}},
+            {"by": ["name", "level"], "make": {"last": "lag(word)", "third_last": "lag(wide, 3)", "known": "count(yes)"}},
+        ],
+        "features": [
+            {"columns": ["sums", "totals", "least", "most", "third_last", "known"],
+             "steps": ["fill_median", "normalize"]},
+            {"columns": ["last"], "steps": ["categorify"]},
+        ],
+    },
     "own": {"features": [
         {"columns": ["ordinary"], "steps": ["fill_median", {"tests.fakes.own_operators:AboveMost": {"few": 9}}]},
         {"columns": ["small"], "steps": ["fill_median"]},

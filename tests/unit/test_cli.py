@@ -52,6 +52,7 @@ COMMAND_LINE = {
     "hosts list": "[--json]",
     "worker": "[POOL] [--limit]",
     "install gateway": "",
+    "install kernels": "",
     "install triton": "",
     "runs cancel": "[RUN]",
     "runs list": "[--limit] [--json]",

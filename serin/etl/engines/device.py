@@ -40,7 +40,7 @@ def usable_gpus() -> Gpus:
     """The GPUs the ETL could use: those that are visible to this process, when cupy is installed. A stage shows the
     process what it has leased."""
     found = inventory() if importlib.util.find_spec("cupy") is not None else ()
-    return Gpus(count=len(found), memory_bytes=sum(device.memory_bytes for device in found))
+    return Gpus(count=len(found), memory_bytes=sum(_usable(device.memory_bytes) for device in found))
 
 
 def host_columns(features: Sequence[FeatureSpec]) -> list[str]:
@@ -52,7 +52,12 @@ def host_columns(features: Sequence[FeatureSpec]) -> list[str]:
 def free_gpu_bytes() -> int:
     import cupy
 
-    return int(cupy.cuda.runtime.memGetInfo()[0])
+    return _usable(int(cupy.cuda.runtime.memGetInfo()[0]))
+
+
+def _usable(memory_bytes: int) -> int:
+    """So much of a GPU's memory, or less if this process may use less."""
+    return min(memory_bytes, environment.gpu_memory_bytes() or memory_bytes)
 
 
 @contextmanager
@@ -78,7 +83,10 @@ def memory_pool() -> Iterator[None]:
     from rmm.allocators.cupy import rmm_cupy_allocator
 
     before, allocator = rmm.mr.get_current_device_resource(), cupy.cuda.get_allocator()
-    rmm.mr.set_current_device_resource(rmm.mr.CudaAsyncMemoryResource())  # takes what is used, no more
+    pool = rmm.mr.CudaAsyncMemoryResource()  # takes what is used, no more
+    if limit := environment.gpu_memory_bytes():
+        pool = rmm.mr.LimitingResourceAdaptor(pool, allocation_limit=limit)
+    rmm.mr.set_current_device_resource(pool)
     cupy.cuda.set_allocator(rmm_cupy_allocator)
     try:
         yield

@@ -1,5 +1,6 @@
 """The same dataset, bit for bit, from every engine and cut; the way of a piece through a GPU."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.errors import ClusterNotUp, EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
+from serin.etl.build import build_dataset
 from serin.etl.engines.attempts import Choice, choose_engine, open_engine
 from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.etl.engines.dask_engine import cuda_cluster
@@ -16,6 +18,7 @@ from serin.etl.engines.device import (
     Gpus,
     HostColumns,
     OnGpu,
+    free_gpu_bytes,
     gpu_aware,
     host_columns,
     store_rows,
@@ -24,15 +27,21 @@ from serin.etl.engines.device import (
     to_host,
 )
 from serin.etl.engines.engine import ProcessEngine
+from serin.etl.kernels import compile_kernels
 from serin.etl.relational.gpu import gpu_batches
 from serin.etl.relational.relation import Related
 from serin.etl.sources.tables import Piece
 from serin.formats.dataset import SourceFile
 from serin.formats.shards import PART_ROWS, Rows, write_rows
-from serin.machine import dask_cluster
+from serin.machine import dask_cluster, environment
 from serin.machine.dask_cluster import local_cluster
+from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
+from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
+from serin.spec.steps.operators import operators
+from serin.store.artifacts import Dataset
+from serin.store.store import Store
 from tests.fakes import cupy
 from tests.fakes.awkward_tables import write_awkward_tables, write_awkward_variants
 from tests.logs import heard
@@ -161,6 +170,27 @@ def test_every_kind_of_relational_work_goes_through_a_gpu_unchanged(
     cupy.install(monkeypatch)
     gpu = {name: digest(spec, EtlSpec(engine="cuda"), tmp_path / "gpu", 400) for name, spec in specs.items()}
     assert gpu == host
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_every_step_is_among_those_whose_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cupy.install(monkeypatch)
+    used: set[str] = set()
+
+    def build(data: DataSpec, features: Sequence[FeatureSpec], etl: EtlSpec, *, store: Store) -> Dataset:
+        used.update(step.label for feature in features for step in feature.steps)
+        return build_dataset(data, features, etl, store=store)
+
+    monkeypatch.setattr("serin.etl.kernels.build_dataset", build)
+    compile_kernels()
+    assert used == set(operators())
+
+
+def test_kernels_are_compiled_for_a_gpu_only() -> None:
+    with pytest.raises(EngineFailed, match="no GPU"):
+        compile_kernels()
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -322,6 +352,21 @@ def test_the_host_does_what_a_full_gpu_cannot_and_it_is_counted(monkeypatch: pyt
     assert OnGpu(total)(to_gpu(Related(columns={}, rows=np.arange(4), dropped={}))) == 6
     assert take_rescues() == 1
     assert take_rescues() == 0
+
+
+def test_a_dataset_takes_no_more_of_a_gpu_than_was_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy.install(monkeypatch)
+    whole = free_gpu_bytes()
+    with environment.showing_devices(("GPU-a",), 2**30):
+        assert free_gpu_bytes() == 2**30
+        with environment.showing_devices(("GPU-a",), 2**31):  # a smaller limit stays
+            assert free_gpu_bytes() == 2**30
+        with ProcessEngine(2, gpu=True) as engine:
+            assert engine.budget_bytes <= 2**28  # half of it, for each of two threads
+    assert free_gpu_bytes() == whole
+    monkeypatch.setenv("SERIN_GPU_MEMORY", "8GB")
+    with pytest.raises(SpecError, match="SERIN_GPU_MEMORY"):
+        free_gpu_bytes()
 
 
 def test_counts_on_a_gpu_are_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:

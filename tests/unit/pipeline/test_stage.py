@@ -203,5 +203,5 @@ def test_a_training_needs_whole_gpus_and_says_why(two_gpus: None) -> None:
 
 def test_the_needs_of_a_shared_stage_include_its_memory(two_gpus: None, tmp_path: Path) -> None:
     told = str(etl_needs(table_of(tmp_path / "data", 100_000_000), EtlSpec()))
-    assert told == "2 GPUs, shared, 0.2 GB on each (100 MB of data)"
+    assert told == "2 GPUs, shared, 0.5 GB on each (100 MB of data)"
     assert str(etl_needs(table_of(tmp_path / "data", 1_000_000), EtlSpec())) == "no GPU (1 MB of data)"
