@@ -92,17 +92,31 @@ def main() -> int:
 def speed(
     folder: Path, case: Case, repetitions: int, *, profile: bool, host: bool = True
 ) -> dict[str, float]:
-    from benchmarks.etl import cudf_peer
-
     files = sorted(str(file) for file in Path(case.table).glob("*.parquet"))
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     size = sum(Path(file).stat().st_size for file in [*files, *(join.path for join in case.joins.values())])
     print(f"{rows:,} rows, {size / 1e9:.2f} GB of Parquet", flush=True)
-    columns = case.columns_of(case.table)
-    request: dict[str, Any] = {"case": {**case.request, "read": columns}, "files": files}
+    contenders = _contenders(case, files)
+    if host:
+        contenders["host"] = lambda out: run_ours({"case": case.request, "out": str(out)})
+    laps = _laps(contenders, folder, case.numeric, repetitions)
+    _stages(lambda: contenders["ours"](folder / "stages"), profile=profile)
+    shutil.rmtree(folder)
+    medians = {name: statistics.median(own) for name, own in laps.items()}
+    for name, median in medians.items():
+        print(
+            f"  {name:<14}{median:>8.3f} s {rows / median / 1e6:>8.1f} M rows/s   fastest {min(laps[name]):.3f} s"
+        )
+    ratios = {name: median / medians["ours"] for name, median in medians.items() if name != "ours"}
+    return {**ratios, "m_rows_per_s": rows / medians["ours"] / 1e6}
 
-    def ours(out: Path, engine: str) -> dict[str, Any]:
-        return run_ours({**request, "out": str(out), "engine": engine})
+
+def _contenders(case: Case, files: list[str]) -> dict[str, Callable[[Path], dict[str, Any]]]:
+    """Each writes what it makes of the table's files into a new folder."""
+    from benchmarks.etl import cudf_peer
+
+    columns = case.columns_of(case.table)
+    request: dict[str, Any] = {"case": {**case.request, "read": columns}, "files": files, "columns": columns}
 
     def limit(out: Path, *, durable: bool = False) -> dict[str, Any]:
         with memory_pool():
@@ -115,35 +129,21 @@ def speed(
         cupy.cuda.Device().synchronize()
         return {}
 
+    def plan(out: Path, executor: str) -> dict[str, Any]:
+        from benchmarks.etl import cudf_polars_peer
+
+        return cudf_polars_peer.run({**request, "out": str(out), "executor": executor})
+
     contenders: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "ours": lambda out: ours(out, "cuda"),
+        "ours": lambda out: run_ours({**request, "out": str(out), "engine": "cuda"}),
         "cudf": lambda out: cudf_peer.run({**request, "out": str(out)}),
         "limit": limit,
         "limit_durable": lambda out: limit(out, durable=True),
         "cudf_no_write": read_and_transform,
     }
     if case.joins and importlib.util.find_spec("cudf_polars") is not None:
-        from benchmarks.etl import cudf_polars_peer
-
-        def plan(out: Path, executor: str) -> dict[str, Any]:
-            return cudf_polars_peer.run(
-                {**request, "out": str(out), "columns": columns, "executor": executor}
-            )
-
         contenders["polars_memory"] = lambda out: plan(out, "in-memory")
-        contenders["polars_stream"] = lambda out: plan(out, "streaming")
-    if host:
-        contenders["host"] = lambda out: ours(out, "process")
-    laps = _laps(contenders, folder, case.numeric, repetitions)
-    _stages(lambda: ours(folder / "stages", "cuda"), profile=profile)
-    shutil.rmtree(folder)
-    medians = {name: statistics.median(own) for name, own in laps.items()}
-    for name, median in medians.items():
-        print(
-            f"  {name:<14}{median:>8.3f} s {rows / median / 1e6:>8.1f} M rows/s   fastest {min(laps[name]):.3f} s"
-        )
-    ratios = {name: median / medians["ours"] for name, median in medians.items() if name != "ours"}
-    return {**ratios, "m_rows_per_s": rows / medians["ours"] / 1e6}
+    return contenders
 
 
 def _laps(
