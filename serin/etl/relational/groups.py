@@ -34,7 +34,8 @@ def group_codes(keys: Sequence[Column]) -> Int64:
         distinct, own = np.unique(key.values, return_inverse=True)
         combined = codes * max(1, len(distinct)) + own
         _, codes = np.unique(combined, return_inverse=True)
-    return codes.astype(np.int64, copy=False)
+    found: Int64 = codes.astype(np.int64, copy=False)
+    return found
 
 
 class Timeline:
