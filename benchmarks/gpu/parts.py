@@ -32,6 +32,16 @@ BENCHMARKS = (
         goals={"limit": Goal(least=0.8), "limit_durable": Goal(least=0.8), "cudf": Goal(least=0.7)},
     ),
     Part(
+        name="etl.gpu.strings",
+        command=("-m", "benchmarks.etl.gpu", "--only", "strings", "--repetitions", "3", "--without-host"),
+        alone=True,
+        goals={
+            "strings_cudf": Goal(least=0.8),
+            "strings_cudf_polars": Goal(least=1.0),
+            "strings_cold_s": Goal(most=5.0),
+        },
+    ),
+    Part(
         name="parallel",
         command=("-m", "benchmarks", "parallel"),
         alone=True,
