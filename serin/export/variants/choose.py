@@ -42,7 +42,6 @@ _SLOW = 5.0  # times fp32: such a variant is measured on few rows only
 _SLOW_SIZES = (1, 8)
 _METRIC_SECONDS = 3.0
 _METRIC_BATCH_ROWS = 4096
-_NOT_SERVED = "experimental: measured, not served"
 _SEGMENT_ROWS = 200  # a segment with fewer is not judged
 _PRODUCTS = {"Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul", "FusedMatMul"}
 _FREE = {
@@ -97,9 +96,7 @@ def judge_variants(
         logger.info(
             f"gate: {name} {judged[name].status}{f': {judged[name].reason}' if judged[name].reason else ''}"
         )
-    experimental = {name for name, entry in entries.items() if entry.variant.experimental}
-    served = {name: one for name, one in judged.items() if name not in experimental}
-    chosen = _choose(served, base.variant.name)
+    chosen = _choose(judged, base.variant.name)
     judged[chosen] = replace(judged[chosen], status="chosen")
     return entries[chosen], tuple(judged[variant.name] for variant in variants)
 
@@ -172,7 +169,7 @@ class _Judge:
                 raise Refused(f"it is much too slow here: {taken}")
         except Refused as refusal:
             return replace(result, status="rejected", reason=str(refusal), node=refusal.node)
-        return replace(result, reason=_NOT_SERVED) if entry.variant.experimental else result
+        return result
 
     def _check_scores(self, entry: Runnable, sizes: Sequence[int]) -> float:
         """Returns the largest difference from fp32 on the golden rows, at any of the sizes. Refuses when it is too
