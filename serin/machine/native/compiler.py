@@ -14,11 +14,10 @@ _ON_PATH = ("c++", "g++", "clang++")
 @dataclass(frozen=True, slots=True)
 class Compiler:
     """A C++ compiler. `cache`: where ziglang stores the C++ runtime, which it compiles at first use (1.5 minutes, 84
-    MB). `early`: where libraries are that were compiled before they could be used."""
+    MB)."""
 
     command: tuple[str, ...]
     cache: Path | None = None
-    early: Path | None = None
 
     def variables(self) -> dict[str, str]:
         if self.cache is None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
@@ -45,7 +43,7 @@ def obtain_compiler(folder: Path) -> Compiler:
     """
     found = machine_compiler() or packaged_compiler(folder)
     if found is not None:
-        return replace(found, early=early_folder(folder))
+        return found
     logger.info(
         f"no C++ compiler is on PATH: installing {PACKAGE} into {folder}; its first compilation takes minutes"
     )
@@ -61,21 +59,7 @@ def obtain_compiler(folder: Path) -> Compiler:
         last = " ".join(said.splitlines()[-1:])
         reason = f"no C++ compiler is on PATH, and {PACKAGE} cannot be installed ({last})"
         raise TritonInstallFailed(step="looking for a C++ compiler", reason=reason)
-    return replace(found, early=early_folder(folder))
-
-
-def early_folder(folder: Path) -> Path:
-    return folder / "serin-early"
-
-
-def early_library(compiler: Compiler, source: Path, flags: Iterable[str]) -> Path | None:
-    """Returns where this compiler's library of `source` is if it was compiled early: another file for other sources,
-    headers or flags."""
-    if compiler.early is None:
-        return None
-    parts = sorted(path for path in source.parent.parent.rglob("*") if path.suffix in (".cc", ".h", ".map"))
-    mark = build_mark(parts, *compiler.command, *flags, source.name)
-    return compiler.early / f"{source.stem}-{mark[:16]}.so"
+    return found
 
 
 def build_mark(sources: Iterable[Path], *flags: str) -> str:
@@ -89,11 +73,7 @@ def build_mark(sources: Iterable[Path], *flags: str) -> str:
 def compile_library(
     compiler: Compiler, source: Path, library: Path, *, what: str, flags: Iterable[str] = ()
 ) -> None:
-    """Compiles `source`, unless it was compiled early. Raises TritonInstallFailed with the compiler's messages."""
-    early = early_library(compiler, source, flags)
-    if early is not None and early.is_file():
-        shutil.move(early, library)
-        return
+    """Compiles `source`. Raises TritonInstallFailed with the compiler's messages."""
     exports = f"-Wl,--version-script={source.with_suffix('.map')}"
     command = [*compiler.command, *_FLAGS, *flags, exports, "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(
@@ -109,14 +89,13 @@ def build_library(
     library: Path,
     *,
     what: str,
-    flags: Iterable[str] = (),
     tried_by: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Writes `library` atomically, and only if `tried_by` accepts it."""
     library.parent.mkdir(parents=True, exist_ok=True)
     scratch = library.with_suffix(".new")
     try:
-        compile_library(compiler, source, scratch, what=what, flags=flags)
+        compile_library(compiler, source, scratch, what=what)
         tried_by(scratch)
     except TritonInstallFailed:
         scratch.unlink(missing_ok=True)
