@@ -121,8 +121,8 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 
 
 def run_with_inner(
-    model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str], device: Device = "cpu"
+    model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str]
 ) -> dict[str, Array]:
     """Returns the intermediate tensors by name, for one batch."""
-    session = open_session(with_tensors(model, tensors), device=device)
+    session = open_session(with_tensors(model, tensors))
     return dict(zip(tensors, session.run(list(tensors), dict(feed)), strict=True))
