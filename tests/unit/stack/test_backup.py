@@ -45,7 +45,7 @@ SHIFTING = Rollout(
 
 KEPT = (
     *("keys.json", "prefect-login", "metrics-token", "alerts/receivers.json", "watch/drift/delays.json"),
-    *("issuers/sso.json", "console/operator-secret", "labels/delays/1.parquet", "costs/delays.json"),
+    *("issuers/sso.json", "console/operator-secret", "labels/delays/1.parquet"),
 )
 
 
