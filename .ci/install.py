@@ -96,13 +96,7 @@ def install(kind: str) -> int:
         packages = Step(f"installing {what} into {VENV.name}", lambda _: install_serin(uv, kind))
         steps = [packages]
         if early := triton_wheels():
-            steps.append(
-                Step(
-                    "fetching Triton, compiling native libraries",
-                    lambda out: fetch_early(uv, early, out),
-                    log,
-                )
-            )
+            steps.append(Step("fetching Triton", lambda out: fetch_early(uv, early, out), log))
         side_by_side(*steps)
         return packages.code
 
@@ -210,13 +204,7 @@ def fetch_early(uv: str | None, wheels: list[str], log: Path | None) -> int:
     python = TRITON / "bin" / "python3"
     if code := make_environment(TRITON, log):
         return code
-    fetching = Step("", lambda out: install_packages(uv, python, wheels, out), log)
-    fetching.start()
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        fetching.join()  # a compiler will be installed into the same environment
-    code = run([python, "-S", "-m", "serin.serving.native.compile_early", TRITON], log)
-    fetching.join()
-    return code or fetching.code
+    return install_packages(uv, python, wheels, log)
 
 
 def main(kind: str) -> int:

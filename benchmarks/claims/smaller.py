@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.claims.claim import Claim
+from benchmarks.claims.flops import count_flops
 from benchmarks.claims.trainings import SHAPE, Place, Settings, Table, Trained, train
 from serin.export.convert.network import graph_network
 from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.variants.build import Unavailable, build_variants
-from serin.export.variants.choose import count_flops
 from serin.models.build import build_model
 from serin.scoring.session import open_session
 from serin.training.programs.pruning import prune

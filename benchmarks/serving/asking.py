@@ -15,8 +15,9 @@ from benchmarks.race import Role
 from benchmarks.serving import model
 from serin.serving.client.address import Address
 from serin.serving.client.client import predict
-from serin.serving.tuning.load import http_request, json_target, model_target
+from serin.serving.tuning.load import http_request
 from serin.serving.tuning.load_connections import Target
+from tests.kit.load import json_target, model_target
 
 DIFFERENT_ROWS = 64
 

@@ -34,9 +34,10 @@ from serin.serving.children import Children
 from serin.serving.envoy.gateway import PROCESS_NAME, Gateway
 from serin.serving.triton.installation import find_request_filter
 from serin.serving.triton.releases import Releases
-from serin.serving.tuning.load import Closed, Open, json_target, model_target, run_load
+from serin.serving.tuning.load import Closed, Open, run_load
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
+from tests.kit.load import json_target, model_target
 
 FORMS = {"binary": ("binary", 1), "json": ("json", 1), "binary_64": ("binary", 64), "json_64": ("json", 64)}
 REQUESTS_PER_S = {1: 1000.0, 64: 200.0}  # by rows: so many that the server keeps up on two cores

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from serin.serving.tuning.load import LoadResult, Open, json_target, run_load
+from serin.serving.client.address import Address
+from serin.serving.tuning.load import LoadResult, Open, http_request, run_load
+from serin.serving.tuning.load_connections import Target
 
 REQUESTS_PER_S = 100
 LONGEST_S = 24 * 3600.0
@@ -43,7 +46,9 @@ class Traffic:
             self._thread.join(30)
 
     def _ask(self) -> None:
-        bodies = [{"inputs": inputs} for inputs in self.bodies]
-        target = json_target(self.address, f"/v2/models/{self.model}/infer", bodies, timeout_s=10.0)
+        address, kind = Address.parse(self.address), {"content-type": "application/json"}
+        path, bodies = f"/v2/models/{self.model}/infer", [{"inputs": inputs} for inputs in self.bodies]
+        requests = tuple(http_request(address, path, json.dumps(body).encode(), kind) for body in bodies)
+        target = Target(address=address, requests=requests, timeout_s=10.0)
         pace = Open(requests_per_s=REQUESTS_PER_S, connections=16)
         self.result = run_load(target, pace, seconds=LONGEST_S, stop=self._stop.is_set)

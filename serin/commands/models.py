@@ -29,12 +29,11 @@ from serin.store.artifacts import Release
 if TYPE_CHECKING:
     from serin.formats.importance import Importance
     from serin.formats.schema import InputColumn
-    from serin.formats.serving.serving_cost import ServingCost
     from serin.store.artifacts import Bundle
     from serin.store.receipt import Receipt
+    from serin.store.version_cost import VersionCost
 
 _SHOWN_COLUMNS = 10
-_UNITS = {"cpu_s": "CPU s", "gpu_s": "GPU s", "joules": "J", "cost": "cost"}
 
 
 def register(app: typer.Typer) -> None:
@@ -102,7 +101,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
                 "schema": dataclasses.asdict(schema),
                 "importance": None if importance is None else dataclasses.asdict(importance),
                 "path": bundle.path,
-                "costs": costs_json(bundle, manifest.lineage),
+                "costs": _cost(bundle, manifest.lineage).to_json(),
             }
         )
         return
@@ -127,7 +126,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         show(f"    {output.name:<20} {output.dtype} {list(output.dims)}{meaning and f'  {meaning}'}")
     if importance is not None:
         _show_importance(importance)
-    for line in cost_lines(bundle, manifest.lineage):
+    for line in cost_lines(_cost(bundle, manifest.lineage)):
         show(line)
 
 
@@ -295,31 +294,21 @@ def _metrics(metrics: dict[str, float]) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items())) or "-"
 
 
-def costs_json(bundle: Bundle, lineage: Mapping[str, Any]) -> dict[str, Any]:
-    from serin.formats.serving.serving_cost import read_serving_cost
+def _cost(bundle: Bundle, lineage: Mapping[str, Any]) -> VersionCost:
     from serin.store.version_cost import read_version_cost
 
     name = Release(model=bundle.model, version=bundle.version).name
-    serving = read_serving_cost(environment.home(), name)
-    made = read_version_cost(environment.home(), name, lineage)
-    return {**made.to_json(), "serving": None if serving is None else serving.view()}
+    return read_version_cost(environment.home(), name, lineage)
 
 
-def cost_lines(bundle: Bundle, lineage: Mapping[str, Any]) -> list[str]:
-    """One line per stage, their sum, and serving. Nothing when nothing is known."""
-    from serin.formats.serving.serving_cost import read_serving_cost
-    from serin.store.version_cost import read_version_cost
-
-    home, name = environment.home(), Release(model=bundle.model, version=bundle.version).name
-    made, serving = read_version_cost(home, name, lineage), read_serving_cost(home, name)
+def cost_lines(made: VersionCost) -> list[str]:
+    """One line per stage, and their sum. Nothing when nothing is known."""
     lines = [f"    {stage:<8} {_receipt(receipt)}" for stage, receipt in made.receipts.items()]
-    if lines:
-        unknown = f" (unknown: {', '.join(made.unknown)})" if made.unknown else ""
-        numbers = _numbers(seconds=made.seconds, gpu_s=made.gpu_s, joules=made.joules, cost=made.cost)
-        lines.append(f"    {'together':<8} {numbers}{unknown}")
-    if serving is not None:
-        lines += [f"    {'serving':<8} {line}" for line in _serving(serving)]
-    return ["  cost", *lines] if lines else []
+    if not lines:
+        return []
+    unknown = f" (unknown: {', '.join(made.unknown)})" if made.unknown else ""
+    numbers = _numbers(seconds=made.seconds, gpu_s=made.gpu_s, joules=made.joules, cost=made.cost)
+    return ["  cost", *lines, f"    {'together':<8} {numbers}{unknown}"]
 
 
 def _receipt(receipt: Receipt) -> str:
@@ -335,22 +324,6 @@ def _receipt(receipt: Receipt) -> str:
         "" if receipt.mfu is None else f"MFU {receipt.mfu:.1%}",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _serving(cost: ServingCost) -> list[str]:
-    whole = _numbers(seconds=cost.seconds, gpu_s=cost.gpu_s, joules=cost.joules, cost=cost.cost)
-    parts = [
-        f"{cost.predictions:,} predictions in {whole}, {cost.cpu_s:,.1f} CPU s",
-        f"{human_bytes(cost.peak_memory_bytes)} at most",
-        "" if cost.gpu_peak_bytes is None else f"{human_bytes(cost.gpu_peak_bytes)} of GPU memory at most",
-        "" if cost.busy_share is None else f"GPU busy {cost.busy_share:.0%} while alone on it",
-    ]
-    lines = [", ".join(part for part in parts if part)]
-    each = cost.per_1000()
-    if each:
-        numbers = ", ".join(f"{each[name]:.4g} {unit}" for name, unit in _UNITS.items() if name in each)
-        lines.append(f"per 1,000 predictions: {numbers}")
-    return lines
 
 
 def _numbers(

@@ -175,9 +175,6 @@ def etl(
 
 def train(
     spec: SpecFile,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Only trace a few steps, into a file for Perfetto.")
-    ] = False,
     machines: Annotated[
         str | None,
         typer.Option(
@@ -196,15 +193,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train weights on a dataset. Resumes an interrupted training; exit code 75 means: run it again."""
-    from serin.pipeline.run_stage import run_trace, run_train
+    from serin.pipeline.run_stage import run_train
     from serin.training.launch.machines import machines_told
 
     loaded = _load(spec, as_of)
-    if profile:
-        with showing_progress(f"trace of {loaded.name}"):
-            trace = run_trace(loaded)
-        show_json({"trace": str(trace)}) if as_json else show(f"trace of a few steps: {trace}")
-        return
     together = machines_told(count=machines, rendezvous=rendezvous)
     with showing_progress(f"training of {loaded.name}"):
         checkpoint = run_train(loaded, machines=together).value

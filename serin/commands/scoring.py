@@ -252,17 +252,17 @@ def tune(
         largest_request_rows=max_rows,
     )
     tuning = tuner.run()
-    settings, plot = write_report(tuning)
+    settings = write_report(tuning)
     share_tuned(open_store(), bundle)
     if as_json:
-        show_json(to_json(tuning, settings, plot))
+        show_json(to_json(tuning, settings))
         return
     for line in findings(tuning):
         show(line)
     lines = {f"{key}: {value}": why for key, (value, why) in values(tuning).items()}
     for line, why in lines.items():
         show(f"  {line:<{max(map(len, lines))}}  {why}")
-    show(f"settings {settings}\nplot     {plot}")
+    show(f"settings {settings}")
     show(
         f"next: releases of {bundle.model} that start from now on use these values, unless their spec sets others"
     )

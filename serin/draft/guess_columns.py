@@ -90,7 +90,7 @@ def _guess(name: str, column: Column, sample: TableSample, target: GuessedTarget
         return made("categorical", f"{distinct} different values{missing}{strong}", notice=bool(strong))
     if column.kind == "int" and _ID_NAME.search(name):
         return made("categorical", f"an id that repeats, {distinct:,} different values{missing}{strong}")
-    low, high = sample.extents.get(name) or (column.values[~null].min(), column.values[~null].max())
+    low, high = column.values[~null].min(), column.values[~null].max()
     why = f"numbers from {_shown(low)} to {_shown(high)}{missing}{strong}"
     return made("numeric", why, notice=bool(strong))
 

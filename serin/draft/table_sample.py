@@ -1,4 +1,4 @@
-"""Reads what a spec is drafted from: rows spread over the whole table, and what file footers know of all rows."""
+"""Reads what a spec is drafted from: rows spread over the whole table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from serin.columns.column import Column, column_from_arrow, kind_of_type
 from serin.errors import ColumnUnusable
 from serin.etl.relational.groups import joined
-from serin.etl.sources.files import open_parquet
 from serin.etl.sources.find import find_table
 from serin.etl.sources.malformed import odd_text
 from serin.etl.sources.tables import Piece, Read, Table, open_table, read_piece, spread_pieces
@@ -24,21 +23,19 @@ READ_ROWS = 500_000
 _SCORED_ROWS = 100_000
 _LOOKED_THROUGH = 8  # files, for the value that makes a text of numbers
 
-Extent = tuple[float | int, float | int]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableSample:
     """`columns`: the rows that were read. `first`: which of them do not repeat an earlier one in every column.
-    `extents`: the smallest and largest number of columns, over all rows. `unusable`: columns of which nothing can be
-    made, and why. `odd`: text columns that are numbers but for a value, which is named."""
+    `unusable`: columns of which nothing can be made, and why. `odd`: text columns that are numbers but for a value,
+    which is named."""
 
     columns: Mapping[str, Column]
     rows: int
     read: int
     first: Mask
-    extents: Mapping[str, Extent]
     unusable: Mapping[str, str]
     odd: Mapping[str, str]
 
@@ -48,7 +45,7 @@ class TableSample:
         def called(values: Mapping[str, Any]) -> dict[str, Any]:
             return {names.get(name, name): value for name, value in values.items()}
 
-        return replace(self, columns=called(self.columns), extents=called(self.extents), odd=called(self.odd))
+        return replace(self, columns=called(self.columns), odd=called(self.odd))
 
     @property
     def complete(self) -> bool:
@@ -69,8 +66,7 @@ class TableSample:
         """What was read, in words."""
         if self.complete:
             return f"all {self.rows:,} rows"
-        ranges = "; ranges are of all rows" if self.extents else ""
-        return f"{self.read:,} of {self.rows:,} rows, spread over the table{ranges}"
+        return f"{self.read:,} of {self.rows:,} rows, spread over the table"
 
 
 def sample_table(source: TableSource) -> TableSample:
@@ -97,7 +93,6 @@ def sample_table(source: TableSource) -> TableSample:
             rows=opened.rows,
             read=sum(piece.rows for piece in pieces),
             first=_first_of_equal_rows(columns),
-            extents=_extents(opened, columns),
             unusable=unusable,
             odd=_odd_texts(opened, columns),
         )
@@ -145,43 +140,6 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-def _extents(table: Table, columns: Mapping[str, Column]) -> dict[str, Extent]:
-    """Of numbers, from the statistics of all row groups; only where each of them has some."""
-    found: dict[str, list[Extent]] = {
-        name: [] for name, column in columns.items() if column.kind in ("int", "float")
-    }
-    for file in dict.fromkeys(group.file for group in table.groups):
-        footer = open_parquet(file).metadata
-        for group in (footer.row_group(index) for index in range(footer.num_row_groups)):
-            known = {
-                chunk.path_in_schema: chunk.statistics
-                for chunk in map(group.column, range(group.num_columns))
-            }
-            for name in [*found] if group.num_rows else ():
-                extent = _extent(known.get(name), group.num_rows)
-                if extent is None:
-                    del found[name]
-                else:
-                    found[name] += extent
-    return {
-        name: (min(low for low, _ in each), max(high for _, high in each))
-        for name, each in found.items()
-        if each
-    }
-
-
-def _extent(statistics: Any, rows: int) -> list[Extent] | None:
-    """No extent for a row group of nulls; None when the file does not say."""
-    if statistics is None:
-        return None
-    if statistics.has_null_count and statistics.null_count == rows:
-        return []
-    if not statistics.has_min_max:
-        return None
-    low, high = statistics.min, statistics.max
-    return [(low, high)] if isinstance(low, int) else [(float(low) + 0.0, float(high) + 0.0)]  # no -0
 
 
 def _odd_texts(table: Table, columns: Mapping[str, Column]) -> dict[str, str]:

@@ -115,7 +115,7 @@ def _log(client: Any, bundle: Bundle, checkpoint: Checkpoint) -> str:
     gate = json.loads((folder / "gate.json").read_text(encoding="utf-8"))
     numbers = {f"model.{name}": value for name, value in bundle.metrics.items()}
     for one in gate.get("variants", ()):
-        for key in ("bytes", "flops", "mix_us", "drop"):
+        for key in ("bytes", "mix_us", "drop"):
             if one.get(key) is not None:
                 numbers[f"variant.{one['name']}.{key}"] = one[key]
     for name, value in numbers.items():

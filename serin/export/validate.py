@@ -159,7 +159,7 @@ def _pass_gate(ground: _Ground, reported: Mapping[str, float]) -> GateReport:
 def _with_best_variant(ground: _Ground, report: GateReport) -> Proven:
     export, golden = ground.spec.export, ground.golden
     max_rows, rows = ground.spec.serving.max_batch_rows, _calibration(ground.folder)
-    variants = list(build_variants(export.variants, ground.network, rows, ground.device, max_rows=max_rows))
+    variants = list(build_variants(export.variants, ground.network, rows, ground.device))
     context = VariantContext(
         spec=export,
         schema=ground.schema,

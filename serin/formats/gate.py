@@ -84,9 +84,7 @@ class VariantResult:
     name: str
     status: Literal["chosen", "passed", "rejected", "unavailable"]
     reason: str = ""
-    node: str | None = None  # where it first leaves fp32
     bytes: int | None = None
-    flops: int | None = None  # for one row
     latency_us: dict[int, float] = field(default_factory=dict)
     mix_us: float | None = None  # mean over the batch mix
     largest_score_difference: float | None = None

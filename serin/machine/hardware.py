@@ -158,12 +158,6 @@ class Nvml:
             return {}
         return {each.pid: each.bytes for each in found[: count.value] if each.bytes != _NOT_TOLD}
 
-    def compute_capability(self, device: str) -> str | None:
-        """The compute capability, such as "9.0"; None when the driver does not tell it."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        told = self._ask("nvmlDeviceGetCudaComputeCapability", device, major, minor)
-        return f"{major.value}.{minor.value}" if told else None
-
     def joules(self, device: str) -> float | None:
         """Energy since the driver was loaded."""
         millijoules = ctypes.c_ulonglong()

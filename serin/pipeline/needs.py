@@ -77,8 +77,6 @@ def export_needs(spec: PipelineSpec) -> Needs:
         why = f"export.target: {spec.export.target}"
     elif "tensorrt" in spec.export.variants and has_device("tensorrt"):
         why = "the variant tensorrt"
-    elif "tensorrt_rtx" in spec.export.variants and has_device("tensorrt_rtx"):
-        why = "the variant tensorrt_rtx"
     else:
         return Needs(gpus=0, why="nothing is measured on a GPU")
     most = max(device.memory_bytes for device in devices)
@@ -114,8 +112,7 @@ def etl_deployment(spec: PipelineSpec, needs: Needs) -> str:
 
 def export_deployment(spec: PipelineSpec, needs: Needs) -> str:
     """The deployment of the export: on a host with GPUs for what is built or measured on one."""
-    engines = {"tensorrt", "tensorrt_rtx"} & set(spec.export.variants)
-    on_gpu = spec.has_data and (spec.export.target != "cpu" or bool(engines))
+    on_gpu = spec.has_data and (spec.export.target != "cpu" or "tensorrt" in spec.export.variants)
     return _GPU if not needs.gpus and on_gpu and gpus_elsewhere() else needs.deployment
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serin.errors import NotTrained
 from serin.pipeline.etl import build_dataset
 from serin.pipeline.export import export_model
 from serin.pipeline.stage import StageResult
-from serin.pipeline.train import find_checkpoint, trace_training, train_model
+from serin.pipeline.train import find_checkpoint, train_model
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 
@@ -28,11 +27,6 @@ def run_train(
     """The spec's weights. Their dataset is built first where it is not there."""
     dataset = run_etl(spec).value
     return train_model(spec.model, spec.training, dataset, name=spec.name, machines=machines, fresh=fresh)
-
-
-def run_trace(spec: PipelineSpec) -> Path:
-    """A trace of a few steps of the spec's training."""
-    return trace_training(spec.model, spec.training, run_etl(spec).value, name=spec.name)
 
 
 def run_export(

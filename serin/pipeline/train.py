@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from serin.errors import Preempted, TrainingRefused
 from serin.machine import environment
 from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
@@ -94,31 +92,3 @@ def find_checkpoint(model: ModelSpec, training: TrainingSpec, dataset: Dataset) 
     home = environment.home()
     found = find_result(home, "train", training_key(model, training, dataset), Checkpoint)
     return None if found is None else checkpoint_here(found)
-
-
-def trace_training(model: ModelSpec, training: TrainingSpec, dataset: Dataset, *, name: str) -> Path:
-    """A trace of a few steps, written by a separate training that ends with it."""
-    call = StageCall(stage="train", name=name)
-    folder = training_folder(call.home, model, training, dataset, attempt=secrets.token_hex(4))
-    traced: list[Path] = []
-
-    def hear(record: dict[str, Any]) -> None:
-        if record["event"] == "trace":
-            traced.append(Path(record["path"]))
-            call.stop.set()
-
-    with call.lease(train_needs(model, training)) as held, suppress(Preempted):
-        launcher.train(
-            model,
-            training,
-            dataset,
-            folder=folder,
-            devices=held.ids,
-            stop=call.stop,
-            test=False,
-            profile=True,
-            hear=hear,
-        )
-    if not traced:
-        raise TrainingRefused(folder=folder, reason=f"a model of kind {model.kind} has no steps to trace")
-    return traced[0]

@@ -6,10 +6,8 @@ both have the same interface.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,21 +19,17 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from serin.errors import ExportFailed
 from serin.formats.wire import Array
 
-Device = Literal["cpu", "cuda", "tensorrt", "tensorrt_rtx"]
-
-PROVIDER = "NvTensorRTRTXExecutionProvider"
+Device = Literal["cpu", "cuda", "tensorrt"]
 
 _ERROR = 3  # ONNX Runtime's log levels: 0 verbose .. 4 fatal
 _PROVIDERS: Mapping[Device, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
-    "tensorrt_rtx": PROVIDER,
 }
 RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
     kind for kind in vars(ort_errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
-_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 
 
 class Runs(Protocol):
@@ -61,23 +55,15 @@ def open_session(
     if threads is not None:
         settings.intra_op_num_threads = threads
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    wanted, refusal, providers = _PROVIDERS[device], "", None
-    if device == "tensorrt_rtx":
-        refusal = provider_refusal()
-        if not refusal:
-            texts = {key: str(value) for key, value in (options or {}).items()}
-            settings.add_provider_for_devices(_devices()[:1], texts)
-    elif wanted in ort.get_available_providers():
-        providers = [(wanted, dict(options or {})), *([_PROVIDERS["cpu"]] if device != "cpu" else [])]
-    else:
-        refusal = f"this ONNX Runtime has no {wanted}"
-    if refusal:
-        raise ExportFailed(what="the graph", reason=refusal)
+    wanted = _PROVIDERS[device]
+    if not has_device(device):
+        raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")
+    providers = [(wanted, dict(options or {})), *([_PROVIDERS["cpu"]] if device != "cpu" else [])]
     try:
         session = ort.InferenceSession(source, settings, providers=providers)
     except RUNTIME_ERRORS as error:
         raise ExportFailed(what="the graph", reason=f"ONNX Runtime cannot load it: {error}") from error
-    if providers and wanted not in session.get_providers():
+    if wanted not in session.get_providers():
         raise ExportFailed(
             what="the graph", reason=f"{wanted} does not start here; its libraries are missing"
         )
@@ -86,8 +72,6 @@ def open_session(
 
 def has_device(device: Device) -> bool:
     """Returns whether this ONNX Runtime has a provider for the device; it may still fail to start."""
-    if device == "tensorrt_rtx":
-        return not provider_refusal()
     return _PROVIDERS[device] in ort.get_available_providers()
 
 
@@ -117,32 +101,6 @@ def run_in_batches(
     return {name: np.concatenate([part[i] for part in parts]) for i, name in enumerate(outputs)}
 
 
-def provider_refusal() -> str:
-    """Returns why ONNX Runtime cannot use TensorRT for RTX here; empty when it can."""
-    refusal = _register()
-    if refusal:
-        return refusal
-    return "" if _devices() else f"{PROVIDER} finds no device that it supports"
-
-
-@cache
-def _register() -> str:
-    """Loads the plugin once in a process: ONNX Runtime refuses a second time."""
-    if importlib.util.find_spec(_PACKAGE) is None:
-        return f"ONNX Runtime has no {PROVIDER}: pip install 'serin[tensorrt]'"
-    import onnxruntime_ep_nv_tensorrt_rtx as plugin
-
-    try:
-        ort.register_execution_provider_library(_PACKAGE, plugin.get_library_path())
-    except (ort_errors.Fail, ort_errors.RuntimeException, ort_errors.InvalidArgument) as error:
-        return f"{PROVIDER} does not load: {str(error).rpartition('with error: ')[2]}"
-    return ""
-
-
-def _devices() -> list[Any]:
-    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDER]
-
-
 def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
     """Returns a copy of `model` that also outputs intermediate tensors."""
     copy = deepcopy(model)
@@ -163,8 +121,8 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 
 
 def run_with_inner(
-    model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str], device: Device = "cpu"
+    model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str]
 ) -> dict[str, Array]:
     """Returns the intermediate tensors by name, for one batch."""
-    session = open_session(with_tensors(model, tensors), device=device)
+    session = open_session(with_tensors(model, tensors))
     return dict(zip(tensors, session.run(list(tensors), dict(feed)), strict=True))

@@ -47,15 +47,12 @@ class ExportSpec(Section):
     """How a trained model becomes a published version: its variants, and what they must prove."""
 
     variants: tuple[
-        Literal[
-            "fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings", "pruned", "tensorrt", "tensorrt_rtx"
-        ],
+        Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings", "pruned", "tensorrt"],
         ...,
     ] = Field(default=("fp32",), min_length=1)
     """The variants to build and compare: `fp32` (always), `fp16`, `int8` (8-bit layers, calibrated), `int8_dynamic`
-    (8-bit layers, ranges per batch), `int8_embeddings` (8-bit embedding tables), `pruned` (needs `training.prune`),
-    `tensorrt`, and `tensorrt_rtx` (experimental: measured, never served). The fastest one that passes is served. One
-    that cannot be built on this machine is reported."""
+    (8-bit layers, ranges per batch), `int8_embeddings` (8-bit embedding tables), `pruned` (needs `training.prune`)
+    and `tensorrt`. The fastest one that passes is served. One that cannot be built on this machine is reported."""
     tolerance: float = Field(default=1e-4, gt=0)
     """The largest allowed difference between a score of the graph and the trainer's; in a regression, in standard
     deviations of the scores, beyond what rounding explains."""

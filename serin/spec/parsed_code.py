@@ -2,8 +2,7 @@
 
 From the given definitions all those are reached that they name, in whichever module. Counted are the statements at the
 top of modules, one by one, so that a definition may be moved, and modules may be merged or split. Not counted are
-comments, docstrings, annotations in functions, log lines, the arguments of errors, and the names of modules, functions,
-constants and locals. The names of classes, attributes and parameters count.
+comments, docstrings, log lines, the arguments of errors, and the names of modules.
 
 A definition that is found by a computed name is not seen: it has to be given. A module or package whose whole name is
 in quotes counts with all it holds.
@@ -37,14 +36,9 @@ _LOGS = (
     "warnings.warn(",
 )
 _NEVER_RUN = ("TYPE_CHECKING", "__name__ == '__main__'")
-_UNWRITTEN = ("ctx", "type_comment", "kind", "type_params", "returns")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_BINDS: Mapping[type[ast.AST], str] = {
-    **dict.fromkeys((*_FUNCTIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar), "name"),
-    ast.MatchMapping: "rest",
-    ast.Name: "id",
-}
+_UNWRITTEN = ("ctx", "type_comment", "kind", "type_params")
+_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Definition(NamedTuple):
@@ -86,7 +80,7 @@ class Package:
         self._outside, self._errors = tuple(outside), errors
         self._files = {_module_name(path, folder): path for path in map(Path, source_files(str(folder)))}
         self._modules: dict[str, _Module] = {}
-        self._written: dict[Unit, _Writer] = {}
+        self._written: dict[Unit, list[Target]] = {}
 
     def reach(self, roots: Iterable[str]) -> Reached:
         """`roots`: `module:name`, or a module or package by its name; LookupError when there is none."""
@@ -115,10 +109,12 @@ class Package:
             self._modules[name] = _Module(ast.parse(path.read_bytes()), package)
         return self._modules[name]
 
-    def written(self, unit: Unit) -> _Writer:
+    def written(self, unit: Unit) -> list[Target]:
+        """A statement as texts, and what it names."""
         if unit not in self._written:
-            self._written[unit] = writer = _Writer(self, unit[0])
+            writer = _Writer(self, unit[0])
             writer.visit(self.module(unit[0]).statements[unit[1]])
+            self._written[unit] = writer.parts
         return self._written[unit]
 
     def has(self, module: str) -> bool:
@@ -152,19 +148,18 @@ class Package:
 
 
 class _Module:
-    """The statements at the top of a module, and the names that each binds. `places`: the statements by name; `loose`:
-    those that are run for their effect; `imports`: what imported names stand for, anywhere in it; `needs`: what is
-    imported before it runs."""
+    """The statements at the top of a module. `places`: those that bind a name; `loose`: those that are run for their
+    effect; `imports`: what imported names stand for, anywhere in it; `needs`: what is imported before it runs."""
 
     def __init__(self, tree: ast.Module, package: str) -> None:
         self.statements = [statement for statement in tree.body if not _is_silent(statement)]
-        self.bound = [list(dict.fromkeys(_bound(statement))) for statement in self.statements]
         self.places: dict[str, list[int]] = {}
         self.loose: list[int] = []
-        for at, (statement, names) in enumerate(zip(self.statements, self.bound, strict=True)):
+        for at, statement in enumerate(self.statements):
+            names = set(_bound(statement))
             for name in names:
                 self.places.setdefault(name, []).append(at)
-            if not isinstance(statement, (*_FUNCTIONS, ast.ClassDef, ast.Assign, ast.AnnAssign)) or not names:
+            if not isinstance(statement, (*_NAMED, ast.Assign, ast.AnnAssign)) or not names:
                 self.loose.append(at)
         self.imports: dict[str, set[tuple[str, str]]] = {}
         self.needs: set[str] = set()
@@ -196,11 +191,8 @@ class _Walk:
         while self._waiting:
             unit = self._waiting.pop()
             if unit not in self._reached:
-                writer = self._package.written(unit)
-                self._reached[unit] = writer.parts
-                for target in {
-                    part for part in (*writer.parts, *writer.followed) if not isinstance(part, str)
-                }:
+                self._reached[unit] = parts = self._package.written(unit)
+                for target in {part for part in parts if not isinstance(part, str)}:
                     self.reach(target)
         alone = {unit: sha256_of("\n".join(map(_blank, parts))) for unit, parts in self._reached.items()}
         statements = {
@@ -226,32 +218,23 @@ class _Walk:
         return [(target.module, at) for at in self._package.module(target.module).places[target.name]]
 
     def _with_digests(self, part: Target, alone: Mapping[Unit, str]) -> str:
-        """So that a name counts by what it stands for."""
+        """So that a name counts by what it stands for, too."""
         if not isinstance(part, Definition):
             return _blank(part)
-        bound = self._package.module(part.module).bound
-        return " ".join(
-            f"{alone[unit]}.{bound[unit[1]].index(part.name)}" for unit in sorted(self._units(part))
-        )
+        return " ".join(alone[unit] for unit in self._units(part))
 
 
 class _Writer(ast.NodeVisitor):
-    """A statement as `parts`: texts, and what it names. `followed`: what only its annotations name."""
+    """A name is written with what it stands for at the top of the module, also where a local hides that."""
 
     def __init__(self, package: Package, module: str) -> None:
         self.parts: list[Target] = []
-        self.followed: list[Target] = []
         self._package, self._module = package, module
-        self._locals: dict[str, str] | None = None  # of the function around, with those inside of it
-        self._in_class = False
 
     def generic_visit(self, node: ast.AST) -> None:
         self.parts.append(type(node).__name__)
-        binds = _BINDS.get(type(node))
         for name in node._fields:
-            if name == binds and not isinstance(node, _FUNCTIONS):
-                self.parts.append(self._bound_name(getattr(node, name)))
-            elif name != binds and name not in _UNWRITTEN:
+            if name not in _UNWRITTEN:
                 self._write(getattr(node, name, None))
 
     def _write(self, value: object) -> None:
@@ -273,17 +256,14 @@ class _Writer(ast.NodeVisitor):
             self._write(text)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and node.id not in (self._locals or ()):
-            self.parts += self._package.resolve(self._module, node.id)
-        else:
-            self.parts.append(self._bound_name(node.id))
+        self.parts += [node.id, *self._package.resolve(self._module, node.id)]
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         targets = self._targets(node)
         if targets is None:
             self.generic_visit(node)
         else:
-            self.parts += targets
+            self.parts += [node.attr, *targets]
 
     def visit_Call(self, node: ast.Call) -> None:
         called = self._targets(node.func)
@@ -307,59 +287,12 @@ class _Writer(ast.NodeVisitor):
     def visit_Import(self, node: ast.AST) -> None:
         """What is imported counts where it is used."""
 
-    visit_ImportFrom = visit_Global = visit_Nonlocal = visit_Import  # noqa: N815
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        field = self._in_class and self._locals is None
-        if field:
-            self.visit(node.annotation)
-        else:
-            self._follow(node.annotation)
-        if field or node.value is not None:
-            self.parts.append("Assign")
-            self._write([node.target])
-            self._write(node.value)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        before, self._in_class = self._in_class, True
-        self.generic_visit(node)
-        self._in_class = before
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._follow(node.returns)
-        self.parts.append(self._bound_name(node.name))
-        self._visit_inside(node)
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._visit_inside(node)
-
-    def _visit_inside(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-        around, names = self._locals, self._locals
-        if names is None:
-            names = _locals(node)
-            hidden = names.keys() & self._package.module(self._module).places.keys()
-            # used as well, perhaps
-            self.followed += [Definition(self._module, name) for name in sorted(hidden)]
-        own = [each for each in ast.walk(node.args) if isinstance(each, ast.arg)]
-        self._locals = {**names, **{each.arg: f"parameter {each.arg}" for each in own}}
-        self.generic_visit(node)
-        self._locals = around
-
-    def visit_arg(self, node: ast.arg) -> None:
-        self.parts.append(f"parameter {node.arg}")
-        self._follow(node.annotation)
-
-    def _bound_name(self, name: str | None) -> str:
-        if name is None or (self._locals is None and not self._in_class):
-            return "bound"
-        return name if self._locals is None else self._locals.get(name, f"name {name}")
+    visit_ImportFrom = visit_Import  # noqa: N815
 
     def _targets(self, node: ast.expr) -> list[Target] | None:
         """What a name at the top of a module, or an attribute of a module, stands for; None of anything else."""
         if isinstance(node, ast.Name):
-            return None if node.id in (self._locals or ()) else self._package.resolve(self._module, node.id)
+            return self._package.resolve(self._module, node.id)
         before = self._targets(node.value) if isinstance(node, ast.Attribute) else None
         if not isinstance(node, ast.Attribute) or not before or not isinstance(before[0], WholeModule):
             return None
@@ -369,14 +302,6 @@ class _Writer(ast.NodeVisitor):
             if self._package.has(inner)
             else self._package.resolve(before[0].name, node.attr)
         )
-
-    def _follow(self, annotation: ast.expr | None) -> None:
-        """Annotations name the classes whose methods are called; what they say is not run."""
-        if annotation is not None:
-            written, self.parts = self.parts, []
-            self.visit(annotation)
-            self.followed += [part for part in self.parts if not isinstance(part, str)]
-            self.parts = written
 
 
 def _is_silent(node: ast.stmt) -> bool:
@@ -414,29 +339,13 @@ def _imports(node: ast.AST, package: str) -> Iterator[tuple[str, str, str]]:
 
 def _bound(node: ast.AST) -> Iterator[str]:
     """The names that a statement at the top of a module binds there."""
-    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+    if isinstance(node, _NAMED):
         yield node.name
     elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif not isinstance(node, _SCOPES):
         for inner in ast.iter_child_nodes(node):
             yield from _bound(inner)
-
-
-def _locals(function: ast.AST) -> dict[str, str]:
-    """Tokens for the names that are bound in a function and in those inside of it, by their order; not for what is
-    declared as global."""
-    found: dict[str, str] = {}
-    others: set[str] = set()
-    for node in ast.walk(function):
-        name = getattr(node, _BINDS.get(type(node), ""), None)
-        if isinstance(node, ast.Global):
-            others.update(node.names)
-        elif (
-            name is not None and node is not function and not isinstance(getattr(node, "ctx", None), ast.Load)
-        ):
-            found.setdefault(name, f"local {len(found)}")
-    return {name: token for name, token in found.items() if name not in others}
 
 
 def source_files(folder: str) -> Iterator[str]:

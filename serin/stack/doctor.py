@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,8 +49,6 @@ _CARD = (
     "ecc.errors.uncorrected.volatile.total"
 )
 _ASKED_S = 20
-_ANSI = re.compile(r"\x1b\[[0-9;]*m|\[[0-9]+m")
-_GPU = re.compile(r"GPU(\d+)")
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -150,16 +146,16 @@ def _gpus() -> Finding:
 
 
 def examine_gpus() -> list[Finding]:
-    """Examines the cards and how they are connected; one note where there is no driver."""
+    """Examines the cards; one note where there is no driver."""
     smi = shutil.which("nvidia-smi", path=environment.search_path())
     if smi is None:
-        unseen = "how GPUs are connected cannot be seen without NVIDIA's driver"
-        return [Finding(what="GPU links", verdict="note", found="no nvidia-smi", advice=unseen)]
+        unseen = "the state of GPUs cannot be seen without NVIDIA's driver"
+        return [Finding(what="GPU state", verdict="note", found="no nvidia-smi", advice=unseen)]
     cards = judge_cards(_ask(smi, f"--query-gpu={_CARD}", "--format=csv,noheader,nounits"))
     if not cards:
         advice = "nvidia-smi shows no GPU: is the driver loaded, and is the device visible in this container?"
-        return [Finding(what="GPU links", verdict="missing", found="no GPU answers", advice=advice)]
-    return [*cards, *judge_topology(_ask(smi, "topo", "-m"), os.sched_getaffinity(0)), *_torch()]
+        return [Finding(what="GPU state", verdict="missing", found="no GPU answers", advice=advice)]
+    return [*cards, *_torch()]
 
 
 def judge_cards(text: str) -> list[Finding]:
@@ -183,57 +179,6 @@ def _card(index: str, name: str, driver: str, used: str, total: str, *state: str
         advice = "persistence mode is off: first uses take seconds longer (run nvidia-smi -pm 1 as root)"
         return Finding(what=what, verdict="note", found=found, advice=advice)
     return Finding(what=what, verdict="ok", found=found)
-
-
-def judge_topology(text: str, our_cpus: Collection[int]) -> list[Finding]:
-    """Judges `nvidia-smi topo -m`: the path between each two GPUs (NV18, PIX, SYS, ...), and the CPUs near each."""
-    lines = [_ANSI.sub("", line).rstrip() for line in text.splitlines()]
-    header = next((line for line in lines if "CPU Affinity" in line), "")
-    columns = [cell.strip() for cell in header.split("\t") if cell.strip()]
-    rows = {}
-    for line in lines:
-        name, *cells = (cell.strip() for cell in line.split("\t"))
-        if gpu := _GPU.fullmatch(name):
-            rows[int(gpu[1])] = dict(zip(columns, (cell for cell in cells if cell), strict=False))
-    return [_nvlink(rows), _numa(rows, our_cpus)]
-
-
-def _nvlink(rows: Mapping[int, Mapping[str, str]]) -> Finding:
-    paths = {
-        (one, int(other[1])): path
-        for one, row in rows.items()
-        for column, path in row.items()
-        if (other := _GPU.fullmatch(column)) and one < int(other[1])
-    }
-    kinds = sorted(set(paths.values()))
-    found = f"between GPUs: {', '.join(kinds)}" if kinds else "a single GPU has no peer"
-    if crossing := [f"{one} and {other}" for (one, other), path in paths.items() if path in ("SYS", "NODE")]:
-        pairs = ", ".join(crossing[:4])
-        advice = f"GPUs {pairs} communicate through the CPU, which slows a training down; lease linked ones"
-        return Finding(what="NVLink", verdict="note", found=found, advice=advice)
-    if len(widths := [path for path in kinds if path.startswith("NV")]) > 1:
-        advice = f"pairs differ ({', '.join(widths)}): some links are down, and the slowest one limits all"
-        return Finding(what="NVLink", verdict="note", found=found, advice=advice)
-    return Finding(what="NVLink", verdict="ok", found=found)
-
-
-def _numa(rows: Mapping[int, Mapping[str, str]], our_cpus: Collection[int]) -> Finding:
-    nodes = {index: row.get("NUMA Affinity", "N/A") for index, row in rows.items()}
-    found = ", ".join(f"GPU {index}: node {node}" for index, node in nodes.items())
-    near = {index: _cpus(row.get("CPU Affinity", "")) for index, row in rows.items()}
-    if far := [index for index, cpus in near.items() if cpus and not cpus & set(our_cpus)]:
-        names = ", ".join(str(index) for index in far)
-        advice = (
-            f"this process may not run near GPU {names}: start it with numactl --cpunodebind={nodes[far[0]]}"
-        )
-        return Finding(what="NUMA", verdict="note", found=found, advice=advice)
-    return Finding(what="NUMA", verdict="ok", found=found)
-
-
-def _cpus(text: str) -> set[int]:
-    """Parses a CPU list: '0-3,8' -> {0, 1, 2, 3, 8}."""
-    ranges = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in text.split(",")]
-    return {cpu for each in ranges if each for cpu in range(int(each[1]), int(each[2] or each[1]) + 1)}
 
 
 def _torch() -> list[Finding]:

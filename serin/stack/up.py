@@ -85,7 +85,6 @@ def bring_up(
         leftovers = clear_away(home)
         if leftovers:
             logger.info(f"cleaned up after a stack that had crashed: {leftovers}")
-        _name_old_spool(home)
         gateway_port = _gateway_port(claims, last, port, address)
         foreign = None if ui_port is not None else _foreign_prefect()
         prefect_port = _prefect_port(claims, last, ui_port) if foreign is None else None
@@ -127,16 +126,6 @@ def check_address(home: Path, address: str, tls: TlsFiles | None) -> None:
     if missing:
         raise StackUnusable(
             problem=f"--address {address} lets other machines reach the gateway, so it needs {' and '.join(missing)}"
-        )
-
-
-def _name_old_spool(home: Path) -> None:
-    """Earlier versions of Serin left requests in files that were not recorded yet. Nobody reads them now."""
-    spool = home / "spool"
-    if any(spool.glob("*/*/*.rows")):
-        logger.info(
-            f"{spool} has requests of an earlier Serin that were not recorded, and this one does not read them: start "
-            "that version once to record them, or delete the folder"
         )
 
 

@@ -51,7 +51,7 @@ STAGES: Mapping[str, Stage] = {
         computed_by=("serin.export.build:export_model", "serin.etl.raw_rows"),
         libraries=(
             "torch", "numpy", "pandas", "pyarrow", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "xgboost",
-            "tensorrt", "tensorrt_rtx_bindings", "tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx", "safetensors",
+            "tensorrt", "safetensors",
         ),
     ),
 }  # fmt: skip
@@ -59,10 +59,7 @@ _ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "cudf": ("cudf-cu12", "cudf-cu13"),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
     "onnxruntime": ("onnxruntime-gpu",),
-    "onnxruntime_ep_nv_tensorrt_rtx": ("onnxruntime-ep-nv-tensorrt-rtx-cu13",),
     "tensorrt": ("tensorrt-cu12", "tensorrt-cu13"),
-    "tensorrt_rtx_bindings": ("tensorrt-rtx-cu13-bindings",),
-    "tensorrt_rtx_libs": ("tensorrt-rtx-cu13-libs",),
     "xgboost": ("xgboost-cpu",),
 }
 """Distributions that bring the library under another name."""

@@ -91,18 +91,9 @@ class SharedBook:
     def acknowledge(self, key: str, *, by: str, note: str = "", now: float) -> AlertRecord:
         return json2value(AlertRecord, self._ask("acknowledge", key=key, by=by, note=note, now=now))
 
-    def silence(
-        self,
-        *,
-        pattern: str | None = None,
-        model: str | None = None,
-        until: float,
-        by: str,
-        why: str = "",
-        now: float,
-    ) -> Silence:
-        found = self._ask("silence", pattern=pattern, model=model, until=until, by=by, why=why, now=now)
-        return json2value(Silence, found)
+    def silence(self, **arguments: Any) -> Silence:
+        """See `AlertBook.silence`."""
+        return json2value(Silence, self._ask("silence", **arguments))
 
     def end_silence(self, number: int, *, by: str, now: float) -> None:
         self._ask("end_silence", number=number, by=by, now=now)

@@ -25,7 +25,6 @@ from serin.store.open import open_objects
 from serin.watcher.alerts_duty import AlertsDuty
 from serin.watcher.capture_duty import CaptureDuty
 from serin.watcher.cluster_watch import ClusterWatch
-from serin.watcher.cost_duty import CostDuty
 from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.duty import Commit, Duty, Rounds, nothing
 from serin.watcher.history_duty import HistoryDuty, Promises
@@ -52,7 +51,6 @@ def duties(home: Path) -> list[Duty]:
         ShareDuty(home, alerts),
         HistoryDuty(home, promises),
         ProcessesDuty(home, alerts),
-        CostDuty(home),
     ]
     if not shared:
         return [*own, *duties_of_models(home, HomeObjects(home), promises, home, alerts, nothing)]

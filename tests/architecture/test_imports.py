@@ -42,8 +42,7 @@ HEAVY = {
     "pyarrow", "rich", "torch", "xgboost", "yaml",
 }  # fmt: skip
 GPU_ONLY = {  # for GPUs, absent here
-    "cudf", "cupy", "cupyx", "dask_cuda", "onnxruntime_ep_nv_tensorrt_rtx", "pynvml", "rmm", "tensorrt",
-    "tensorrt_rtx_bindings", "tensorrt_rtx_libs",
+    "cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt",
 }  # fmt: skip
 
 

@@ -23,9 +23,7 @@ from serin.formats.serving.ring import Ring, ring_files
 from serin.formats.wire import Array
 from serin.serving.client.tensors import (
     HEADER_BYTES,
-    INFER_METHOD,
     encode,
-    grpc_message,
     http_body,
     read_http_answer,
 )
@@ -36,6 +34,7 @@ from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost, wait_for
 from tests.e2e.serving_stack import end_all, start_gateway
 from tests.kit.decoding import built_decoder
+from tests.kit.load import INFER_METHOD, grpc_message
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 

@@ -4,8 +4,9 @@ import threading
 from typing import Any
 
 from serin.serving.client.client import Protocol
-from serin.serving.tuning.load import Closed, LoadResult, Open, model_target, run_load
+from serin.serving.tuning.load import Closed, LoadResult, Open, run_load
 from tests.e2e.serving_stack import Stack
+from tests.kit.load import model_target
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 

@@ -17,9 +17,10 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serin.errors import PredictionFailed, RowsUnfit
 from serin.serving.client.client import Client, Protocol
-from serin.serving.tuning.load import Closed, model_target, run_load
+from serin.serving.tuning.load import Closed, run_load
 from tests.e2e.serving_guarded import guarded_gateway
 from tests.e2e.serving_stack import NO_SUCH, Stack
+from tests.kit.load import model_target
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 

@@ -23,6 +23,7 @@ from serin.store.store import Store
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_load import loading, outcome
 from tests.e2e.serving_stack import NO_SUCH, Stack, good_inputs
+from tests.kit.waiting import until
 from tests.signals import hit, send_group
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
@@ -283,7 +284,7 @@ def test_what_envoy_refuses_changes_nothing_also_not_for_the_next_envoy(stack: S
     envoy = stack.host.pid(PROCESS_NAME)
     assert envoy
     hit(envoy)
-    wait_for("Envoy's end", lambda: stack.host.state(PROCESS_NAME) == "failed", stack.host)
+    until(lambda: stack.host.state(PROCESS_NAME) == "failed", "Envoy's end")
     assert not stack.gateway.ready()
     with pytest.raises(GatewayRejected, match="does not answer"):
         stack.gateway.apply([], {})

@@ -62,14 +62,10 @@ def check_receipts(placed: Placed) -> None:
 
 
 def check_costs(costs: dict[str, Any]) -> None:
-    """Of a version: all its stages, and serving on the GPU."""
+    """Of a version: all its stages."""
     assert costs["unknown"] == []
     assert costs["joules"] > 0
     assert costs["cost"] > 0
-    serving = costs["serving"]
-    assert serving["predictions"] > 0
-    assert serving["gpu_s"] > 0
-    assert {"cpu_s", "gpu_s", "cost"} <= serving["per_1000"].keys()
 
 
 def check_training(receipt: Receipt) -> None:

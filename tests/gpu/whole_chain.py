@@ -65,7 +65,7 @@ def run_chain(stack: Stack, folder: Path, *, gpu: bool) -> ChainResult:
         with asked(stack, folder, requests_per_s=200 if gpu else 40) as load:
             second = run_placed(stack, _spec(folder / "second", gpu=gpu, seed=12), log)
         until(lambda: _serves_only(stack, 2, gpu=gpu), "the old release is stopped", within_s=60)
-        costs = until(lambda: _costs(stack, 2), "the watcher has counted predictions", within_s=120)
+        costs = stack.ask("models", "show", f"{NAME}:2")["costs"]
     return ChainResult(first=first, second=second, load=load[0], log=log, costs=costs)
 
 
@@ -91,12 +91,6 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     assert status["live"] == version
     own = LeaseLog(samples=[sample for sample in log.samples if sample.before >= asked_at])
     return Placed(version=version, receipts=whole, leases=check_leases(own, NAME, whole))
-
-
-def _costs(stack: Stack, version: int) -> dict[str, Any] | None:
-    """Those of a version that has served; None before its first predictions were counted."""
-    found: dict[str, Any] = stack.ask("models", "show", f"{NAME}:{version}")["costs"]
-    return found if found["serving"] and found["serving"]["predictions"] else None
 
 
 def _is_up(stack: Stack) -> bool:

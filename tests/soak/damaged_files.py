@@ -44,7 +44,6 @@ from serin.serving.triton.release_record import Record, Served, write_record
 from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 from serin.watcher.capture_duty import CaptureDuty
-from serin.watcher.cost_duty import CostDuty
 from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.duty import Duty
 from serin.watcher.history_duty import HistoryDuty, Promises
@@ -272,7 +271,6 @@ def _duties(home: Path) -> Iterator[Duty]:
     yield RefusalsDuty(home, alerts)
     yield RolloutsDuty(home, alerts)
     yield RetrainDuty(home)
-    yield CostDuty(home)
 
 
 @functools.cache

@@ -97,7 +97,7 @@ NOT_DECIDING: Mapping[str, str] = {
 NOT_IN: Mapping[str, frozenset[str]] = {
     "etl": frozenset({"onnx", "safetensors", "torch"}),  # for export, in the same modules
     # cupy brings shards; formats of requests, search's tables; a model that is taken over is measured on the CPU
-    "train": frozenset({"cupy", "pandas", "pyarrow", "onnxruntime_ep_nv_tensorrt_rtx"}),
+    "train": frozenset({"cupy", "pandas", "pyarrow"}),
     "export": frozenset({"cudf", "cupy"}),  # test rows are read by the process engine
 }
 

@@ -32,7 +32,7 @@ COMMAND_LINE = {
         "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]"
     ),
     "etl": "[SPEC] [--fresh] [--as-of] [--json]",
-    "train": "[SPEC] [--profile] [--machines] [--rendezvous] [--as-of] [--json]",
+    "train": "[SPEC] [--machines] [--rendezvous] [--as-of] [--json]",
     "search": "[SPEC] [--out] [--trials] [--json]",
     "export": "[SPEC] [--fresh] [--approved-by] [--as-of] [--json]",
     "up": "[--address] [--port] [--ui-port] [--tls-cert] [--tls-key] [--envoy] [--json]",

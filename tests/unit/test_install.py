@@ -12,14 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from serin.cli import app
-from serin.machine.native.compiler import machine_compiler
 from serin.prefect import prepared, template
 from serin.prefect.deploy import deployments_digest
-from serin.serving.native import compile_early
-from serin.serving.native.compiler import compile_library, early_folder, obtain_compiler
 from serin.serving.triton import installation
 from serin.serving.triton.installation import NUMPY, WHEEL
-from tests.kit.commands import run
 from tests.logs import heard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,33 +74,6 @@ def test_triton_s_packages_are_known_before_serin_is_installed(
     assert runtime in (ROOT / "constraints.txt").read_text().splitlines()
     (tmp_path / "lib/python3.12/site-packages/pytriton").mkdir(parents=True)
     assert install.triton_wheels() == []
-
-
-def test_native_libraries_can_be_compiled_without_any_package(tmp_path: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import serin.serving.native.compile_early"
-    run(sys.executable, "-I", "-S", "-c", code, ROOT, cwd=tmp_path)
-
-
-@pytest.mark.skipif(machine_compiler() is None, reason="no C++ compiler on PATH")
-def test_a_library_compiled_early_is_used_unless_its_sources_changed(tmp_path: Path) -> None:
-    source = tmp_path / "sources" / "answer.cc"
-    source.parent.mkdir()
-    source.write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
-    source.with_suffix(".h").write_text("#define ANSWER 1\n")
-    source.with_suffix(".map").write_text("{ global: answer; local: *; };\n")
-    compile_early.compile_early(tmp_path, [("an answer", source, ())])
-    (early,) = early_folder(tmp_path).iterdir()
-    content = early.read_bytes()
-
-    compiler = obtain_compiler(tmp_path)
-    source.with_suffix(".h").write_text("#define ANSWER 2\n")
-    compile_library(compiler, source, tmp_path / "changed.so", what="an answer")
-    assert early.exists()
-    assert (tmp_path / "changed.so").read_bytes() != content
-    source.with_suffix(".h").write_text("#define ANSWER 1\n")
-    compile_library(compiler, source, tmp_path / "same.so", what="an answer")
-    assert not early.exists()
-    assert (tmp_path / "same.so").read_bytes() == content
 
 
 @pytest.fixture

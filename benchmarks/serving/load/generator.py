@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.child import ROOT, ContenderFailed
-from serin.serving.client.tensors import INFER_METHOD
 from serin.serving.native.compiler import build_mark, obtain_compiler
 from serin.serving.tuning.load_connections import Target
+from tests.kit.load import INFER_METHOD, GrpcTarget
 
 SOURCES = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-bench"  # has the compiler where the machine has none
@@ -57,7 +57,7 @@ def run_generator(
     program: Path, target: Target, *, clients: int, seconds: float, warm_up_s: float = 0.0
 ) -> Result:
     """Sends requests in a closed loop. A connection that cannot be opened or breaks is a failed request."""
-    if target.address.tls or target.metadata:
+    if target.address.tls or (isinstance(target, GrpcTarget) and target.metadata):
         raise ValueError("the load generator knows neither TLS nor metadata")
     host = "127.0.0.1" if target.address.host == "localhost" else target.address.host
     numbers = (clients, seconds, warm_up_s, target.timeout_s)
@@ -65,7 +65,7 @@ def run_generator(
         str(program),
         host,
         str(target.address.port),
-        target.protocol,
+        "grpc" if isinstance(target, GrpcTarget) else "http",
         *map(str, numbers),
         INFER_METHOD,
     ]

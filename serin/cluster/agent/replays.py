@@ -57,16 +57,11 @@ class Replays:
         return _Run(
             process=ReplayProcess(
                 Job(
+                    replay=job,
                     home=str(self._home),
                     parent=os.getpid(),
-                    live=job.live,
-                    candidate=job.candidate,
                     address=address,
-                    timeout_s=job.timeout_s,
-                    max_batch_rows=job.max_batch_rows,
-                    share=job.share,
-                    rows=job.rows,
-                    place=dict(job.places[self._host]),
+                    place=job.places[self._host],
                 )
             )
         )

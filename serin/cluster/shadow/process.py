@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from serin.errors import ReplayEnded
+from serin.formats.cluster.desired_state import ReplayJob
 from serin.machine.typed_json import Document
 
 _STOP_S: Final = 5.0
@@ -64,15 +65,10 @@ class ReplayProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Document):
-    """`live` and `candidate` are names of releases, `place` is where the replay continues."""
+    """`address`: of the candidate's HTTP endpoint. `place`: where the replay continues."""
 
+    replay: ReplayJob
     home: str
     parent: int
-    live: str
-    candidate: str
-    address: str  # of the candidate's HTTP endpoint
-    timeout_s: float
-    max_batch_rows: int
-    share: float
-    rows: int
-    place: dict[str, Any]
+    address: str
+    place: Mapping[str, Any]

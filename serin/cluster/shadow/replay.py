@@ -138,10 +138,10 @@ class Pace:
 
 def replay(job: Job, against: Comparison, ask: Ask) -> Iterator[Mapping[str, Any]]:
     """Sends recorded requests as long as it is asked for more; yields a report after each block."""
-    home, live, place = Path(job.home), Release.parse(job.live), Place.from_json(job.place)
-    sender, pace = Sender(ask), Pace(request_log(home), live, job.share)
+    home, live, place = Path(job.home), Release.parse(job.replay.live), Place.from_json(job.place)
+    sender, pace = Sender(ask), Pace(request_log(home), live, job.replay.share)
     while True:
-        sample = draw(home, live, place, rows=_SAMPLE * job.rows)
+        sample = draw(home, live, place, rows=_SAMPLE * job.replay.rows)
         if sample is None:
             yield {"waiting": f"no request of {live.name} is recorded yet" if place.until is None
                    else f"all recorded requests of {live.name} were sent; waiting for new ones"}  # fmt: skip
@@ -166,16 +166,16 @@ def _requests(sample: Sample, columns: Columns, first: int) -> Iterator[Columns]
 def main() -> None:
     job = Job.load(sys.stdin.readline())
     die_with_parent(job.parent)
-    candidate = Release.parse(job.candidate)
+    candidate = Release.parse(job.replay.candidate)
     try:
         against = Comparison.of(Path(find_trusted(Store.open(), candidate.model, candidate.version).path))
         client = Client(
             job.address,
             candidate.model,
             version=candidate.version,
-            timeout_s=job.timeout_s,
+            timeout_s=job.replay.timeout_s,
             retries=0,
-            batch_rows=job.max_batch_rows,
+            batch_rows=job.replay.max_batch_rows,
         )
         for report in replay(job, against, lambda columns: client.predict_wire(columns, against.schema)):
             _tell(report)

@@ -17,14 +17,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serin.export.convert.network import Network
-from serin.export.convert.onnx2trt import missing_tensorrt, rtx_reason
+from serin.export.convert.onnx2trt import missing_tensorrt
 from serin.export.convert.torch2onnx import quiet
 from serin.formats.wire import Array
 from serin.scoring.session import Device, float_tensors, run_with_inner
 
 CALIBRATION_ROWS = 2048
-MAX_ROWS = 1024
-_ENGINES: Mapping[str, Device] = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt_rtx"}
 _FEWEST_ROWS = 64  # below this nothing is saved
 _STEPS = 127.0
 _CALIBRATION_BATCH_ROWS = 256
@@ -42,7 +40,7 @@ class Variant:
     """A network's graph as it would be served.
 
     `steady`: a row's score does not depend on the other rows of its batch. `learned`: it was trained further after it
-    was made, so its scores may differ and only its quality counts. `experimental`: it is measured, but never served.
+    was made, so its scores may differ and only its quality counts.
     """
 
     name: str
@@ -50,7 +48,6 @@ class Variant:
     device: Device = "cpu"
     steady: bool = True
     learned: bool = False
-    experimental: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +61,8 @@ def build_variants(
     network: Network,
     rows: Mapping[str, Array],
     device: Device,
-    *,
-    max_rows: int = MAX_ROWS,
 ) -> Iterator[Variant | Unavailable]:
-    """Builds every requested variant, fp32 first. `rows`: num and cat of training rows, for calibration. `max_rows`:
-    the largest batch that an engine is built for."""
+    """Builds every requested variant, fp32 first. `rows`: num and cat of training rows, for calibration."""
     builders: Mapping[str, Callable[[], onnx.ModelProto | str]] = {
         "fp32": lambda: network.graph,
         "fp16": lambda: to_fp16(network.graph, rows),
@@ -77,7 +71,6 @@ def build_variants(
         "int8_embeddings": lambda: to_int8_embeddings(network.graph),
         "pruned": lambda: network.smaller.get("pruned", "the training wrote no pruned weights"),
         "tensorrt": lambda: missing_tensorrt() or to_fp16(network.graph, rows),
-        "tensorrt_rtx": lambda: _for_rtx(to_fp16(network.graph, rows), max_rows),
     }
     for name in sorted(names, key=lambda name: name != "fp32"):
         made = builders[name]()
@@ -87,15 +80,10 @@ def build_variants(
             yield Variant(
                 name=name,
                 graph=made,
-                device=_ENGINES.get(name, device),
+                device="tensorrt" if name == "tensorrt" else device,
                 steady=name != "int8_dynamic",
                 learned=name == "pruned",
-                experimental=name == "tensorrt_rtx",
             )
-
-
-def _for_rtx(graph: onnx.ModelProto | str, max_rows: int) -> onnx.ModelProto | str:
-    return graph if isinstance(graph, str) else rtx_reason(graph, max_rows=max_rows) or graph
 
 
 # Only the rows that a request needs are dequantised; the rest of the network does not change.

@@ -224,19 +224,6 @@ def hours_counted(home: Path) -> list[int]:
         return [int(start) for (start,) in rows]
 
 
-def requests_of(home: Path, model: str, release: str, since: float) -> int:
-    """Returns the requests of one release in all rows that begin at or after `since`."""
-    with history_file(home).reading() as book:
-        if book is None:
-            return 0
-        (found,) = book.execute(
-            "SELECT sum(c.requests) FROM series s JOIN counts c ON c.series = s.id"
-            " WHERE s.model = ? AND s.release = ? AND c.start >= ?",
-            (model, release, since),
-        ).fetchone()
-        return int(found or 0)
-
-
 def first_counted(home: Path, model: str) -> int | None:
     """Returns the beginning of a model's history; None when it has none."""
     with history_file(home).reading() as book:

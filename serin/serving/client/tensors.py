@@ -16,7 +16,6 @@ from serin.formats.schema import Schema
 from serin.formats.wire import Array
 
 HEADER_BYTES = "inference-header-content-length"
-INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 _NUMPY = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
@@ -63,10 +62,6 @@ def http_body(tensors: Iterable[Tensor]) -> tuple[bytes, int]:
         {"inputs": inputs, "parameters": {"binary_data_output": True}}, ensure_ascii=False
     ).encode()
     return b"".join([head, *(tensor.data for tensor in listed)]), len(head)
-
-
-def grpc_message(model: str, tensors: Iterable[Tensor], version: int | None = None) -> bytes:
-    return bytes(grpc_request(model, tensors, version).SerializeToString())
 
 
 def grpc_request(model: str, tensors: Iterable[Tensor], version: int | None = None) -> Any:

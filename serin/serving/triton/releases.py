@@ -20,7 +20,7 @@ from serin.serving.triton.gpu_memory import estimate_need, look_around, pick_dev
 from serin.serving.triton.installation import TritonInstall, find_triton
 from serin.serving.triton.probe import KnownReleases
 from serin.serving.triton.process import new_place, reclaim_shared_memory, triton_process
-from serin.serving.triton.release_record import FILE, Record, Served, add_checked, write_record
+from serin.serving.triton.release_record import FILE, Record, Served, write_record
 from serin.serving.triton.repository import (
     build_repository,
     check_own_repository,
@@ -100,8 +100,7 @@ class Releases(KnownReleases):
         """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
         batches."""
         bundle = self._store.bundle(release.model, release.version)
-        asked = verify_release(release, self.endpoint(release), bundle)
-        add_checked(self._folder / release.name, self._host.pid(release.name), asked)
+        verify_release(release, self.endpoint(release), bundle)
 
     def stop(self, release: Release) -> None:
         """Removes the process, shared memory and folder of the release. Its log is kept."""

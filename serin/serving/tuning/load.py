@@ -10,7 +10,6 @@ see.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import selectors
 from array import array
@@ -18,8 +17,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
@@ -27,17 +24,15 @@ from serin.formats.schema import Schema
 from serin.formats.wire import Array
 from serin.serving.client.address import Address
 from serin.serving.client.client import request_columns
-from serin.serving.client.tensors import HEADER_BYTES, encode, grpc_message, http_body
-from serin.serving.tuning.load_connections import CLOSED, REFUSED, GrpcConnection, HttpConnection, Target
+from serin.serving.client.tensors import HEADER_BYTES, Tensor, encode, http_body
+from serin.serving.tuning.load_connections import CLOSED, REFUSED, Connection, Target
 
-GOOD = frozenset({"200", "OK"})
+GOOD = frozenset({"200", "OK"})  # of HTTP and of gRPC
 UNANSWERED = "unanswered"  # not complete when the generator stopped
 
 _DIFFERENT_REQUESTS = 256
 _ROUNDING_S = 1e-6
 _AGAIN_S = 0.01  # avoids a busy loop against a closed port
-
-Connection = HttpConnection | GrpcConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +52,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """The requests after the warm-up. `outcomes` counts HTTP statuses, gRPC codes, and names for missing answers.
+    """The requests after the warm-up. `outcomes` counts statuses, and names for missing answers.
 
     `latencies` are those of successful requests, in seconds.
     """
@@ -96,48 +91,26 @@ def quantile_ms(latencies: Sequence[float], share: float) -> float:
 
 
 def model_target(
-    url: str,
-    model: str,
-    rows: Mapping[str, Array],
-    schema: Schema,
-    *,
-    protocol: Literal["http", "grpc"] = "http",
-    rows_per_request: int = 1,
-    version: int | None = None,
-    headers: Mapping[str, str] | None = None,
-    ca: Path | str | None = None,
-    timeout_s: float = 30.0,
+    url: str, model: str, rows: Mapping[str, Array], schema: Schema, *, rows_per_request: int = 1
 ) -> Target:
     """Returns requests with binary tensors, made from `rows` (wire form), `rows_per_request` of them in each."""
+    address, requests = Address.parse(url), []
+    for tensors in request_tensors(rows, schema, rows_per_request):
+        body, head_bytes = http_body(tensors)
+        headers = {HEADER_BYTES: str(head_bytes)}
+        requests.append(http_request(address, f"/v2/models/{model}/infer", body, headers))
+    return Target(address=address, requests=tuple(requests))
+
+
+def request_tensors(rows: Mapping[str, Array], schema: Schema, rows_per_request: int) -> list[list[Tensor]]:
+    """Returns the tensors of different requests, each with so many of the rows."""
     columns = request_columns(rows, schema)
     count = len(next(iter(columns.values())))
     starts = range(0, max(count - rows_per_request, 0) + 1, rows_per_request)[:_DIFFERENT_REQUESTS]
-    batches = [
+    return [
         encode({name: values[start : start + rows_per_request] for name, values in columns.items()}, schema)
         for start in starts
     ]
-    address = Address.parse(url, ca=ca)
-    if protocol == "grpc":
-        messages = tuple(grpc_message(model, batch, version) for batch in batches)
-        metadata = tuple((headers or {}).items())
-        return Target(
-            address=address, requests=messages, protocol="grpc", metadata=metadata, timeout_s=timeout_s
-        )
-    requests = []
-    path = f"/v2/models/{model}/versions/{version}/infer" if version else f"/v2/models/{model}/infer"
-    for batch in batches:
-        body, head_bytes = http_body(batch)
-        extra = {**(headers or {}), HEADER_BYTES: str(head_bytes)}
-        requests.append(http_request(address, path, body, extra))
-    return Target(address=address, requests=tuple(requests), timeout_s=timeout_s)
-
-
-def json_target(url: str, path: str, bodies: Sequence[Any], *, timeout_s: float = 30.0) -> Target:
-    """Returns the same JSON documents that any HTTP client would post."""
-    address = Address.parse(url)
-    kind = {"content-type": "application/json"}
-    requests = tuple(http_request(address, path, json.dumps(body).encode(), kind) for body in bodies)
-    return Target(address=address, requests=requests, timeout_s=timeout_s)
 
 
 def http_request(address: Address, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -227,8 +200,7 @@ class _Run:
         )
 
     def _connect(self) -> Connection:
-        connection = HttpConnection if self._target.protocol == "http" else GrpcConnection
-        self._connections.append(connection(self._target))
+        self._connections.append(self._target.connect(self._target))
         return self._connections[-1]
 
     def _send(self, connection: Connection, since: float, then: Callable[[Connection], None]) -> None:

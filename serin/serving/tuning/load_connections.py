@@ -9,13 +9,9 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
-
-import grpc
-import grpc.aio
+from typing import Any, Final, Protocol
 
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import INFER_METHOD
 
 REFUSED: Final = "refused"  # no connection
 CLOSED: Final = "closed"  # the connection ended before the answer
@@ -23,18 +19,15 @@ UNREADABLE: Final = "unreadable"  # an answer that is not HTTP
 TIMEOUT: Final = "timeout"
 
 Done = Callable[[str], None]
-"""Called once, later than the request is sent: with an HTTP status, a gRPC code or one of the names above."""
+"""Called once, later than the request is sent: with a status or one of the names above."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The requests to send in turn, and their address: whole HTTP requests, or gRPC messages for ModelInfer."""
+class Connection(Protocol):
+    """One client's connection, with one request at a time."""
 
-    address: Address
-    requests: tuple[bytes, ...]
-    protocol: Literal["http", "grpc"] = "http"
-    metadata: tuple[tuple[str, str], ...] = ()  # with each gRPC call
-    timeout_s: float = 30.0
+    def send(self, number: int, done: Done) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class HttpConnection:
@@ -169,34 +162,11 @@ def _end_of_answer(head: bytes, received: bytes, start: int) -> int | None:
     return None
 
 
-class GrpcConnection:
-    """One gRPC channel, as an independent client would have."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The requests to send in turn, whole as `connect`'s connections send them, and their address."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        address = target.address
-        if address.tls:
-            trusted = grpc.ssl_channel_credentials(address.ca.read_bytes() if address.ca else None)
-            self._channel = grpc.aio.secure_channel(str(address), trusted, options=options)
-        else:
-            self._channel = grpc.aio.insecure_channel(str(address), options=options)
-        self._ask = self._channel.unary_unary(INFER_METHOD)
-        self._call: asyncio.Task[None] | None = None
-
-    def send(self, number: int, done: Done) -> None:
-        self._call = asyncio.get_running_loop().create_task(self._answer(self._target.requests[number], done))
-
-    async def close(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-        await self._channel.close()
-
-    async def _answer(self, request: bytes, done: Done) -> None:
-        target = self._target
-        try:
-            await self._ask(request, timeout=target.timeout_s, metadata=target.metadata)
-        except grpc.aio.AioRpcError as error:
-            done(error.code().name)
-        else:
-            done("OK")
+    address: Address
+    requests: tuple[bytes, ...]
+    timeout_s: float = 30.0
+    connect: Callable[[Any], Connection] = HttpConnection

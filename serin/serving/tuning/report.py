@@ -1,4 +1,4 @@
-"""Writes the result of a tuning: serving.yaml with a reason for each value, and the chart beside it."""
+"""Writes the result of a tuning: serving.yaml with a reason for each value."""
 
 from __future__ import annotations
 
@@ -10,60 +10,14 @@ from typing import Any
 
 from serin.evidence.histogram import latency_name
 from serin.machine.hardware import core_count
-from serin.reports.tuning import Role, TuningChart, TuningLine, tuning_chart
 from serin.serving.triton.repository import DEVICE, KEYS, write_tuned
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
-PLOT = "serving.svg"
 
-
-def write_report(tuning: Tuning) -> tuple[Path, Path]:
-    """Writes the settings and the chart beside the model's versions."""
-    settings = write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
-    plot = settings.with_name(PLOT)
-    plot.write_text(tuning_chart(_chart(tuning)), encoding="utf-8")
-    return settings, plot
-
-
-def _chart(tuning: Tuning) -> TuningChart:
-    bundle = tuning.bundle
-    return TuningChart(
-        title=f"{bundle.model} version {bundle.version}, {core_count()} cores, requests of {in_words(tuning.mix)}",
-        limit_ms=tuning.limit_ms,
-        tail=latency_name(tuning.share),
-        lines=tuple(
-            TuningLine(role=_role(tuning, trial), settings=str(trial.settings), points=trial.points)
-            for trial in tuning.trials
-            if trial.points
-        ),
-        best=tuning.chosen.best(tuning.limit_ms),
-        legend=_legend(tuning),
-    )
-
-
-def _role(tuning: Tuning, trial: Trial) -> Role:
-    if trial.settings == tuning.chosen.settings:
-        return "chosen"
-    if tuning.passed_over and trial.settings == tuning.passed_over.settings:
-        return "passed over"
-    return "before" if trial.settings == tuning.before.settings else "other"
-
-
-def _legend(tuning: Tuning) -> dict[Role, str]:
-    best = tuning.chosen.best(tuning.limit_ms)
-    figure = ""
-    if best:
-        figure = f": {best.requests_per_s:,.0f}/s at {best.clients} clients (ring; numbers are clients)"
-    legend: dict[Role, str] = {"chosen": f"chosen: {tuning.chosen.settings}{figure}"}
-    if tuning.better:
-        served = f"chosen served {tuning.gain:.2f} times the load in turns"
-        legend["before"] = f"before: {tuning.before.settings}; {served}"
-    if tuning.passed_over:
-        served = f"served {tuning.passed_over_gain:.2f} times the load in turns"
-        legend["passed over"] = f"best of the search: {tuning.passed_over.settings}; {served}"
-    legend["other"] = "other settings that were tried"
-    return legend
+def write_report(tuning: Tuning) -> Path:
+    """Writes the settings beside the model's versions."""
+    return write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
 
 
 def heading(tuning: Tuning) -> Iterator[str]:
@@ -161,7 +115,7 @@ def _others(settings: Settings, key: str) -> dict[str, int | str]:
     return {name: value for name, value in as_spec(settings).items() if name != key}
 
 
-def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
+def to_json(tuning: Tuning, settings: Path) -> dict[str, Any]:
     return {
         "model": tuning.bundle.model,
         "version": tuning.bundle.version,
@@ -177,7 +131,6 @@ def to_json(tuning: Tuning, settings: Path, plot: Path) -> dict[str, Any]:
         "trials": [_trial_json(trial) for trial in tuning.trials],
         "seconds": tuning.seconds,
         "settings": str(settings),
-        "plot": str(plot),
     }
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import yaml
 
 from serin.formats.bundle import read_manifest, write_manifest
-from serin.reports.tuning import LoadPoint
 from serin.serving.triton.backends import Place
 from serin.serving.tuning.load import LoadResult
 from serin.serving.tuning.requests import Mix
@@ -36,6 +35,16 @@ class Settings:
             f"{self.instances} instance{'s' * (self.instances > 1)} x {self.threads} thread{'s' * (self.threads > 1)}, "
             f"{shortest(self.queue_delay)} of delay, {self.max_batch_rows} rows"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """The measurements of one number of clients in a closed loop. `tail_ms`: the limited quantile, such as p99."""
+
+    clients: int
+    requests_per_s: float
+    p50_ms: float
+    tail_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

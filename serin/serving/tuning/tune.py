@@ -23,7 +23,6 @@ from serin.evidence.histogram import latency_name
 from serin.formats.bundle import GOLDEN, REPOSITORY, check_has_graph, read_manifest
 from serin.formats.gate import read_runtime
 from serin.machine.hardware import core_count, inventory
-from serin.reports.tuning import LoadPoint
 from serin.serving.children import Children
 from serin.serving.triton.backends import Place, Server
 from serin.serving.triton.installation import find_triton
@@ -32,7 +31,7 @@ from serin.serving.triton.repository import choose_for, serving_settings
 from serin.serving.tuning.load import Closed, LoadResult, Open, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.serving.tuning.requests import ONE_ROW, Mix, mixed_target
-from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with
+from serin.serving.tuning.trials import LoadPoint, Settings, Trial, Tuning, copy_with
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store

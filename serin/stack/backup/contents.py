@@ -26,7 +26,7 @@ JOURNALED: Final = "cluster/models"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
 _FILES: Final = ("keys.json", ".keys-required", "metrics-token", "prefect-login")
 _FOLDERS: Final = (
-    *("alerts", "console", "costs", "watch", "labels", "prefect/storage", TRUST),
+    *("alerts", "console", "watch", "labels", "prefect/storage", TRUST),
     "issuers",  # public keys of OpenID providers: tokens are taken also while a provider does not answer
 )
 _CAPTURES: Final = "captures"

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from serin.errors import LossNotFinite, Preempted, TrainingRefused
 from serin.formats.schema import Task
@@ -38,9 +36,6 @@ _TALK_EVERY_S = 0.5
 _SAVE_EVERY_S = 60.0  # when checkpoint_every_steps is auto; the end of an epoch is always saved
 _LONGEST_WINDOW = 1024  # steps between two synchronisations
 _LOSS_UNIT = 2.0**-40
-_SKIPPED = 10  # the first steps are not representative
-_WARM_UP = 3
-_TRACED = 20
 _TELL_EVERY_S = 1.0
 _WARM_UP_SHARE = 0.05
 _LONGEST_WARM_UP = 1000
@@ -63,7 +58,6 @@ class Loop:
     ) -> None:
         self._training, self.choices, self._task, self._folder = job.training, choices, task, folder
         self._targets = targets
-        self._profile = job.profile
         self._loader, self._valid, self._stop_asked = loader, valid, stop_asked
         self.learner, self._world = learner, learner.world
         self._reporter = Reporter(folder, self._world, epochs=job.training.epochs)
@@ -89,9 +83,7 @@ class Loop:
             self._window_began = time.perf_counter()
             self.step = self.first_step
             if not self._enough():
-                ahead = self.steps - self.step
-                with profiled(self._profile, self._folder, self._world, ahead) as step_done:
-                    self._go(ready, step_done)
+                self._go(ready)
         self.checkpoints.finish()
 
     def load_best(self, step: int) -> None:
@@ -109,11 +101,10 @@ class Loop:
     def data_wait_share(self) -> float:
         return self._loader.wait_s / self.work_s if self.work_s else 0.0
 
-    def _go(self, ready: TunedStep, step_done: Callable[[], None]) -> None:
-        if ready.stretch is None or self._profile:
+    def _go(self, ready: TunedStep) -> None:
+        if ready.stretch is None:
             for rows in ready.feed(self.step, self.steps):
                 self._take_step(rows)
-                step_done()
                 if self._after(self.step):
                     return
             return
@@ -322,28 +313,6 @@ class Loop:
             return None
         position = self._world.share("" if saved is None else saved.position.model_dump_json())
         return Saved(position=Position.model_validate_json(position), tensors=tensors)
-
-
-@contextmanager
-def profiled(wanted: bool, folder: Path, world: Ranks, steps: int) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each step. The first rank's steps are traced; fewer in a short run."""
-    if not wanted or not world.first:
-        yield lambda: None
-        return
-    skipped = min(_SKIPPED, steps // 4)
-    traced = max(1, min(_TRACED, steps - skipped - _WARM_UP))
-    activities = [ProfilerActivity.CPU]
-    if world.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-
-    def write(trace: Any) -> None:
-        path = str(folder / "trace.json")
-        trace.export_chrome_trace(path)
-        tell(folder, "trace", path=path, steps=traced)
-
-    plan = schedule(wait=0, warmup=_WARM_UP, active=traced, repeat=1, skip_first=skipped)
-    with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
-        yield running.step
 
 
 class Reporter:

@@ -42,7 +42,6 @@ class TrainingJob(Section):
     dataset_digest: str
     processes: int  # ranks on this machine
     gpu: bool  # one GPU per rank, or per `training.processes_per_gpu` ranks; else all ranks on the CPU
-    profile: bool = False  # write a trace of a few steps
     test: bool = True  # score the test rows at the end; off for trials of a search
 
     @property

@@ -61,7 +61,6 @@ def train(
     devices: tuple[str, ...] = (),
     stop: threading.Event | None = None,
     test: bool = True,
-    profile: bool = False,
     machines: Machines | None = None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Checkpoint:
@@ -70,13 +69,12 @@ def train(
     `devices` are the leased GPUs, one process each; none means the CPU. Raises Preempted when it was asked to stop and
     has saved, WorkerFailed when a process died: after both, another call resumes. After LossNotFinite and
     TrainingRefused another call would not help. SIGTERM asks it to stop when it runs in the main thread, and `stop`
-    does anywhere. Without `test` the test rows are not scored. With `profile` a trace of a few steps is written to
-    trace.json. `hear` gets progress as records; as text it is logged. `machines` comes from the environment when it is
-    not given.
+    does anywhere. Without `test` the test rows are not scored. `hear` gets progress as records; as text it is
+    logged. `machines` comes from the environment when it is not given.
     """
     folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
-    job = _job(model, training, dataset, devices, folder, test=test, profile=profile)
+    job = _job(model, training, dataset, devices, folder, test=test)
     work = HostWork(
         job=job, name=folder.name, folder=folder, devices=devices, machines=machines,
         stop=stop or threading.Event(), hear=hear,
@@ -167,7 +165,6 @@ def _job(
     folder: Path,
     *,
     test: bool = True,
-    profile: bool = False,
 ) -> TrainingJob:
     each = training.processes_per_gpu
     processes = training.processes if training.processes != "auto" else max(1, len(devices) * each)
@@ -183,7 +180,6 @@ def _job(
         processes=processes,
         gpu=bool(devices),
         test=test,
-        profile=profile,
     )
 
 

@@ -58,8 +58,6 @@ def describe(record: dict[str, Any]) -> str | None:
             metrics = ", ".join(f"{name} {value:.4f}" for name, value in record["metrics"].items())
             best = " (best so far)" if record["best"] else ""
             return f"epoch {record['epoch']}/{record['epochs']} done: {metrics}{best}"
-        case "trace":
-            return f"{record['steps']} steps traced: {record['path']} (open it at ui.perfetto.dev)"
         case "note":
             return str(record["text"])
         case _:

@@ -40,7 +40,7 @@ from serin.errors import (
 from serin.machine.durable import write_whole
 from serin.machine.hardware import inventory
 from serin.machine.leases import lease
-from serin.reports.tuning import SearchChart, search_chart
+from serin.reports.search import SearchChart, search_chart
 from serin.spec.model import ModelSpec
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.training import TrainingSpec

@@ -11,10 +11,8 @@ import pytest
 from benchmarks.serving.load.generator import build_generator, run_generator
 from serin.machine.ports import free_ports
 from serin.serving.client.address import Address
-from serin.serving.client.tensors import INFER_METHOD
 from serin.serving.native.compiler import machine_compiler
-from serin.serving.tuning.load import json_target
-from serin.serving.tuning.load_connections import Target
+from tests.kit.load import INFER_METHOD, GrpcTarget, json_target
 from tests.unit.serving.pausing_server import serving
 
 pytestmark = pytest.mark.skipif(machine_compiler() is None, reason="no C++ compiler on PATH")
@@ -64,7 +62,7 @@ def test_every_answer_over_http_is_counted_once(program: Path) -> None:
 @pytest.mark.parametrize("message", [SMALL, LARGE], ids=["small", "large"])
 def test_messages_over_grpc_arrive_whole_and_their_answers_are_counted(program: Path, message: bytes) -> None:
     with grpc_server() as (url, got):
-        target = Target(address=Address.parse(url), requests=(message,), protocol="grpc")
+        target = GrpcTarget(address=Address.parse(url), requests=(message,))
         result = run_generator(program, target, clients=2, seconds=0.3)
     assert result.failed == 0
     assert result.good == result.all_requests == len(got) > 2
@@ -73,7 +71,7 @@ def test_messages_over_grpc_arrive_whole_and_their_answers_are_counted(program: 
 
 def test_a_call_that_is_refused_is_a_failure(program: Path) -> None:
     with grpc_server(refuses=True) as (url, _):
-        target = Target(address=Address.parse(url), requests=(SMALL,), protocol="grpc")
+        target = GrpcTarget(address=Address.parse(url), requests=(SMALL,))
         result = run_generator(program, target, clients=2, seconds=0.1)
     assert result.good == 0 < result.failed
 

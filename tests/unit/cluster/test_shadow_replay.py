@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ from serin.cluster.shadow.records import Place, draw
 from serin.cluster.shadow.replay import Pace, replay, wire_columns
 from serin.cluster.shadow.replayer import Replayer
 from serin.errors import PredictionFailed, RolloutRefused, RowsUnfit
+from serin.formats.cluster.desired_state import ReplayJob
 from serin.formats.wire import Array
 from serin.rollout.decide.plan import Plan, ShadowPlan
 from serin.rollout.decide.shadow import Batch, Tally, add_batch, judge_shadow
@@ -64,12 +65,12 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "_MOST_PER_S", 1e6)
 
 
-def job(home: Path, **changes: Any) -> Job:
-    fields: dict[str, Any] = {
-        "home": str(home), "parent": 0, "live": LIVE.name, "candidate": "-", "address": "-", "timeout_s": 5.0,
-        "max_batch_rows": 64, "share": 1.0, "rows": 400, "place": {},
-    }  # fmt: skip
-    return Job(**(fields | changes))
+def job(home: Path, place: Mapping[str, Any] | None = None) -> Job:
+    replay = ReplayJob(
+        run="-", live=LIVE.name, candidate="-", address=None, timeout_s=5.0, max_batch_rows=64, share=1.0, rows=400,
+        places={},
+    )  # fmt: skip
+    return Job(replay=replay, home=str(home), parent=0, address="-", place=place or {})
 
 
 def replayed(home: Path, against: Comparison, ask: Ask, rows: int = 400) -> Tally:

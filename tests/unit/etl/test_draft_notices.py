@@ -147,16 +147,14 @@ def test_a_target_of_many_classes_gets_a_network(tmp_path: Path) -> None:
     assert "Trees would be grown for each of 40 classes" in draft.text
 
 
-def test_ranges_are_of_all_rows_and_the_draft_says_which_it_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draft_says_which_rows_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growing = np.arange(ROWS) * 1.5
     whole = drafted(tmp_path, {"growing": growing, **PLAIN})[0]
     assert "guessed from all 2,000 rows." in whole.text
     monkeypatch.setattr(table_sample, "READ_ROWS", 500)
     draft, _ = drafted(tmp_path, {"growing": growing, **PLAIN})
-    assert "guessed from 500 of 2,000 rows, spread over the table; ranges are of all rows." in draft.text
-    assert "# growing: numbers from 0 to 2998.5" in draft.text
+    assert "guessed from 500 of 2,000 rows, spread over the table." in draft.text
+    assert "# growing: numbers from " in draft.text
     sample = table_sample.sample_table(str(tmp_path / "table.parquet"))
     rows = sample.columns["growing"].values / 1.5
     assert rows.min() < 0.5 * ROWS < rows.max()

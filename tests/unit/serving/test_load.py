@@ -9,9 +9,10 @@ from serin.machine.ports import free_ports
 from serin.serving.client.tensors import read_http_answer
 from serin.serving.triton import probe
 from serin.serving.triton.probe import answers
-from serin.serving.tuning.load import Closed, LoadResult, Open, json_target, model_target, run_load
+from serin.serving.tuning.load import Closed, LoadResult, Open, run_load
 from serin.serving.tuning.load_connections import Target
 from serin.store.artifacts import Release
+from tests.kit.load import json_target, model_target
 from tests.kit.waiting import until
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -13,7 +12,6 @@ import yaml
 from serin.errors import GpuMemoryShort, TuningFailed
 from serin.formats.bundle import verify_bundle
 from serin.machine.hardware import core_count
-from serin.reports.tuning import LoadPoint
 from serin.serving.client.address import Address
 from serin.serving.triton import repository
 from serin.serving.triton.backends import Place, Server
@@ -23,7 +21,7 @@ from serin.serving.tuning.load import LoadResult
 from serin.serving.tuning.load_connections import Target
 from serin.serving.tuning.report import findings, values, write_report
 from serin.serving.tuning.requests import declared_mix, in_words, mixed_target, parse_mix
-from serin.serving.tuning.trials import Settings, Trial, Tuning, copy_with
+from serin.serving.tuning.trials import LoadPoint, Settings, Trial, Tuning, copy_with
 from serin.serving.tuning.tune import Tuner, possible_devices
 from serin.spec.serving import ServingSpec
 from serin.spec.stored import stored_objectives
@@ -103,7 +101,7 @@ def test_the_device_is_written_with_what_both_gave_where_there_was_a_choice(bund
 
 
 def test_every_value_says_why(bundle: Bundle) -> None:
-    path, _ = write_report(tuning(bundle))
+    path = write_report(tuning(bundle))
     text = path.read_text()
     assert "instances: 2" in text
     assert "1: 900/s, 2: 1,500/s" in text
@@ -121,13 +119,12 @@ def test_what_was_best_in_the_search_and_not_in_turns_is_named_with_both_figures
     words = " ".join(findings(rival))
     assert "900 requests/s with the settings in use, which stay" in words
     assert "(2 instances x 1 thread, 0s of delay, 1024 rows; 1,500/s) gave 0.69 times as many" in words
-    path, plot = write_report(rival)
+    path = write_report(rival)
     assert yaml.safe_load(path.read_text())["serving"]["instances"] == 1
-    assert "best of the search: 2 instances x 1 thread" in plot.read_text()
 
 
 def test_values_of_another_machine_are_left_alone(bundle: Bundle) -> None:
-    path, _ = write_report(tuning(bundle))
+    path = write_report(tuning(bundle))
     path.write_text(path.read_text().replace(f"cores: {core_count()}", f"cores: {core_count() + 1}"))
     assert read_tuned(bundle) == {}
     assert serving_settings(bundle).instances == 1
@@ -156,17 +153,6 @@ def test_a_file_that_is_none_is_named(bundle: Bundle, text: str) -> None:
     tuned_file(bundle).write_text(text)
     with pytest.raises(TuningFailed, match=r"serving\.yaml.*`serin tune"):
         serving_settings(bundle)
-
-
-def test_the_plot_has_a_line_for_each_setting_and_the_limit(bundle: Bundle) -> None:
-    _, plot = write_report(tuning(bundle))
-    drawn = ET.fromstring(plot.read_text())
-    shapes = [element.tag.rpartition("}")[2] for element in drawn.iter()]
-    assert len(drawn.findall("{*}polyline/{*}title")) == 2, "a hint names the setting of each line"
-    assert shapes.count("circle") == 6 + 1, "one around the point that counts"
-    texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
-    assert texts[texts.index("limit: 50 ms") + 1 :][:3] == ["1", "8", "16"], "clients of the chosen line"
-    assert f"delays version 1, {core_count()} cores, requests of 1 row" in texts
 
 
 def test_a_copy_to_measure_is_a_whole_bundle_with_other_settings(bundle: Bundle, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ SHIFTING = Rollout(
 
 KEPT = (
     *("keys.json", "prefect-login", "metrics-token", "alerts/receivers.json", "watch/drift/delays.json"),
-    *("issuers/sso.json", "console/operator-secret", "labels/delays/1.parquet", "costs/delays.json"),
+    *("issuers/sso.json", "console/operator-secret", "labels/delays/1.parquet"),
 )
 
 
@@ -341,7 +341,6 @@ def test_it_was_decided_of_everything_in_a_home_whether_it_is_backed_up() -> Non
     elsewhere = {
         ".receivers.lock",
         ".start",
-        "sha256_lanes.cpp",
         "peers.json",
         "prefect.db.new",
         "template.db",

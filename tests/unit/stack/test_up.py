@@ -16,7 +16,6 @@ from serin.host.state import changing_stack
 from serin.host.wiring import key_file
 from serin.machine.ports import free_ports
 from serin.serving.envoy.tls import TlsFiles
-from serin.stack import up
 from serin.stack.up import bring_up, check_address
 from tests.kit.stacks import stack_in
 
@@ -133,16 +132,3 @@ def test_without_triton_nothing_is_started(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(TritonMissing, match="serin install triton"):
         bring_up(tmp_path / "home")
     assert not (tmp_path / "home").exists()
-
-
-def test_requests_of_an_earlier_serin_that_nobody_reads_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    up._name_old_spool(tmp_path)
-    assert caplog.text == ""
-    old = tmp_path / "spool" / "taxis-v1" / "0001-17-abc" / "00000001.rows"
-    old.parent.mkdir(parents=True)
-    old.touch()
-    up._name_old_spool(tmp_path)
-    assert f"{tmp_path / 'spool'} has requests of an earlier Serin" in caplog.text

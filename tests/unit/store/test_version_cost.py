@@ -1,19 +1,15 @@
 """What a version cost: the receipts of its stages, also of trainings that were resumed, and how they are shown."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serin.commands.models import cost_lines, costs_json
-from serin.formats.serving.serving_cost import ServingCost, write_serving_cost
+from serin.commands.models import cost_lines
 from serin.machine.usage import DeviceCost
-from serin.store.artifacts import Bundle
 from serin.store.receipt import Receipt
 from serin.store.version_cost import keep_receipt, read_version_cost
 
 LINEAGE = {"dataset": "d1", "training": "train-t1"}
-BUNDLE = Bundle(path="", model="late", version=3, digest="")
 
 
 def receipt(stage: str, started: float, seconds: float, *, gpu: bool = True) -> Receipt:
@@ -62,28 +58,16 @@ def test_what_is_not_known_is_named(home: Path) -> None:
     keep_receipt(home, "export", "late-v3", receipt("export", 50, 2))
     found = read_version_cost(home, "late-v3", {})
     assert found.unknown == ("etl", "train")
-    assert cost_lines(replace(BUNDLE, version=4), {}) == []
+    assert cost_lines(read_version_cost(home, "late-v4", {})) == []
 
 
-def test_costs_are_shown_per_stage_together_and_per_1000_predictions(home: Path) -> None:
+def test_costs_are_shown_per_stage_and_together(home: Path) -> None:
     keep_receipt(home, "train", "train-t1", receipt("train", 40, 3))
     keep_receipt(home, "export", "late-v3", receipt("export", 50, 2, gpu=False))
-    cost = ServingCost(
-        release="late-v3", since=0.0, seconds=60.0, predictions=4000, cpu_s=2.0, gpu_s=30.0, joules=600.0,
-        joules_predictions=3000, cost=0.02, busy_share=0.4, gpu_peak_bytes=9_000_000,
-    )  # fmt: skip
-    write_serving_cost(home, cost)
-    lines = cost_lines(BUNDLE, LINEAGE)
-    print("\n".join(lines))
-    text = "\n".join(lines)
+    found = read_version_cost(home, "late-v3", LINEAGE)
+    text = "\n".join(cost_lines(found))
+    print(text)
     assert "train    3.0 s, 300 J, cost 0.0030, on Stand-in, busy 50%, 2.0 MB at most" in text
     assert "waiting for data 10%, MFU 25.0%" in text
     assert "together 5.0 s, 3.0 GPU s, 300 J, cost 0.0050 (unknown: etl)" in text
-    assert "4,000 predictions in 60.0 s" in text
-    assert "per 1,000 predictions: 0.5 CPU s, 7.5 GPU s, 200 J, 0.005 cost" in text
-    shown = costs_json(BUNDLE, LINEAGE)
-    assert shown["serving"]["per_1000"] == pytest.approx(
-        {"cpu_s": 0.5, "gpu_s": 7.5, "cost": 0.005, "joules": 200.0}
-    )
-    assert "last" not in shown["serving"]
-    assert set(shown["stages"]) == {"train", "export"}
+    assert set(found.to_json()["stages"]) == {"train", "export"}

@@ -17,9 +17,7 @@ from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.tuning import autotune
 from serin.training.engine.tuning.roofline import measure_peaks, weigh
 from serin.training.launch.launcher import train
-from serin.training.launch.progress import Follower
 from serin.training.launch.tracking import tracked
-from serin.training.programs import worker
 from tests.fakes.datasets import make_dataset
 from tests.logs import heard
 from tests.unit.training.runs import ALONE, assert_same_bits, choices, job_of, train_here
@@ -97,16 +95,6 @@ def test_scaled_gradients_update_as_plain_ones_do_and_an_overflow_is_left_out(
         weights.append(network.state_dict())
     for name, plain in weights[0].items():
         assert torch.allclose(plain, weights[1][name], atol=1e-6), name
-
-
-def test_a_short_run_is_traced_and_says_where(tmp_path: Path) -> None:
-    dataset = make_dataset(tmp_path / "data", rows={"train": 2000, "valid": 100})
-    job = job_of(MODEL, TRAINING, dataset, profile=True)
-    follower = Follower(tmp_path)
-    worker.train(job, tmp_path, ALONE, lambda: False)
-    (record,) = [record for record in follower.read() if record["event"] == "trace"]
-    events = json.loads(Path(record["path"]).read_text())["traceEvents"]
-    assert any("addmm" in str(event.get("name")) for event in events)
 
 
 SHAPE = TableShape(numeric=3, sizes=(7, 40), outputs=1)
