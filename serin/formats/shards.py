@@ -176,12 +176,13 @@ def seal_part(
     count = min(PART_ROWS, rows - index * PART_ROWS)
     folder = part_folder(split, index)
     digest = TreeDigest()
+    size = sum((folder / name).stat().st_size for name, _ in _FILES)
     for name, dtype in _FILES:
         if name == "num.f32" and approximate:
             _digest_columns(digest, _map(folder / name, dtype, (count, len(numeric))), numeric, approximate)
             continue
         with (folder / name).open("rb") as content:
-            digest.add_file(content.fileno())
+            digest.add_file(content.fileno(), expected_bytes=size)
     header = {
         "format": FORMAT,
         "version": VERSION,

@@ -4,8 +4,8 @@ Each file has an entry in a folder, which is replaced atomically: any number of 
 lost one costs one more read. An entry is made only for a file that had not changed for a while when it was read: a file
 that changes twice within a tick of its file system's clock looks the same after the second time.
 
-Digests of long files are trees: the SHA-256 over the SHA-256 of every 64 KiB. Of each stream of bytes the tree has the
-digests of its pieces, then its size as 8 little-endian bytes.
+Digests of long files are trees: the SHA-256 over the SHA-256 of every 64 KiB, many of which are computed at once. Of
+each stream of bytes the tree has the digests of its pieces, then its size as 8 little-endian bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from serin.machine.durable import replacing
+from serin.machine.native.sha256_lanes import digests_of_pieces
 
 PIECE_BYTES = 2**16
 _MAPPED_BYTES = 2**26  # at once
@@ -90,19 +91,17 @@ class TreeDigest:
         self._top = hashlib.sha256(b"serin.tree 1\n")
         self._size = 0
 
-    def update(self, content: memoryview | bytes) -> None:
+    def update(self, content: memoryview | bytes, *, expected_bytes: int | None = None) -> None:
         """Adds to the stream. All but its last part have whole pieces of 64 KiB."""
         assert self._size % PIECE_BYTES == 0, "something follows a piece that is not whole"
         self._size += len(content)
-        view = memoryview(content)
-        for start in range(0, len(view), PIECE_BYTES):
-            self._top.update(hashlib.sha256(view[start : start + PIECE_BYTES]).digest())
+        self._top.update(digests_of_pieces(content, PIECE_BYTES, expected_bytes=expected_bytes))
 
     def end(self) -> None:
         self._top.update(self._size.to_bytes(8, "little"))
         self._size = 0
 
-    def add_file(self, descriptor: int) -> None:
+    def add_file(self, descriptor: int, *, expected_bytes: int | None = None) -> None:
         """A whole file as one stream."""
         size = os.fstat(descriptor).st_size
         for start in range(0, size, _MAPPED_BYTES):
@@ -117,7 +116,7 @@ class TreeDigest:
                 ) as mapped,
                 memoryview(mapped) as content,
             ):
-                self.update(content)
+                self.update(content, expected_bytes=max(size, expected_bytes or 0))
         self.end()
 
     def hexdigest(self) -> str:
