@@ -241,7 +241,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
         "windows": [
             {"by": "word", "span": "2h", "delay": "10m",
              "make": {"sums": "sum(small)", "totals": "sum(ordinary)", "least": "min(extreme)", "most": "max(large)"}},
-            {"by": ["name", "level"], "make": {"last": "lag(word)", "third_last": "lag(wide, 3)", "known": "count(yes)"}},
+            {"by": ["name", "level"],
+             "make": {"last": "lag(word)", "third_last": "lag(wide, 3)", "known": "count(yes)"}},
         ],
         "features": [
             {"columns": ["sums", "totals", "least", "most", "third_last", "known"],
