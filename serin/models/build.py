@@ -19,15 +19,7 @@ from serin.formats.trained import TREES, read_record, read_trained
 from serin.formats.weights import read_weights
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape, shape_of_record
-from serin.models.table import (
-    Cut,
-    Divisible,
-    Stage,
-    TableNetwork,
-    chain_cuts,
-    dense_layers,
-    linear_chain,
-)
+from serin.models.table import Cut, Divisible, TableNetwork, chain_cuts, dense_layers, linear_chain
 from serin.models.trees import margins, read_booster
 from serin.spec.model import ModelSpec
 
@@ -196,7 +188,8 @@ class FtTransformer(TableNetwork):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, shape.outputs))
 
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
-        return self.answer(self.blocks(self.tokens(num, cat)))
+        tokens = self.blocks(self.tokens(num, cat))
+        return self.in_units(self.head(tokens[:, 0]))
 
     def tokens(self, num: Tensor, cat: Tensor) -> Tensor:
         columns = [self.scaled(num).unsqueeze(2) * self.slopes] if self.numeric else []
@@ -204,14 +197,6 @@ class FtTransformer(TableNetwork):
             columns.append(self.categories(cat))
         tokens = torch.cat(columns, dim=1) + self.biases
         return torch.cat([self.reader.expand(tokens.shape[0], -1, -1), tokens], dim=1)
-
-    def answer(self, tokens: Tensor) -> Tensor:
-        return self.in_units(self.head(tokens[:, 0]))
-
-    def stages(self) -> list[Stage]:
-        blocks = [Stage(run=block, owns=(f"blocks.{number}.",)) for number, block in enumerate(self.blocks)]
-        first = Stage(run=self.tokens, owns=("numbers.", "slopes", "biases", "reader", "categories."))
-        return [first, *blocks, Stage(run=self.answer, owns=("head.",))]
 
     def cuts(self, ranks: int) -> dict[str, Cut]:
         cuts = super().cuts(ranks)
@@ -285,8 +270,7 @@ def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
 # registered with `persistent=False`. state_dict leaves those out, so a reloaded module would have their initial values:
 # wrong for one that training changes, and different where they are drawn at random.
 def state_of(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors themselves, not copies. On a rank of a pipeline those of other ranks are on the meta
-    device."""
+    """Returns the tensors themselves, not copies."""
     transient = {name: buffer for name, buffer in _transient(network) if buffer is not None}
     return {**network.state_dict(), **transient}
 

@@ -28,6 +28,7 @@ _RENAMED = {
     "rollout.max_slow_share": "objectives.latency_share, the share of requests that must not be slow",
     "monitoring.objectives": "objectives, a section at the top; its rollback: monitoring.rollback_on_burn",
 }  # keys of earlier versions of Serin
+_REMOVED = {("training.strategy", "pipeline"): "use fsdp, or tensor for a table too large for any device"}
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 
 
@@ -150,6 +151,8 @@ def _sentence(item: Any) -> str:
     text = str(item["msg"]).removeprefix("Value error, ")
     given = item.get("input")
     if item["type"] == "literal_error" and isinstance(given, str):
+        if instead := _REMOVED.get((_key(item["loc"]), given)):
+            return f"must be {item['ctx']['expected']}; {given} was removed: {instead}"
         options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
         close = nearest(given, options)
         return f"must be {item['ctx']['expected']}, not {given!r}{close if 'did you mean' in close else ''}"

@@ -134,9 +134,6 @@ class PipelineSpec(Section):
         if self.training.prune is not None and model.ensemble_size > 1:
             problem = f"cuts one network, not model.ensemble_size={model.ensemble_size}; take one of them out"
             yield "training.prune", problem
-        if self.training.strategy == "pipeline" and model.ensemble_size > 1:
-            text = f"model.ensemble_size={model.ensemble_size} networks run side by side, not one after the other"
-            yield "training.strategy", f"{text}; use ddp, fsdp or tensor"
         if self.served_elsewhere:
             return
         if self.has_data:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from serin.spec.section import CountOrAuto, Section
 
-Strategy = Literal["ddp", "fsdp", "tensor", "pipeline"]
+Strategy = Literal["ddp", "fsdp", "tensor"]
 """How several processes share one network."""
 Execution = Literal["eager", "compiled", "cuda_graph"]
 """How a step runs: operation by operation, compiled by torch, or captured as one CUDA graph."""
@@ -63,8 +63,8 @@ class TrainingSpec(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """The precision of a step. `auto` measures and takes the most exact one that no other beats by 5%."""
     strategy: Literal["auto", Strategy] = "auto"
-    """How processes share the network: `ddp` (replicas), `fsdp` (sharded weights), `tensor` (sharded layers) or
-    `pipeline` (consecutive layers). `auto` decides by the memory that is needed."""
+    """How processes share the network: `ddp` (replicas), `fsdp` (sharded weights) or `tensor` (sharded layers). `auto`
+    decides by the memory that is needed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more time."""
     execution: Literal["auto", Execution] = "auto"

@@ -78,14 +78,14 @@ def test_two_ranks_measure_their_batch_together_and_learn(tmp_path: Path) -> Non
 def test_a_run_resumes_with_other_ranks_and_another_strategy(
     tmp_path: Path, dataset: Dataset, trained: Path
 ) -> None:
-    """Tensor parallel, stopped; then a pipeline, stopped; then one process to the end."""
+    """Tensor parallel, stopped; then FSDP, stopped; then one process to the end."""
     settings = {"clip_norm": 0.5, "checkpoint_every_steps": 3}
     folder = tmp_path / "run"
-    for strategy in ("tensor", "pipeline"):
+    for strategy in ("tensor", "fsdp"):
         made = job(tmp_path, dataset, 2, TRANSFORMER, gpu=True, strategy=strategy, **settings)
         assert train(made, folder, stop_at=1) == [Preempted.exit_code] * 2
     assert train(job(tmp_path, dataset, 1, TRANSFORMER, gpu=True, **settings), folder) == [0]
-    found = difference(folder, trained / "pipeline-transformer-1")
+    found = difference(folder, trained / "tensor-transformer-1")
     print(f"largest difference of an epoch's loss {found:.2g}")
     assert found < TOLERANCE
 

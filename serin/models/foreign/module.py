@@ -5,8 +5,8 @@
 
 `sizes` has the number of codes of each categorical column, `options` are those of the spec. The answer is logits for a
 classification and, for a regression, the value in standard units (mean 0, deviation 1): Serin converts it to the
-target's unit. The network is tried on a few rows before a training begins. One that can be split for a pipeline names
-its parts: `stages = ("embed", "body", "head")` (serin.models.table).
+target's unit. The network is tried on a few rows before a training begins. It may name submodules whose activations
+`training.gradient_checkpointing` recomputes one by one: `stages = ("embed", "body", "head")`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from serin.errors import NetworkUnfit
 from serin.models.shape import TableShape
-from serin.models.table import AnswersInUnits, Stage
+from serin.models.table import AnswersInUnits
 from serin.spec.model import ModelSpec
 
 # Errors that a user's code may raise. Not all of them: memory errors and signals have their own meaning.
@@ -55,13 +55,12 @@ class OwnNetwork(AnswersInUnits):
     def forward(self, num: Tensor, cat: Tensor) -> Tensor:
         return self.in_units(self.network(num, cat))
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[nn.Module]:
+        """Returns the submodules that the network names as its stages; the whole network when it names none."""
         names = getattr(self.network, "stages", None)
         if not isinstance(names, list | tuple) or not names:
-            return []
-        stages = [Stage(run=self.network.get_submodule(name), owns=(f"network.{name}.",)) for name in names]
-        *others, last = stages
-        return [*others, Stage(run=lambda *given: self.in_units(last.run(*given)), owns=last.owns)]
+            return [self.network]
+        return [self.network.get_submodule(name) for name in names]
 
 
 def _find(name: str) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from serin.models.build import Ensemble, state_of
 from serin.models.foreign.module import OwnNetwork
-from serin.models.table import stages_of
 from serin.spec.training import TrainingSpec
 from serin.training.data.loader import stream_seed
 from serin.training.engine.optimizer import Optimizer
@@ -23,7 +22,6 @@ from serin.training.parallel.buffers import Buffers, buffers_kept, fill_buffers
 from serin.training.parallel.dtensors import fill, full
 from serin.training.parallel.gradients import Loss
 from serin.training.parallel.parallelize import Parallelized
-from serin.training.parallel.pipeline import Pipeline
 from serin.training.parallel.ranks import Ranks
 from serin.training.results.checkpoint import Saved
 
@@ -38,8 +36,7 @@ class Learner:
         if training.gradient_checkpointing:
             recompute_parts(network)
         self.updates = Optimizer(network, training, world, by_row=choices.by_row, strategy=choices.strategy)
-        piped = choices.strategy == "pipeline" and world.size > 1
-        self.spread = Pipeline(network, world) if piped else Parallelized(network, choices.strategy, world)
+        self.spread = Parallelized(network, choices.strategy, world)
         self.updates.begin(network)
         self.state = RunState(self.spread, self.updates, seed=training.seed)
         precision = choices.precision
@@ -101,8 +98,7 @@ def _parts(network: nn.Module) -> list[nn.Module]:
     if isinstance(network, Ensemble):
         return [part for member in network.members for part in _parts(member)]
     if isinstance(network, OwnNetwork):
-        named = [network.get_submodule(stage.owns[0].rstrip(".")) for stage in stages_of(network)]
-        return named or [network.network]
+        return network.stages()
     blocks = getattr(network, "blocks", None)
     if blocks is not None:
         return list(blocks)
@@ -126,13 +122,13 @@ class RunState:
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all of the network's weights, whole, by name. All ranks must call it."""
-        return self._spread.unite(self._mine())
+        return {name: full(tensor) for name, tensor in state_of(self._network).items()}
 
     def collect(self) -> dict[str, Tensor]:
         """Returns copies on the host of the first rank, nothing on the others. All ranks must call it."""
-        mine = {f"model.{name}": tensor for name, tensor in self._mine().items()}
-        mine |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
-        tensors = self._spread.unite(mine) | self._buffers.collect() | self._gather_randomness()
+        tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in self._updates.state().items()}
+        tensors |= self._buffers.collect() | self._gather_randomness()
         if not self._world.first:
             return {}
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -160,12 +156,8 @@ class RunState:
         persistent = self._network.state_dict().keys()
         for name, tensor in state_of(self._network).items():
             cache = name not in persistent and (name not in weights or weights[name].shape != tensor.shape)
-            if not tensor.is_meta and not cache:
+            if not cache:
                 fill(tensor, weights[name])
-
-    def _mine(self) -> dict[str, Tensor]:
-        state = state_of(self._network)
-        return {name: full(tensor) for name, tensor in state.items() if not tensor.is_meta}
 
     def _gather_randomness(self) -> dict[str, Tensor]:
         kinds = {"cpu": torch.get_rng_state()}

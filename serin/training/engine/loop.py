@@ -95,7 +95,7 @@ class Loop:
     def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
         """Returns the metrics of a split with the current weights, the same on all ranks."""
         spread = self.learner.spread
-        return self._world.share(evaluate(spread.scorer, table, self._task, spread.rows, self._targets))
+        return self._world.share(evaluate(spread.network, table, self._task, spread.rows, self._targets))
 
     @property
     def data_wait_share(self) -> float:

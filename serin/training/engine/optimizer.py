@@ -65,8 +65,7 @@ class Optimizer:
 
     def begin(self, network: nn.Module) -> None:
         """Takes the weights of this rank; call it after parallelization, which replaces the tensors."""
-        named = ((name, weight) for name, weight in network.named_parameters() if weight.requires_grad)
-        self._weights = {name: weight for name, weight in named if not weight.is_meta}
+        self._weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for weight in self._weights.values():  # biases are not decayed; DTensors form a separate group
             groups.setdefault((weight.ndim > 1, distributed(weight)), []).append(weight)

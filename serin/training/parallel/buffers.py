@@ -67,8 +67,7 @@ class Buffers:
         return f"buffer.{rank}of{self._rows.size}"
 
     def _here(self) -> dict[str, Tensor]:
-        buffers = self._network.named_buffers()
-        return {name: buffer for name, buffer in buffers if not (buffer.is_meta or distributed(buffer))}
+        return {name: buffer for name, buffer in self._network.named_buffers() if not distributed(buffer)}
 
     def _mine(self, names: Sequence[str]) -> dict[str, Tensor]:
         here = self._here()
@@ -104,7 +103,7 @@ def merged(values: Sequence[Tensor]) -> Tensor:
 @contextmanager
 def buffers_kept(network: nn.Module) -> Iterator[None]:
     """Restores the network's buffers after the block."""
-    before = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if not buffer.is_meta}
+    before = {name: buffer.detach().clone() for name, buffer in network.named_buffers()}
     try:
         yield
     finally:

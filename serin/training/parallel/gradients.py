@@ -1,7 +1,7 @@
 """The loss of a step, the mean over its rows, weighted by class where the spec says so; and what is done to its
 gradients before the update, all on the device: unscaling, finiteness check, clipping.
 
-Ranks may have the same gradients, shards of them (DTensors), or those of other layers: a norm is over all of them.
+Ranks may have the same gradients or shards of them (DTensors): a norm is over all of them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def clip_gradients(weights: Iterable[nn.Parameter], limit: float, world: Ranks, 
     same = torch.zeros((), device=world.device)  # ... and of what they all have
     for gradient in gradients:
         square = local(gradient).float().square().sum()
-        if strategy == "pipeline" or sharded(gradient):
+        if sharded(gradient):
             apart += square
         else:
             same += square

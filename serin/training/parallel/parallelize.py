@@ -1,4 +1,4 @@
-"""Parallelizes a network over the ranks: alone, DDP, FSDP2 or tensor parallel. (pipeline.py has pipeline parallelism.)
+"""Parallelizes a network over the ranks: alone, DDP, FSDP2 or tensor parallel.
 
 DDP and FSDP ranks each take their share of a step's rows. With tensor parallel all ranks work on the same rows, each
 with its part of every layer.
@@ -27,12 +27,11 @@ Computing = Callable[[], AbstractContextManager[object]]
 
 
 class Parallelized:
-    """A parallelized network. `rows`: the ranks that divide a step's rows. `scorer`: the network for evaluation."""
+    """A parallelized network. `rows`: the ranks that divide a step's rows."""
 
     def __init__(self, network: nn.Module, strategy: Strategy, world: Ranks) -> None:
         self.network, self.strategy, self.world = network, strategy, world
         self.rows = world if strategy in ("ddp", "fsdp") else world.apart()
-        self.scorer = network
         self._forward: Callable[[Tensor, Tensor], Tensor] = _placed(network, strategy, world)
 
     def learn(
@@ -56,10 +55,6 @@ class Parallelized:
         made = copy(self)
         made._forward = torch.compile(self._forward)  # noqa: SLF001
         return made
-
-    def unite(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Combines the ranks' parts of a state; all ranks must call it. Here every rank already has all of it."""
-        return tensors
 
     def _shared_at_the_last(self, last: bool) -> AbstractContextManager[object]:
         """Averages gradients over the ranks once, not for every piece."""

@@ -158,7 +158,6 @@ class _Attempt:
         table = open_table(self._split, world.device, sizes=self._shape.sizes)
         if kept is None:
             choices = final_choices(job, folder, choices, learner, table, products)
-            learner.step.parts = choices.parts
             torch.set_num_threads(choices.threads)
         return learner, table, choices
 

@@ -146,10 +146,6 @@ def test_members_learn_each_by_itself_and_answer_by_their_mean(task: str) -> Non
             {"model": {"ensemble_size": 2}, "training": {"prune": {}}},
             "cuts one network, not model.ensemble_size=2",
         ),
-        (
-            {"model": {"ensemble_size": 2}, "training": {"strategy": "pipeline"}},
-            "run side by side, not one after",
-        ),
     ],
 )
 def test_members_that_cannot_be_are_refused(

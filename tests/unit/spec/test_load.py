@@ -116,6 +116,8 @@ def test_all_problems_are_reported_at_once_with_key_and_fix() -> None:
         (("step_time: 1.5h", "max_error_share: 0"), "rollout.max_error_share", "is now objectives.availability"),
         (("name: flight-delays", "name: f\nserving: {p99_ms: 5}"), "serving.p99_ms", "is now objectives.latency_ms"),
         (("name: flight-delays", "name: f\nmonitoring: {objectives: {}}"), "monitoring.objectives", "is now obj"),
+        (("name: flight-delays", "name: f\ntraining: {strategy: pipeline}"), "training.strategy",
+         "must be 'auto', 'ddp', 'fsdp' or 'tensor'; pipeline was removed: use fsdp"),
         (('expression: "arr_delay > 15"', "column: x, expression: y"), "data.target", "one of column, expression"),
         (("time: time_hour", "split: {train: 0.5, valid: 0.1, test: 0.1}"), "data.split", "add up to 1"),
     ],

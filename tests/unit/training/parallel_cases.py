@@ -69,11 +69,8 @@ CASES = {
     "tensor-ensemble": Case(model={"ensemble_size": 2}, two={"strategy": "tensor"}),
     "tensor": Case(both={"clip_norm": 0.5}, two={"strategy": "tensor"}),
     "tensor-dcn": Case(model={"kind": "dcn"}, two={"strategy": "tensor", "gradient_accumulation": 2}),
-    "tensor-transformer": Case(model=TRANSFORMER, two={"strategy": "tensor"}),
-    "pipeline-transformer": Case(model=TRANSFORMER, both={"clip_norm": 0.5}, two={"strategy": "pipeline"}),
-    "pipeline-own": Case(
-        model={"module": "Net"}, two={"strategy": "pipeline", "gradient_checkpointing": True}
-    ),
+    "tensor-transformer": Case(model=TRANSFORMER, both={"clip_norm": 0.5}, two={"strategy": "tensor"}),
+    "fsdp-own": Case(model={"module": "Net"}, two={"strategy": "fsdp", "gradient_checkpointing": True}),
 }
 
 

@@ -13,7 +13,6 @@ SLOW_TO_LOAD = (
     "serin.training.programs.worker",
     "serin.training.programs.agent",
     "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 )
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from serin.formats.shards import read_split
 from serin.formats.weights import read_weights
-from serin.models.build import load_model
+from serin.models.build import build_model, load_model
+from serin.models.shape import TableShape
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.data.tables import open_table
 from serin.training.engine.evaluate import evaluate
+from serin.training.engine.learner import recompute_parts
 from serin.training.launch.job import TrainingJob
 from serin.training.parallel.buffers import merged
 from tests.fakes.datasets import SIZES, make_dataset
@@ -63,7 +65,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {  # ranks, settings of the train
     "alone": (1, {"gradient_checkpointing": True}),
     "ddp": (2, {"strategy": "ddp"}),
     "fsdp": (2, {"strategy": "fsdp", "gradient_accumulation": 2}),
-    "pipeline": (2, {"strategy": "pipeline", "gradient_checkpointing": True}),
+    "recomputed": (2, {"strategy": "fsdp", "gradient_checkpointing": True}),
 }
 
 
@@ -116,7 +118,16 @@ def test_every_batch_counts_once_in_the_saved_buffers(trained: Path, name: str) 
     assert set(counters.values()) == {steps * choices(trained / name)["parts"]}
 
 
-@pytest.mark.parametrize("name", ["ddp", "pipeline"])
+@pytest.mark.parametrize(("stages", "parts"), [('("body", "head")', 2), ('["head"]', 1), ("None", 1)])
+def test_the_stages_that_a_network_names_are_recomputed_one_by_one(
+    tmp_path: Path, stages: str, parts: int
+) -> None:
+    (tmp_path / "net.py").write_text(NET.replace('("body", "head")', stages))
+    spec = ModelSpec(module=f"{tmp_path / 'net.py'}:Net")
+    assert recompute_parts(build_model(spec, TableShape(numeric=3, sizes=(), outputs=1))) == parts
+
+
+@pytest.mark.parametrize("name", ["ddp", "recomputed"])
 def test_killed_in_the_middle_of_an_epoch_it_ends_with_the_same_buffers(
     trained: Path, tmp_path: Path, dataset: Dataset, name: str
 ) -> None:

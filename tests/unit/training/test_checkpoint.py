@@ -183,7 +183,7 @@ def test_a_precision_that_the_hardware_lacks_is_refused() -> None:
 
 
 GB = 10**9
-SMALL = TrainingMemory(state=GB, largest=GB // 8, device=80 * GB, ranks=4, cuts=True, stages=6)
+SMALL = TrainingMemory(state=GB, largest=GB // 8, device=80 * GB, ranks=4, cuts=True)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,7 @@ SMALL = TrainingMemory(state=GB, largest=GB // 8, device=80 * GB, ranks=4, cuts=
         ({"ranks": 1, "state": 200 * GB}, "ddp"),  # one process has no choice
         ({"state": 100 * GB, "largest": GB}, "fsdp"),
         ({"state": 100 * GB, "largest": 20 * GB}, "tensor"),  # a table that no device can hold whole
-        ({"state": 100 * GB, "largest": 20 * GB, "cuts": False}, "pipeline"),
-        ({"state": 100 * GB, "largest": 20 * GB, "cuts": False, "stages": 2}, "fsdp"),
+        ({"state": 100 * GB, "largest": 20 * GB, "cuts": False}, "fsdp"),
     ],
 )
 def test_the_strategy_follows_from_what_a_network_weighs(changes: dict, expected: str) -> None:
@@ -207,8 +206,6 @@ def test_the_strategy_follows_from_what_a_network_weighs(changes: dict, expected
     ("wanted", "changes", "by_row", "reason"),
     [
         ("tensor", {"cuts": False}, False, "this network's layers cannot be split"),
-        ("pipeline", {"stages": 0}, False, "names no stages"),
-        ("pipeline", {"stages": 3}, False, "3 stages do not fill 4 processes"),
         ("fsdp", {}, True, "set embedding_updates: dense"),
     ],
 )

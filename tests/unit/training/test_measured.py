@@ -63,10 +63,10 @@ def test_a_precision_is_honoured_or_refused_with_the_reason(
 
 
 def test_a_strategy_that_a_network_cannot_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="'ddp', 'fsdp', 'tensor' or 'pipeline'"):
+    with pytest.raises(ValidationError, match="'auto', 'ddp', 'fsdp' or 'tensor'"):
         TrainingSpec(strategy="zero")  # type: ignore[arg-type]
     dataset = make_dataset(tmp_path / "dataset", rows={"train": 300, "valid": 100, "test": 0})
-    train_here(SMALL, TrainingSpec(epochs=1, strategy="pipeline"), dataset, tmp_path / "alone")
+    train_here(SMALL, TrainingSpec(epochs=1, strategy="tensor"), dataset, tmp_path / "alone")
     assert choices(tmp_path / "alone")["strategy_reason"] == "one process"  # nothing to share
 
 

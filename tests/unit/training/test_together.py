@@ -9,7 +9,6 @@ import torch
 
 from serin.errors import Preempted, SpecError
 from serin.formats.weights import read_weights
-from serin.models.table import assign_stages
 from serin.store.artifacts import Dataset
 from serin.store.objects import FolderObjects
 from serin.training.launch.job import Status
@@ -176,7 +175,7 @@ def test_two_ranks_have_the_loss_curve_of_one(trained: Path, name: str) -> None:
     assert choices(trained / f"{name}-2")["strategy"] == CASES[name].two["strategy"]
 
 
-@pytest.mark.parametrize("name", ["tensor", "pipeline-transformer"])
+@pytest.mark.parametrize("name", ["tensor", "tensor-transformer"])
 def test_what_is_cut_is_put_together_in_the_result(trained: Path, name: str) -> None:
     one, two = (read_weights(trained / f"{name}-{ranks}" / "result").state for ranks in (1, 2))
     assert {name: tensor.shape for name, tensor in one.items()} == {
@@ -206,18 +205,18 @@ def test_ranks_of_fsdp_that_were_stopped_end_with_the_same_weights(tmp_path: Pat
 def test_a_run_resumes_with_other_ranks_and_another_strategy_and_its_batch(
     tmp_path: Path, dataset: Dataset, trained: Path
 ) -> None:
-    """Tensor parallel, stopped; then a pipeline, stopped; then one process to the end."""
+    """Tensor parallel, stopped; then FSDP, stopped; then one process to the end."""
     settings = {"clip_norm": 0.5, "checkpoint_every_steps": 3}
     folder = tmp_path / "run"
-    for strategy in ("tensor", "pipeline"):
+    for strategy in ("tensor", "fsdp"):
         made = job(tmp_path, dataset, 2, TRANSFORMER, strategy=strategy, **settings)
         assert train(made, folder, stop_at=1) == [Preempted.exit_code] * 2
     assert train(job(tmp_path, dataset, 1, TRANSFORMER, **settings), folder) == [0]
     assert choices(folder)["batch_rows"] == 100
-    assert difference(folder, trained / "pipeline-transformer-1") < TOLERANCE
+    assert difference(folder, trained / "tensor-transformer-1") < TOLERANCE
     started = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
     resumed = [(record["ranks"], record["strategy"]) for record in started if record["event"] == "started"]
-    assert resumed == [(2, "tensor"), (2, "pipeline"), (1, "ddp")]
+    assert resumed == [(2, "tensor"), (2, "fsdp"), (1, "ddp")]
 
 
 def test_out_of_memory_of_several_ranks_is_resumed_with_smaller_parts(
@@ -232,23 +231,3 @@ def test_out_of_memory_of_several_ranks_is_resumed_with_smaller_parts(
     frugal = job(tmp_path, dataset, 1, {"module": "Net"}, batch_rows=100)
     assert train(frugal, tmp_path / "whole") == [0]
     assert difference(tmp_path / "run", tmp_path / "whole") < TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("sizes", "ranks", "shares"),
-    [
-        ([1, 1, 1, 1], 2, [2, 2]),
-        ([10, 1, 1, 1, 1], 2, [1, 4]),
-        ([3, 5, 5, 3, 1], 3, [2, 1, 2]),
-        ([4], 1, [1]),
-    ],
-)
-def test_stages_are_shared_so_that_the_heaviest_rank_has_least(
-    sizes: list[int], ranks: int, shares: list[int]
-) -> None:
-    assert [len(share) for share in assign_stages(sizes, ranks)] == shares
-
-
-def test_fewer_stages_than_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 stages do not fill 3 processes"):
-        assign_stages([1, 1], 3)

@@ -19,7 +19,7 @@ from torch import nn
 from serin.errors import TrainingRefused
 from serin.machine.durable import write_whole
 from serin.machine.hardware import core_count
-from serin.models.table import Divisible, stages_of
+from serin.models.table import Divisible
 from serin.spec.training import Strategy, TrainingSpec
 from serin.training.data.tables import Batch, MappedTable, ResidentTable
 from serin.training.engine.learner import Learner
@@ -28,11 +28,9 @@ from serin.training.engine.precision import candidates, refuse_precision
 from serin.training.engine.step import CapturedStep, seconds_per_step
 from serin.training.engine.tuning.step_autotune import undone
 from serin.training.launch.job import ResolvedSettings, TrainingJob, choices_file
-from serin.training.parallel.pipeline import unowned_weights
 from serin.training.parallel.ranks import Ranks
 
 _OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 1, "adagrad": 1}  # per weight, beside the weight and its gradient
-_LEAST_PARTS_PER_RANK = 2  # of a pipeline: with fewer, most ranks wait most of the time
 _MEASURED_S = 0.1
 _FOR_STATE = 0.5  # of a device's memory; the rest is for rows and activations
 _STEPS_PER_EPOCH = 200
@@ -72,8 +70,6 @@ def first_choices(
     shares = world.size if strategy in ("ddp", "fsdp") else 1
     if kept:
         where: dict[str, object] = {"strategy": strategy, "strategy_reason": why, "ranks": world.size}
-        if strategy == "pipeline" and kept.parts < world.size:  # it was not a pipeline before
-            where["parts"] = _parts(training, strategy, kept.batch_rows, world, folder)
         return _taken_up(kept, training, world, folder, shares).model_copy(update=where)
     sizes = _sizes(job, world, rows, shares, folder)
     if not sizes:
@@ -91,7 +87,7 @@ def first_choices(
         strategy=strategy,
         strategy_reason=why,
         by_row=by_row,
-        parts=_parts(training, strategy, sizes[-1], world, folder),
+        parts=training.gradient_accumulation,
     )
 
 
@@ -139,7 +135,6 @@ def final_choices(
             "steps_per_epoch": table.rows // batch_rows,
             "learning_rate": rate,
             "threads": choose_threads(products(batch_rows // shares), cores=cores),
-            "parts": _parts(training, choices.strategy, batch_rows, world, folder),
         }
     )
     if world.first:
@@ -209,18 +204,6 @@ def _precision(training: TrainingSpec, world: Ranks) -> Literal["auto", "fp32", 
     )
 
 
-def _parts(training: TrainingSpec, strategy: Strategy, batch_rows: int, world: Ranks, folder: Path) -> int:
-    if strategy != "pipeline":
-        return training.gradient_accumulation
-    least = _LEAST_PARTS_PER_RANK * world.size
-    wanted = max(training.gradient_accumulation, world.size)
-    fitting = [parts for parts in range(wanted, batch_rows + 1) if batch_rows % parts == 0]
-    if not fitting:
-        reason = f"{batch_rows} rows per step cannot be divided into equal micro-batches for a pipeline of {world.size}"
-        raise TrainingRefused(folder=folder, reason=reason)
-    return next((parts for parts in fitting if parts >= least), fitting[-1])
-
-
 def _strategy(
     training: TrainingSpec, network: nn.Module, world: Ranks, *, by_row: bool, kept: ResolvedSettings | None
 ) -> tuple[Strategy, str]:
@@ -231,18 +214,12 @@ def _strategy(
     memory = psutil.virtual_memory().total // world.size
     if world.device.type == "cuda":
         memory = torch.cuda.get_device_properties(world.device).total_memory // world.device_ranks
-    stages = stages_of(network)
-    if training.strategy == "pipeline" and stages and unowned_weights(network):
-        raise ValueError(
-            f"training.strategy=pipeline: {unowned_weights(network)[0]} is in none of the stages"
-        )
     weight = TrainingMemory(
         state=each * sum(numbers.values()),
         largest=4 * max(numbers.values(), default=0),
         device=memory,
         ranks=world.size,
         cuts=isinstance(network, Divisible) and bool(network.cuts(world.size)),
-        stages=0 if unowned_weights(network) else len(stages),
     )
     return choose_strategy(training.strategy, weight, by_row=by_row)
 
@@ -275,7 +252,6 @@ class TrainingMemory:
     device: int  # memory of one rank's device
     ranks: int
     cuts: bool  # its layers can be split
-    stages: int  # into how many consecutive pieces it can be split; 0 when it does not say
 
 
 def choose_strategy(
@@ -303,8 +279,6 @@ def choose_strategy(
             "tensor",
             f"{size}, with {_gb(weight.largest)} in one part, are too large to be gathered on a device",
         )
-    if not _unfit("pipeline", weight, by_row=by_row):
-        return "pipeline", f"{size} are too large for a device, and the network names its stages"
     return "fsdp", f"{size} may not fit, and the network can only be sharded"
 
 
@@ -313,12 +287,6 @@ def _unfit(wanted: Strategy, weight: TrainingMemory, *, by_row: bool) -> str:
         return "tables that are updated row by row must be whole on every rank; set embedding_updates: dense"
     if wanted == "tensor" and not weight.cuts:
         return "this network's layers cannot be split for tensor parallelism; use mlp, dcn, ft_transformer or fsdp"
-    if wanted == "pipeline" and not weight.stages:
-        return (
-            "the network names no stages; ft_transformer does, and your own can (stages = ('embed', 'head'))"
-        )
-    if wanted == "pipeline" and weight.stages < weight.ranks:
-        return f"{weight.stages} stages do not fill {weight.ranks} processes"
     return ""
 
 

@@ -163,8 +163,7 @@ class _Trial:
 def undone(learner: Learner) -> Iterator[None]:
     """Undoes the effects of the block on the learner."""
     network = learner.network
-    state = {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
-    before = {name: full(tensor).clone() for name, tensor in state.items()}
+    before = {name: full(tensor).clone() for name, tensor in network.state_dict().items()}
     try:
         # Non-persistent buffers are not part of the state.
         with buffers_kept(network), torch.random.fork_rng(learner.world.gpus):
