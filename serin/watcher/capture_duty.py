@@ -22,7 +22,7 @@ from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.capture.counters import Counters, models_captured
 from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.recorder import Outcome, Plan, Plans, Recorder
-from serin.monitoring.capture.retention import expire
+from serin.monitoring.capture.retention import HomeHours, expire
 from serin.serving.native.decoder import Decoder
 from serin.serving.triton.installation import find_decoder
 from serin.spec.monitoring import CaptureSpec
@@ -107,7 +107,7 @@ class CaptureDuty(Duty):
     def _care(self, model: str, now: float, *, trusted: bool) -> None:
         if self._all_due:  # first: it may free the disk
             limits = capture_limits(self._settings, model, versions_captured(self._home, model))
-            expire(self._home, model, limits, now if trusted else None)
+            expire(HomeHours(self._home, model), limits, now if trusted else None)
         merge_parts(self._home, model, now, since=None if self._all_due else now - _RECENT_S)
 
     def _report_failures(self, failed: Mapping[str, Exception], now: float) -> None:

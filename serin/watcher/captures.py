@@ -19,11 +19,10 @@ from serin.formats.forget_requests import Applied, ForgetRequest, read_applied, 
 from serin.formats.serving.ring import ring_files
 from serin.formats.shared_captures import RECORDS
 from serin.machine import environment
-from serin.monitoring.capture.all_hosts import AllHosts
+from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, check_columns, forget, matches
-from serin.monitoring.capture.retention import delete_shared, delete_version, expire, expire_shared
-from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.retention import HomeHours, StoreHours, delete_shared, delete_version, expire
 from serin.pipeline import labels
 from serin.store.artifacts import Release
 from serin.store.retention import Garbage
@@ -54,9 +53,11 @@ def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion
     not look as if there were none. A column that some versions mask is in `unread`.
     """
     masked = check_not_masked(model, where, versions_captured(home, model))
-    found = forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
-    if remove:
-        labels.count_again(model)
+    hours = HomeHours(home, model)
+    if not remove:
+        return forget(hours, where, remove=False)
+    found = forget(hours, where, also=[lambda version, rows: labels.forget(model, {version: rows})])
+    labels.count_again(model)
     return replace(found, unread=tuple(sorted({*found.unread, *masked})))
 
 
@@ -111,7 +112,7 @@ def expired_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
                 shutil.rmtree(captures_folder(home, model), ignore_errors=True)
         else:
             limits = capture_limits(settings, model, versions_captured(home, model))
-            size = expire(home, model, limits, time.time(), remove=remove)
+            size = expire(HomeHours(home, model), limits, time.time(), remove=remove)
         if size:
             found.append(Garbage(kind="records", name=model, bytes=size))
     records = shared_records(home)
@@ -120,7 +121,7 @@ def expired_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
         listing = records.listing(model)
         if model in known:
             limits = capture_limits(settings, model, {file.version for file in listing})
-            size = expire_shared(records, model, limits, time.time(), remove=remove)
+            size = expire(StoreHours(records, model), limits, time.time(), remove=remove)
         elif remove:
             size = delete_shared(records, model, [], whole=True)
         else:
