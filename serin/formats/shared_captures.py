@@ -24,7 +24,6 @@ from serin.formats.captures import RecordFile, captures_folder, file_name
 from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.typed_json import Document, checked
-from serin.spec.names import valid_model_name
 from serin.store.objects import Entry
 
 RECORDS: Final = "captures/records/"
@@ -160,7 +159,3 @@ def checked_host(host: str) -> str:
         rule = "without slashes and a dot at its start (SERIN_HOST)"
         raise NameInvalid(kind="host", name=host, rule=rule)
     return host
-
-
-def writer_of(model: str, host: str, sharing: Sharing) -> Writer:
-    return Writer(model=valid_model_name(model), host=checked_host(host), id=sharing.writer)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from serin.errors import SerinError, StoreUnreachable
 from serin.expressions import ExpressionError, parse
-from serin.formats.captures import captures_folder, in_force, versions_captured
+from serin.formats.captures import captures_folder, in_force
 from serin.formats.cluster.leader import Leader
 from serin.formats.forget_requests import (
     APPLIED,
@@ -32,21 +32,20 @@ from serin.formats.forget_requests import (
 from serin.formats.serving.ring import are_recorded, ring_heads
 from serin.formats.shared_captures import GONE, RECORDS, SharedFile, begin_sharing, checked_host
 from serin.machine import environment
-from serin.monitoring.alerts.alert import Alert, Alerts
+from serin.monitoring.alerts.alert import Alerts
 from serin.monitoring.capture.all_hosts import FOLLOWED, Folder, SharedRecords, folders
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, Forgotten, forget
 from serin.monitoring.capture.merge import tidy
 from serin.monitoring.capture.read import Source, column_types
-from serin.monitoring.capture.retention import HomeHours, Hours, StoreHours, expire
+from serin.monitoring.capture.retention import HomeHours, Hours, StoreHours
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.pipeline import labels
-from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store
-from serin.watcher.capture_duty import ClockTrust, Settings, capture_limits, capture_settings
+from serin.watcher.capture_duty import ClockTrust, FailingModels, Settings, capture_settings, expire_by
 from serin.watcher.cluster_state import LEADER
 from serin.watcher.duty import Duty
-from serin.watcher.served import Led, has_agent, led_by, served_models, state_home
+from serin.watcher.served import Led, has_agent, led_by, state_home
 
 log = logging.getLogger(__name__)
 
@@ -62,24 +61,19 @@ class ShareDuty(Duty):
 
     name, every_s = "share", 5.0
 
-    def __init__(
-        self,
-        home: Path,
-        alerts: Alerts,
-        *,
-        make: Callable[[Store], ShareRound] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._home, self._alerts, self._clock = home, alerts, clock
-        self._make = make or (
-            lambda store: ShareRound(home, store, capture_settings(store), follows=followed(home, store))
-        )
-        self._store = shared_store(home)
-        self._stop, self._lock = threading.Event(), threading.Lock()
+    def __init__(self, home: Path, alerts: Alerts, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._store, self._trust = home, shared_store(home), ClockTrust(clock)
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing: dict[str, tuple[float, Exception]] = {}  # since when, and why
-        self._told: set[str] = set()
-        self._trust = ClockTrust(clock)
+        self._failed: Mapping[str, Exception] = {}
+        self._failing = FailingModels(
+            alerts,
+            "uploaded",
+            "Recorded requests of {} cannot be uploaded",
+            f"They are kept in {home / 'captures'} up to monitoring.capture.max_size and keep, and uploaded when that "
+            "is possible again; requests are answered as before.",
+            _ALARM_S,
+        )
 
     def tick(self, now: float) -> None:
         if self._store is None:
@@ -87,9 +81,9 @@ class ShareDuty(Duty):
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(self._store,), name="share", daemon=True)
             self._thread.start()
-        with self._lock:
-            failing = dict(self._failing)
-        self._report(failing, now)
+        failed = self._failed
+        everywhere = dict.fromkeys(models_captured(self._home), failed[_ALL]) if _ALL in failed else failed
+        self._failing.report(everywhere, now)
 
     def close(self) -> None:
         """What is not uploaded is uploaded by the next watcher."""
@@ -100,80 +94,14 @@ class ShareDuty(Duty):
     def _run(self, store: Store) -> None:
         sharing: ShareRound | None = None
         while not self._stop.is_set():
-            now, failed = time.time(), dict[str, Exception]()
+            now = time.time()
             try:
-                sharing = sharing or self._make(store)
+                sharing = sharing or ShareRound(self._home, store, capture_settings(store))
                 sharing.prepare()
-                failed = sharing.run(now, trusted=self._trust.at(now))
+                self._failed = sharing.run(now, trusted=self._trust.at(now))
             except (OSError, SerinError, pa.ArrowException, ValueError) as error:
-                failed = {_ALL: error}
-            self._note(failed, now)
+                self._failed = {_ALL: error}
             self._stop.wait(ROUND_S)
-
-    def _note(self, failed: Mapping[str, Exception], now: float) -> None:
-        with self._lock:
-            before = self._failing
-            self._failing = {
-                model: (before[model][0] if model in before else now, error)
-                for model, error in failed.items()
-            }
-        for model in failed.keys() - before.keys():
-            log.warning("records%s cannot be uploaded: %s", f" of {model}" if model else "", failed[model])
-        for model in before.keys() - failed.keys():
-            log.info("records%s are uploaded again", f" of {model}" if model else "")
-
-    def _report(self, failing: Mapping[str, tuple[float, Exception]], now: float) -> None:
-        late = {
-            model: found
-            for name, found in failing.items()
-            for model in ([name] if name else models_captured(self._home))
-            if now - found[0] >= _ALARM_S
-        }
-        for model, (since, error) in late.items():
-            self._alerts.fire(_alert(model, since, error, self._home), now)
-        for model in self._told - late.keys():
-            self._alerts.resolve(_key(model), now)
-        self._told = set(late)
-
-
-def _key(model: str) -> str:
-    return f"{model}/capture/uploaded"
-
-
-def _alert(model: str, since: float, error: Exception, home: Path) -> Alert:
-    return Alert(
-        key=_key(model),
-        kind="capture",
-        model=model,
-        severity="ticket",
-        title=f"Recorded requests of {model} cannot be uploaded",
-        text=f"{error}. They are kept in {home / 'captures'} up to monitoring.capture.max_size and keep, and uploaded "
-        "when that is possible again; requests are answered as before.",
-        since=since,
-        facts={"error": f"{type(error).__name__}: {error}"},
-    )
-
-
-def followed(home: Path, store: Store) -> Callable[[str], bool]:
-    """Says of which models the leading watcher follows the records: those with labels, and those whose newest served
-    version has a drift or a quality section."""
-    known: dict[tuple[str, int], bool] = {}
-
-    def needed(model: str) -> bool:
-        state = state_home(home)
-        if state is not None and (state / "labels" / model).is_dir():
-            return True
-        versions = [served.live for served in served_models(home) if served.name == model]
-        version = versions[0] if versions else store.aliases(model).get("live")
-        if version is None:
-            return False
-        if (model, version) not in known:
-            spec = Path(store.bundle(model, version).path) / "spec.yaml"
-            monitoring = (read_mapping(spec).get("monitoring") or {}) if spec.exists() else {}
-            known[model, version] = bool(monitoring.get("drift") or monitoring.get("quality"))
-        return known[model, version]
-
-    return needed
 
 
 def shared_store(home: Path) -> Store | None:
@@ -186,8 +114,7 @@ def shared_store(home: Path) -> Store | None:
 
 
 class ShareRound:
-    """`settings`: of a release. `follows`: of which models the records of all hosts are copied to this one if its
-    watcher leads. `care_s`: between two looks at what is old in the store."""
+    """`settings`: of a release. `care_s`: between two looks at what is old in the store."""
 
     def __init__(
         self,
@@ -196,15 +123,14 @@ class ShareRound:
         settings: Settings,
         *,
         host: str | None = None,
-        follows: Callable[[str], bool] = lambda _: True,
         care_s: float = 900.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home, self._settings, self._clock, self._care_s = home, settings, clock, care_s
         self._host = checked_host(host or environment.host())
-        self.records = SharedRecords.of(store, home)
+        self.records = SharedRecords.of(store, home, FOLLOWED)
         self._uploader = Uploader(home, self.records, self._host)
-        self._copies = FollowedCopies(home, SharedRecords.of(store, home, FOLLOWED), follows)
+        self._copies = FollowedCopies(home, self.records)
         self._seen: dict[tuple[str, int], tuple[float, dict[str, int]]] = {}
         """When a request was first read here, and how far the rings were written then."""
         self._found: dict[tuple[str, int], defaultdict[str, Deletion]] = {}
@@ -234,12 +160,10 @@ class ShareRound:
                 if asked.get(model):
                     self._apply_for_gone(model, applied, now)
                 if cares:
-                    self._expire(model, now if trusted else None)
-                outdated = cares or applied != self._applied  # a host has replaced files since
-                if outdated:
-                    self.records.drop_outdated(model, self.records.listing(model))
-                with suppress(FileNotFoundError):  # a file was replaced just now: the next round copies it
-                    self._copies.update(model, asked.get(model, set()), applied, compare=outdated)
+                    expire_by(self._settings, StoreHours(self.records, model), now if trusted else None)
+                if cares or applied != self._applied:  # a host has replaced files since
+                    self._copies.drop_outdated(model, self.records.listing(model))
+                self._copies.update(model, asked.get(model, set()), applied)
             except StoreUnreachable:
                 raise
             except (OSError, SerinError, pa.ArrowException, ValueError) as error:
@@ -274,7 +198,9 @@ class ShareRound:
         try:
             for host, deletion in self._forget(request).items():
                 found[host] += deletion
-            settled &= self._drop_copies(request.model, {self._host, *applied})
+            listing, done = self.records.listing(request.model), {self._host, *applied}
+            replaced = [file for file in listing if led_by(self._home) or file.writer.host in done]
+            settled &= self._copies.drop_outdated(request.model, replaced)
         except ExpressionError as error:
             problem = str(error)
         if not settled and not problem:
@@ -285,11 +211,11 @@ class ShareRound:
         own = found.pop(self._host, Deletion())
         rows = max([own.rows, *(each.others.get(self._host, 0) for each in applied.values())])
         others = {host: deletion.rows for host, deletion in found.items()}
-        done = Applied(
+        report = Applied(
             host=self._host, by=self._host, t=now, rows=rows, files=own.files, labels=own.labels, others=others,
             problem=problem,
         )  # fmt: skip
-        write_applied(self.records.files, request, done)
+        write_applied(self.records.files, request, report)
         log.info("%d rows of %s were deleted on request %d", rows, request.model, request.seq)
         self._seen.pop(key, None)
         self._found.pop(key, None)
@@ -297,29 +223,27 @@ class ShareRound:
     def _forget(self, request: ForgetRequest) -> dict[str, Deletion]:
         """Deletes the rows; returns what was deleted of each host. The leading watcher deletes the labels of all hosts'
         rows, and has the store keep that before any row is deleted: the next leader would not find them. It also
-        deletes the rows of other hosts in the store, because its copies of them are followed; their homes are left to
-        them."""
-        model, where = request.model, request.where
-        records, hosts, found = self.records, [self._host], Deletion()
-        if led := self._copies.leads(model):
-            led.records.take_away(model)
-            records = self._copies.records
-            found = self._forget_in(StoreHours(records, model), where, remove=False)
+        deletes the rows of other hosts in the store, because it follows them; their homes are left to them."""
+        model, where, found, others = request.model, request.where, Deletion(), list[str]()
+        if led := led_by(self._home):
+            self._copies.take_away(model)
+            found = self._forget_in(StoreHours(self.records, model), where, remove=False)
             found += self._forget_here(model, where, remove=False)
             if found.rows:
                 led.keep()
-            hosts += sorted(set(records.files.names(f"{RECORDS}{model}/")) - {self._host})
-        deleted = {host: self._forget_in(StoreHours(records, model, [host]), where) for host in hosts}
-        here, own = self._forget_here(model, where), deleted[self._host]
+            others = [host for host in self.records.files.names(f"{RECORDS}{model}/") if host != self._host]
+        deleted = {}
+        for host in others:
+            hours = StoreHours(self.records, model, [host])
+            deleted[host] = forget(hours, where, only=hours.sizes())
+        own = self._forget_in(StoreHours(self.records, model, [self._host]), where)
+        here = self._forget_here(model, where)
         if here.rows or found.rows:
             labels.count_again(model, self._state())
         # What was uploaded is here as well, unless it was deleted here to make room.
-        deleted[self._host] = Deletion(
-            rows=max(here.rows, own.rows),
-            files=max(here.files, own.files),
-            labels=here.labels + own.labels + found.labels,
-        )
-        return deleted
+        rows, files = max(here.rows, own.rows), max(here.files, own.files)
+        count = here.labels + own.labels + found.labels
+        return {**deleted, self._host: Deletion(rows=rows, files=files, labels=count)}
 
     def _forget_here(self, model: str, where: str, *, remove: bool = True) -> Deletion:
         if not captures_folder(self._home, model).is_dir():
@@ -330,13 +254,6 @@ class ShareRound:
 
     def _forget_in(self, hours: Hours, where: str, *, remove: bool = True) -> Deletion:
         return forget(hours, where, remove=remove, also=_labels(hours.model, self._state()))
-
-    def _drop_copies(self, model: str, done: Collection[str]) -> bool:
-        """Deletes copies of files that a host has replaced, or is still to replace. False: one is being read."""
-        listing = self.records.listing(model)
-        theirs = [file for file in listing if file.writer.host in done]
-        followed = self._copies.drop_outdated(model, listing if self._copies.leads(model) else theirs)
-        return self.records.drop_outdated(model, theirs) and followed
 
     def _state(self) -> Path:
         """The home with the labels: those of all hosts, if this watcher leads."""
@@ -363,69 +280,63 @@ class ShareRound:
                     report = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
                     write_applied(files, request, report)
 
-    def _expire(self, model: str, now: float | None) -> None:
-        uploaded = {file.version for file in self.records.listing(model)}
-        limits = capture_limits(self._settings, model, {*versions_captured(self._home, model), *uploaded})
-        expire(StoreHours(self.records, model), limits, now)
-
 
 class FollowedCopies:
-    """The copies of all hosts' records that the duties of the leading watcher follow. `follows`: of which models."""
+    """The copies of all hosts' records that the duties of the leading watcher follow."""
 
-    def __init__(self, home: Path, records: SharedRecords, follows: Callable[[str], bool]) -> None:
-        self._home, self.records, self._follows = home, records, follows
+    def __init__(self, home: Path, records: SharedRecords) -> None:
+        self._home, self._records = home, records
         self._led: Led | None = None
         self._copied: dict[str, dict[Folder, list[SharedFile]]] = {}  # by model
 
-    def leads(self, model: str) -> Led | None:
-        """What the leading watcher has, if it is this one and follows the model."""
+    def take_away(self, model: str) -> None:
+        """Nobody follows the copies of a model until they are updated."""
+        if led := led_by(self._home):
+            led.records.take_away(model)
+
+    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> bool:
+        """Deletes copies of files that are not in `listing`; all others are looked at again. False: one is being
+        read."""
+        self.take_away(model)
+        self._copied.pop(model, None)
+        return self._records.drop_outdated(model, listing)
+
+    def update(self, model: str, asked: set[int], applied: set[str]) -> None:
+        """Copies what is new, if this watcher leads. Rows that a host was asked to delete and has not deleted yet are
+        deleted in the store before, with their labels. `asked`: the numbers of all requests. `applied`: the keys of
+        what hosts have done."""
         led = led_by(self._home)
         if led is not self._led:
             self._led, self._copied = led, {}
-        return led if led and self._follows(model) else None
-
-    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> bool:
-        self._copied.pop(model, None)  # all are looked at again
-        return self.records.drop_outdated(model, listing)
-
-    def update(self, model: str, asked: set[int], applied: set[str], *, compare: bool) -> None:
-        """Copies what is new. Rows that a host was asked to delete and has not deleted yet are deleted in the store
-        before, with their labels. `asked`: the numbers of all requests. `applied`: the keys of what hosts have done.
-        `compare`: all copies are compared with the store."""
-        led = self.leads(model)
-        counted = (
-            self.records.counters(model) if led else {}
-        )  # before the files: those that they count are there
-        listing = self.records.listing(model) if led or compare else []
-        if led and compare:
-            led.records.take_away(model)
-        if compare:
-            self.drop_outdated(model, listing)
         if led is None:
             return
-        late = {writer.host: asked - applied_by(applied, writer.host).get(model, set()) for writer in counted}
+        counted = self._records.counters(model)  # before the files: those that they count are there
         copied = self._copied.setdefault(model, {})
-        for folder, files in folders(listing):
+        for folder, files in folders(self._records.listing(model)):
             if copied.get(folder) != (current := in_force(files)):
-                led.records.take_away(model)
-                self._copy(folder, current, late[folder[0].host], led.state)
+                self.take_away(model)
+                late = asked - applied_by(applied, folder[0].host).get(model, set())
+                try:
+                    self._copy(folder, current, late, led.state)
+                except FileNotFoundError:  # replaced just now: the next round copies it
+                    return
                 copied[folder] = current
         sources = {
-            writer.id: Source(self.records.home_of(writer), int(counts.get("last", 0)))
+            writer.id: Source(self._records.home_of(writer), int(counts.get("last", 0)))
             for writer, counts in counted.items()
         }
         led.records.give(model, sources)
 
     def _copy(self, folder: Folder, files: list[SharedFile], late: set[int], state: Path) -> None:
         model = folder[0].model
-        for request in read_requests(self.records.files, model) if late else ():
+        for request in read_requests(self._records.files, model) if late else ():
             if request.seq in late:
                 with suppress(ExpressionError):  # its host reports that
-                    hours = StoreHours(self.records, model)
+                    hours = StoreHours(self._records, model)
                     forget(hours, request.where, only=[folder], also=_labels(model, state))
-        current = in_force(self.records.hour(folder)) if late else files
+        current = in_force(self._records.hour(folder)) if late else files
         if current:
-            self.records.fetch(folder, current)
+            self._records.fetch(folder, current)
 
 
 def _labels(model: str, home: Path) -> list[Forgotten]:

@@ -23,7 +23,6 @@ from serin.monitoring.capture.all_hosts import FOLLOWED, AllHosts, SharedRecords
 from serin.monitoring.capture.read import captured
 from serin.store.store import Store
 from serin.watcher.cluster_state import LEADER
-from serin.watcher.cluster_watch import led_home
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.kit.commands import serin_process
@@ -72,9 +71,7 @@ class Host:
         self.home, self.name = folder / name, name
         own = {"SERIN_HOME": str(self.home), "SERIN_HOST": name, "SERIN_METRICS": "127.0.0.1:0"}
         self._variables = {**variables, **own}
-        (led_home(self.home) / "labels" / MODEL).mkdir(
-            parents=True
-        )  # so that it follows the records when it leads
+        self.home.mkdir()
         write_stack(Stack(home=self.home, gateway_port=1, agent=True))
         self._worker = Worker(self.home, boot=f"{int(time.time() * 1000):012x}-17-{name:0>8}")
         self._log = folder / f"{name}.log"

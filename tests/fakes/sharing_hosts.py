@@ -99,7 +99,7 @@ class SharingHost:
         if care:
             self._round._cared = float("-inf")
         files = wrap(self.store.shared_files())
-        self._round.records.files = self._round._copies.records.files = files
+        self._round.records.files = files
         self._round.prepare()
         before, os.environ["SERIN_HOME"] = (
             os.environ["SERIN_HOME"],

@@ -53,7 +53,8 @@ Folder = tuple[Writer, int, str]
 
 
 class SharedRecords:
-    """`home`: this host's own, whose files need not be fetched. `place`: of the copies."""
+    """`home`: this host's own, whose files need not be fetched. `place`: of the copies; a watcher also drops those that
+    commands have left."""
 
     def __init__(self, files: Files, copies: Cache, home: Path, place: str = _READ) -> None:
         self.files, self._copies, self._home, self._place = files, copies, home, place
@@ -143,13 +144,16 @@ class SharedRecords:
         """Deletes copies of files that are not in `listing`: rows in them may have been deleted, or will be. Returns
         whether all are gone; one that is being read stays."""
         known = {folder: {file.name for file in files} for folder, files in folders(listing)}
-        gone = True
-        for path in self._root.glob(f"*/*/captures/{model}/*/*"):
-            host, name = path.relative_to(self._root).parts[:2]
-            folder = Writer(model=model, host=host, id=name), int(path.parent.name), path.name
-            names = known.get(folder, set())
+        gone, root = True, self._copies.root
+        for path in (
+            path for place in {_READ, self._place} for path in root.glob(f"{place}/*/*/captures/{model}/*/*")
+        ):
+            _, host, name = path.relative_to(root).parts[:3]
+            names = known.get(
+                (Writer(model=model, host=host, id=name), int(path.parent.name), path.name), set()
+            )
             if not names or any(file.name not in names for file in path.iterdir()):
-                gone &= self._copies.forget(self._place_of(folder))
+                gone &= self._copies.forget(path.relative_to(root).as_posix())
         return gone
 
     @property

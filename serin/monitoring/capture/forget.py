@@ -63,7 +63,7 @@ def forget(
     expression, known = parse(where), hours.columns()
     if known:
         check_columns(expression, known)
-    found = Deletion(leftovers=hours.tidy() if remove else 0)
+    found = Deletion(leftovers=hours.tidy() if remove and only is None else 0)
 
     def forget_in(hour: Any) -> Deletion:
         deleted = Deletion()

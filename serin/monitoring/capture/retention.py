@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pyarrow as pa
 
 from serin.formats.captures import (
     Part,
-    captures_folder,
     file_name,
     hour_began,
     hour_folders,
@@ -36,20 +36,19 @@ log = logging.getLogger(__name__)
 
 _HOUR_S = 3600.0
 
+HomeHour = tuple[Path, int, str]
+
 
 class HomeHours:
-    """An hour is known by its folder."""
+    """An hour is known by its folder, its version and its name."""
 
     def __init__(self, home: Path, model: str) -> None:
         self._home, self.model = home, model
 
     def sizes(self) -> dict[Any, int]:
         """The hours and their bytes, oldest first."""
-        found = hour_folders(self._home, self.model)
-        return {path: _size_of(path) for path in sorted(found, key=self.name)}
-
-    def name(self, hour: Path) -> str:
-        return hour.name
+        found = [(path, int(path.parent.name), path.name) for path in hour_folders(self._home, self.model)]
+        return {hour: _size_of(hour[0]) for hour in sorted(found, key=itemgetter(2))}
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns that any record has."""
@@ -60,32 +59,34 @@ class HomeHours:
         return tidy(self._home, self.model)
 
     @contextmanager
-    def opened(self, hour: Path) -> Iterator[list[Part]]:
+    def opened(self, hour: HomeHour) -> Iterator[list[Part]]:
         """A block with the parts of an hour, which no other process of this host changes."""
         with writing(self._home, self.model):
-            yield parts_of_hour(hour)
+            yield parts_of_hour(hour[0])
 
-    def keep(self, hour: Path, part: Part, rows: pa.Array) -> None:
+    def keep(self, hour: HomeHour, part: Part, rows: pa.Array) -> None:
         """Replaces a part by one with the rows for which `rows` is true."""
-        rewrite(hour, [part], rows)
+        rewrite(hour[0], [part], rows)
 
-    def delete(self, hours: Collection[Path]) -> None:
-        """Deletes hours. Rows that the store of several hosts does not have yet are counted as lost."""
-        with writing(self._home, self.model) as folder:
-            self._count_lost(folder, hours)
-            for hour in hours:
-                shutil.rmtree(hour, ignore_errors=True)
-
-    def _count_lost(self, folder: Path, going: Iterable[Path]) -> None:
+    def count_lost(self, hours: Iterable[HomeHour]) -> None:
+        """Counts the rows of these hours that the store of several hosts does not have yet as lost."""
         sharing = read_sharing(self._home, self.model)
         if sharing is None:
             return
-        parts = [part for hour in going for part in parts_of_hour(hour) if part.last > sharing.last]
+        parts = [part for path, _, _ in hours for part in parts_of_hour(path) if part.last > sharing.last]
         lost = sum(rows for part in parts for number, rows in part_map(part.path) if number > sharing.last)
         if lost:
-            document = read_document(self._home, self.model)
-            write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
+            with writing(self._home, self.model) as folder:
+                document = read_document(self._home, self.model)
+                write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
             log.warning("%d rows of %s were deleted before they could be uploaded", lost, self.model)
+
+    def delete(self, hours: Iterable[HomeHour]) -> None:
+        with writing(self._home, self.model):
+            for path, _, _ in hours:
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    path.parent.rmdir()  # when it was the last of its version
 
 
 class StoreHours:
@@ -101,21 +102,18 @@ class StoreHours:
         self._listed = dict(folders(chosen))
         return {hour: sum(file.size for file in files) for hour, files in self._listed.items()}
 
-    def name(self, hour: Folder) -> str:
-        return hour[2]
-
     def columns(self) -> dict[str, pa.DataType]:
         return {}  # it would take long to find out
 
     def tidy(self) -> int:
-        for host in [""] if self._hosts is None else [f"{host}/" for host in self._hosts]:
-            self._records.files.abandon_uploads(0.0, f"{RECORDS}{self.model}/{host}")
+        for host in self._hosts or ():
+            self._records.files.abandon_uploads(0.0, f"{RECORDS}{self.model}/{host}/")
         return 0
 
     @contextmanager
     def opened(self, hour: Folder) -> Iterator[list[Part]]:
-        listing = self._listed[hour] = self._records.hour(hour)
-        current = in_force(listing)
+        listing = self._records.hour(hour)
+        current = self._listed[hour] = in_force(listing)
         for file in listing:
             if file not in current:  # a reader leaves it out, but it may hold rows that are to be deleted
                 self._records.files.remove(file.key)
@@ -126,14 +124,14 @@ class StoreHours:
         (old,) = (file for file in self._listed[hour] if file.name == part.path.name)
         rewrite(part.path.parent, [part], rows)
         if left := int(rows.true_count):
-            path, numbers = (
-                part.path.with_name(file_name(part.first, part.last, left)),
-                (part.first, part.last),
-            )
-            self._records.create(hour, numbers, left, path)
+            path = part.path.with_name(file_name(part.first, part.last, left))
+            self._records.create(hour, (part.first, part.last), left, path)
         self._records.files.remove(old.key)
 
-    def delete(self, hours: Collection[Folder]) -> None:
+    def count_lost(self, hours: Iterable[Folder]) -> None:
+        pass
+
+    def delete(self, hours: Iterable[Folder]) -> None:
         for file in (file for hour in hours for file in self._listed[hour]):
             self._records.files.remove(file.key)
 
@@ -150,40 +148,29 @@ def expire(hours: Hours, limits: CaptureSpec, now: float | None, *, remove: bool
     oldest = float("-inf") if now is None else now - limits.keep
     going = []
     for hour, size in sizes.items():
-        if hour_began(hours.name(hour)) + _HOUR_S > oldest and total <= limits.max_size:
+        if hour_began(hour[2]) + _HOUR_S > oldest and total <= limits.max_size:
             break
         going.append(hour)
         total -= size
+    if going and remove:
+        hours.count_lost(going)
+        hours.delete(going)
+    return sum(sizes[hour] for hour in going)
+
+
+def delete_versions(hours: Hours, versions: Collection[int] | None = None, *, remove: bool = True) -> int:
+    """Deletes all records of some versions, or of all. Returns their bytes."""
+    sizes = hours.sizes()
+    going = [hour for hour in sizes if versions is None or hour[1] in versions]
     if going and remove:
         hours.delete(going)
     return sum(sizes[hour] for hour in going)
 
 
-def delete_version(home: Path, model: str, version: int) -> int:
-    """Deletes all records of a version and returns their bytes."""
-    folder = captures_folder(home, model) / str(version)
-    if not folder.is_dir():
-        return 0
-    with writing(home, model):
-        size = _size_of(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-    return size
-
-
-def delete_shared(records: SharedRecords, model: str, versions: Collection[int], *, whole: bool) -> int:
-    """Deletes the records of versions, or of the `whole` model, from the store. Returns their bytes."""
-    going = [file for file in records.listing(model) if whole or file.version in versions]
-    for key in records.files.keys(f"{RECORDS}{model}/") if whole else [file.key for file in going]:
-        records.files.remove(key)
-    records.drop_outdated(model, [])
-    return sum(file.size for file in going)
-
-
 def _size_of(folder: Path) -> int:
-    """The bytes of the files in an hour's folder, or of all hours of a version."""
     size = 0
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # merged or deleted since
-                size += _size_of(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
+                size += entry.stat().st_size
     return size

@@ -7,28 +7,21 @@ the same outcome. At any time a reader of the store sees every uploaded row once
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-import pyarrow.parquet as pq
-
 from serin.formats.captures import (
-    SCRATCH,
     Part,
     captures_folder,
     file_name,
     hour_began,
     in_force,
-    part_map,
     parts_of_hour,
     published,
     read_document,
-    scratch_writer,
 )
 from serin.formats.shared_captures import (
     COUNTERS,
@@ -39,11 +32,10 @@ from serin.formats.shared_captures import (
     dump_counters,
     load_counters,
     write_sharing,
-    writer_of,
 )
 from serin.monitoring.capture.all_hosts import Folder, SharedRecords
-from serin.monitoring.capture.merge import is_merged
-from serin.monitoring.capture.read import common_schema, fitted, part_tables, parts
+from serin.monitoring.capture.merge import is_merged, merged
+from serin.monitoring.capture.read import parts
 
 _OVER_S: Final = 3600.0 + 900.0  # after its beginning an hour is over, and is merged in the home about now
 
@@ -66,7 +58,7 @@ class Uploader:
         hours that are over. Returns how many rows were new. A file that is merged at the same moment ends it early:
         the next call finds its rows."""
         sharing = self._sharing(model)
-        writer, rows = writer_of(model, self._host, sharing), 0
+        writer, rows = Writer(model=model, host=self._host, id=sharing.writer), 0
         try:
             found = parts(self._home, model, after=str(sharing.last), until=limit)
             if found:
@@ -83,7 +75,8 @@ class Uploader:
     def _sharing(self, model: str) -> Sharing:
         sharing = begin_sharing(self._home, model)
         if model not in self._compared:
-            found = self._records.files.read(writer_of(model, self._host, sharing).prefix + COUNTERS)
+            writer = Writer(model=model, host=self._host, id=sharing.writer)
+            found = self._records.files.read(writer.prefix + COUNTERS)
             theirs = 0 if found is None else int(load_counters(found.content).get("last", 0))
             if theirs > sharing.last:
                 sharing = after_restore(self._home, model, sharing)
@@ -99,27 +92,9 @@ class Uploader:
             if own[0].path.name == file_name(*numbers, rows):
                 self._records.create(folder, numbers, rows, own[0].path)
                 continue
-            with self._merged(writer.model, own) as path:
+            with merged(captures_folder(self._home, writer.model), own) as path:
                 self._records.create(folder, numbers, rows, path)
         return sum(part.rows for part in found)
-
-    @contextmanager
-    def _merged(self, model: str, own: Sequence[Part]) -> Iterator[Path]:
-        """A file with the rows of these parts."""
-        numbers = [each for part in own for each in part_map(part.path) if part.first <= each[0] <= part.last]
-        schema = common_schema([pq.read_schema(part.path) for part in own])
-        scratch = captures_folder(self._home, model) / f"{SCRATCH}{secrets.token_hex(8)}"
-        try:
-            with scratch_writer(scratch, schema, numbers) as file:
-                for part in own:
-                    tables = part_tables(part, schema.names)
-                    if tables is None:
-                        raise FileNotFoundError(part.path)
-                    for table in tables:
-                        file.write_table(fitted(table, schema))
-            yield scratch
-        finally:
-            scratch.unlink(missing_ok=True)
 
     def _close_hours(self, writer: Writer, sharing: Sharing, now: float) -> None:
         for place in sharing.open:

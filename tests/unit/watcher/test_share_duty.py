@@ -250,15 +250,16 @@ def test_an_alert_says_that_records_are_not_uploaded_for_long(
     monkeypatch.setattr("serin.watcher.share_duty.shared_store", lambda home: Store(str(tmp_path / "store")))
     duty = ShareDuty(a.home, alerts)
     away = StoreUnreachable(url="s3://somewhere", reason="away")
-    duty._note({"": away}, NOON)
-    duty._report(duty._failing, NOON + 30)
+    monkeypatch.setattr(duty, "_run", lambda store: None)
+    duty._failed = {"": away}
+    duty.tick(NOON)
+    duty.tick(NOON + 30)
     assert alerts.open == {}
-    duty._note({"": away}, NOON + 700)
-    duty._report(duty._failing, NOON + 700)
+    duty.tick(NOON + 700)
     alert = alerts.open["taxis/capture/uploaded"]
     assert (alert.since, "up to monitoring.capture.max_size" in alert.text) == (NOON, True)
-    duty._note({}, NOON + 720)
-    duty._report(duty._failing, NOON + 720)
+    duty._failed = {}
+    duty.tick(NOON + 720)
     assert alerts.open == {}
 
 

@@ -15,7 +15,7 @@ from serin.monitoring.capture import read
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.read import Source, alike, batches, captured, parts, read_part
-from serin.monitoring.capture.retention import HomeHours, delete_version, expire
+from serin.monitoring.capture.retention import HomeHours, delete_versions, expire
 from serin.spec.monitoring import CaptureSpec
 from tests.unit.monitoring.capture.worker import NOON
 
@@ -185,8 +185,8 @@ def test_the_oldest_hours_are_deleted_when_there_are_too_many_bytes(tmp_path: Pa
 def test_the_records_of_a_version_can_be_deleted(tmp_path: Path) -> None:
     write_part(tmp_path, "taxis", 1, rows(1, 1))
     write_part(tmp_path, "taxis", 2, rows(2, 1))
-    assert delete_version(tmp_path, "taxis", 1) > 0
-    assert delete_version(tmp_path, "taxis", 1) == 0
+    assert delete_versions(HomeHours(tmp_path, "taxis"), [1]) > 0
+    assert delete_versions(HomeHours(tmp_path, "taxis"), [1]) == 0
     assert ages(captured(tmp_path, "taxis")) == [2]
 
 
