@@ -210,7 +210,7 @@ class ShareRound:
             led.keep()  # the next leader must not have these labels
         own = found.pop(self._host, Deletion())
         rows = max([own.rows, *(each.others.get(self._host, 0) for each in applied.values())])
-        others = {host: deletion.rows for host, deletion in found.items()}
+        others = {host: deletion.rows for host, deletion in found.items() if deletion.rows}
         report = Applied(
             host=self._host, by=self._host, t=now, rows=rows, files=own.files, labels=own.labels, others=others,
             problem=problem,
@@ -312,31 +312,38 @@ class FollowedCopies:
             return
         counted = self._records.counters(model)  # before the files: those that they count are there
         copied = self._copied.setdefault(model, {})
-        for folder, files in folders(self._records.listing(model)):
-            if copied.get(folder) != (current := in_force(files)):
-                self.take_away(model)
-                late = asked - applied_by(applied, folder[0].host).get(model, set())
-                try:
-                    self._copy(folder, current, late, led.state)
-                except FileNotFoundError:  # replaced just now: the next round copies it
-                    return
-                copied[folder] = current
+        changed = {
+            folder: current
+            for folder, files in folders(self._records.listing(model))
+            if copied.get(folder) != (current := in_force(files))
+        }
+        if changed:
+            self.take_away(model)
+        hosts = {writer.host for writer, _, _ in changed}
+        late = {host: asked - applied_by(applied, host).get(model, set()) for host in hosts}
+        requests = read_requests(self._records.files, model) if any(late.values()) else []
+        for folder, files in changed.items():
+            own = [each.where for each in requests if each.seq in late[folder[0].host]]
+            try:
+                self._copy(folder, files, own, led.state)
+            except FileNotFoundError:  # replaced just now: the next round copies it
+                return
+            copied[folder] = files
         sources = {
             writer.id: Source(self._records.home_of(writer), int(counts.get("last", 0)))
             for writer, counts in counted.items()
         }
         led.records.give(model, sources)
 
-    def _copy(self, folder: Folder, files: list[SharedFile], late: set[int], state: Path) -> None:
+    def _copy(self, folder: Folder, files: list[SharedFile], late: list[str], state: Path) -> None:
         model = folder[0].model
-        for request in read_requests(self._records.files, model) if late else ():
-            if request.seq in late:
-                with suppress(ExpressionError):  # its host reports that
-                    hours = StoreHours(self._records, model)
-                    forget(hours, request.where, only=[folder], also=_labels(model, state))
-        current = in_force(self._records.hour(folder)) if late else files
-        if current:
-            self._records.fetch(folder, current)
+        for where in late:
+            with suppress(ExpressionError):  # its host reports that
+                forget(StoreHours(self._records, model), where, only=[folder], also=_labels(model, state))
+        if late:
+            self._records.copy(folder)
+        else:
+            self._records.fetch(folder, files)
 
 
 def _labels(model: str, home: Path) -> list[Forgotten]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from serin.errors import ObjectExists, StoreUnreachable
-from serin.formats.captures import captures_folder, hour_began, hour_folders, in_force, versions_captured
+from serin.formats.captures import captures_folder, hour_folders, in_force, versions_captured
 from serin.formats.shared_captures import (
     COUNTERS,
     RECORDS,
@@ -29,13 +29,13 @@ from serin.formats.shared_captures import (
 from serin.monitoring.capture.counters import CapturesView, captures_view, read_captures, versions_kept
 from serin.monitoring.capture.read import (
     alike,
-    between,
-    captured_hour,
     captured_tables,
     column_types,
     common_schema,
     fitted,
+    hour_tables,
     newest,
+    overlaps,
     until_found,
 )
 from serin.store.cache import Cache
@@ -43,7 +43,6 @@ from serin.store.file_list import ListedFile, Published, listed
 from serin.store.objects import Files
 from serin.store.store import Store
 
-_HOUR_S = 3600.0
 _READ: Final = "captures"  # where the copies are that any command reads ...
 FOLLOWED: Final = "followed"  # ... and those that drift and live quality follow
 _ORDER = [("_t", "ascending"), ("_id", "ascending"), ("_row", "ascending")]
@@ -127,14 +126,14 @@ class SharedRecords:
                 raise StoreUnreachable(url=self.files.url, reason=reason) from None
         return key
 
-    def table(self, folder: Folder) -> pa.Table | None:
-        """The rows of an hour of one home; None when there are none any more."""
+    def copy(self, folder: Folder) -> Path | None:
+        """The folder with copies of an hour of one home; None when it has no rows any more."""
 
-        def read() -> pa.Table | None:
+        def fetched() -> Path | None:
             files = in_force(self.hour(folder))
-            return captured_hour(self.fetch(folder, files)) if files else None
+            return self.fetch(folder, files) if files else None
 
-        return until_found(read)
+        return until_found(fetched)
 
     def home_of(self, writer: Writer) -> Path:
         """The copies of a home, laid out like it."""
@@ -234,9 +233,7 @@ class AllHosts:
                 continue
             if left <= 0 and folder[2] != last:  # of the last hour all hosts count
                 break
-            table = self._fetched(folder)
-            if table is not None:
-                found.append(table)
+            found += self._hour(folder)
             left, last = left - sum(file.rows for file in files), folder[2]
         table = alike(found).sort_by(_ORDER)
         return table.slice(max(0, table.num_rows - rows))
@@ -244,16 +241,15 @@ class AllHosts:
     def tables(
         self, *, version: int | None = None, since: float | None = None, until: float | None = None
     ) -> Iterator[pa.Table]:
-        """All rows that arrived from `since` to before `until`, an hour of a host at a time, with the same columns."""
-        schemas = [table.schema for table in self._tables(version, since, until)]
-        schema = common_schema(schemas)
+        """All rows that arrived from `since` to before `until`, a file at a time, with the same columns."""
+        schema = common_schema([table.schema for table in self._tables(version, since, until)])
         for table in self._tables(version, since, until):
             yield fitted(table, schema)
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns that any host has recorded: of each version as its newest file says."""
-        newest_of: dict[int, Folder] = {folder[1]: folder for folder, _ in self._away}
-        tables = [table for folder in newest_of.values() if (table := self._fetched(folder)) is not None]
+        newest_of = {folder[1]: folder for folder, _ in self._away}
+        tables = (table for folder in newest_of.values() for table in self._hour(folder))
         types = {field.name: field.type for table in tables for field in table.schema}
         return {**types, **column_types(self._home, self._model)}
 
@@ -261,15 +257,12 @@ class AllHosts:
         versions = None if version is None else [version]
         yield from captured_tables(self._home, self._model, versions=versions, since=since, until=until)
         for folder, _ in self._away:
-            began = hour_began(folder[2])
-            if (version is not None and folder[1] != version) or (until is not None and began >= until):
-                continue
-            if since is not None and began + _HOUR_S <= since:
-                continue
-            table = self._fetched(folder)
-            if table is not None and (rows := between(table, since, until)).num_rows:
-                yield rows
+            if (version is None or folder[1] == version) and overlaps(folder[2], since, until):
+                yield from self._hour(folder, since, until)
 
-    def _fetched(self, folder: Folder) -> pa.Table | None:
+    def _hour(
+        self, folder: Folder, since: float | None = None, until: float | None = None
+    ) -> Iterator[pa.Table]:
         assert self._records is not None, "folders elsewhere are in the store"
-        return self._records.table(folder)
+        if place := self._records.copy(folder):
+            yield from (table for table in hour_tables(place, since, until) if table.num_rows)

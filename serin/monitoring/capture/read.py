@@ -84,16 +84,19 @@ def captured_tables(
     """The rows that `captured` returns, one file at a time: for more rows than fit into memory."""
     readable_document(home, model)
     for folder in hour_folders(home, model, versions):
-        began = hour_began(folder.name)
-        if (since is None or began + _HOUR_S > since) and (until is None or began < until):
-            for table in _hour_tables(folder, since, until, columns):
-                if table.num_rows:
-                    yield table
+        if overlaps(folder.name, since, until):
+            yield from (table for table in hour_tables(folder, since, until, columns) if table.num_rows)
+
+
+def overlaps(hour: str, since: float | None, until: float | None) -> bool:
+    """Whether rows of an hour can have arrived from `since` to before `until`."""
+    began = hour_began(hour)
+    return (since is None or began + _HOUR_S > since) and (until is None or began < until)
 
 
 def captured_hour(folder: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
     """The rows in the folder of one hour of one version; None when there are none."""
-    tables = list(_hour_tables(folder, None, None, columns))
+    tables = list(hour_tables(folder, columns=columns))
     return alike(tables) if tables else None
 
 
@@ -229,8 +232,11 @@ def _cut(part: Part, seen: int, until: int) -> Part:
     return replace(part, rows=rows, offset=offset)
 
 
-def _hour_tables(
-    folder: Path, since: float | None, until: float | None, columns: Sequence[str] | None
+def hour_tables(
+    folder: Path,
+    since: float | None = None,
+    until: float | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of each file. All files are opened before the first is read: what is merged then is read as it was."""
     began = hour_began(folder.name)
@@ -239,7 +245,7 @@ def _hour_tables(
     with ExitStack() as stack:
         for file in _open_files(folder, stack):
             table = _read_file(file, wanted)
-            table = table if whole else between(table, since, until)
+            table = table if whole else _between(table, since, until)
             yield table if columns is None else table.select([n for n in columns if n in table.column_names])
 
 
@@ -261,7 +267,7 @@ def until_found(read: Callable[[], T]) -> T:
     return read()
 
 
-def between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
+def _between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
     """The rows that arrived from `since` to before `until`."""
     t = pc.cast(table.column("_t"), pa.int64())
     first, last = (_microseconds(limit) for limit in (since, until))

@@ -53,16 +53,15 @@ class Uploader:
         self._compared: set[str] = set()  # models whose numbers were compared with the store's
         self._told: dict[str, bytes] = {}
 
-    def upload(self, model: str, now: float, *, limit: int) -> int:
+    def upload(self, model: str, now: float, *, limit: int) -> None:
         """Uploads the parts up to the number `limit` that the store does not have, and replaces the small files of
-        hours that are over. Returns how many rows were new. A file that is merged at the same moment ends it early:
-        the next call finds its rows."""
+        hours that are over. A file that is merged at the same moment ends it early: the next call finds its rows."""
         sharing = self._sharing(model)
-        writer, rows = Writer(model=model, host=self._host, id=sharing.writer), 0
+        writer = Writer(model=model, host=self._host, id=sharing.writer)
         try:
             found = parts(self._home, model, after=str(sharing.last), until=limit)
             if found:
-                rows = self._add(writer, found)
+                self._add(writer, found)
                 hours = {f"{part.version}/{part.hour}" for part in found}
                 sharing = replace(sharing, last=found[-1].last, open=tuple(sorted({*sharing.open, *hours})))
                 write_sharing(self._home, model, sharing)
@@ -70,7 +69,6 @@ class Uploader:
         except FileNotFoundError:
             pass
         self._tell(writer)
-        return rows
 
     def _sharing(self, model: str) -> Sharing:
         sharing = begin_sharing(self._home, model)
@@ -83,7 +81,7 @@ class Uploader:
             self._compared.add(model)
         return sharing
 
-    def _add(self, writer: Writer, found: Sequence[Part]) -> int:
+    def _add(self, writer: Writer, found: Sequence[Part]) -> None:
         """Uploads new parts, those of an hour as one file."""
         by_hour = sorted(found, key=lambda part: (part.version, part.hour, part.last))
         for (version, hour), group in groupby(by_hour, key=lambda part: (part.version, part.hour)):
@@ -94,7 +92,6 @@ class Uploader:
                 continue
             with merged(captures_folder(self._home, writer.model), own) as path:
                 self._records.create(folder, numbers, rows, path)
-        return sum(part.rows for part in found)
 
     def _close_hours(self, writer: Writer, sharing: Sharing, now: float) -> None:
         for place in sharing.open:

@@ -1,9 +1,10 @@
 """Drift and live quality where several hosts serve: each host counts the records of all of them, every row once."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from serin.monitoring.capture.read import batches, read_part
 from serin.store.artifacts import ModelRoute, Release
 from serin.store.store import Store
 from serin.watcher.drift_duty import DriftDuty
-from serin.watcher.served import followed_records, served_models
+from serin.watcher.served import followed_models, followed_records, served_models
 from tests.fakes.live_quality import BEGAN, DAY_S, publish, serve
 from tests.fakes.sharing_hosts import MODEL, NOON, SharingHost, followed_ids
 from tests.kit.stacks import stack_in
@@ -104,6 +105,36 @@ def test_copies_that_were_lost_are_made_again(host: Host) -> None:
     a.restart()
     a.share()
     assert (seen_of(a, seen), followed_ids(a)) == (["b2"], ["b1", "b2"])
+
+
+class Replaced:
+    """Files of a store that were replaced before they could be fetched."""
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def download(self, files: Mapping[str, Path]) -> None:
+        raise FileNotFoundError(*files)
+
+
+def test_nothing_is_followed_while_copies_are_not_complete(host: Host) -> None:
+    a, b, seen = host("a"), host("b"), dict[str, str]()
+    a.lead()
+    b.send(1)
+    a.share()
+    assert seen_of(a, seen) == ["b1"]
+    b.record(2)
+    b.record(3, t=NOON + 3600)
+    b.share()
+    a.share(wrap=Replaced)
+    assert (seen_of(a, seen), followed_models(a.home)) == ([], [])
+    b.merge()
+    b.share(NOON + 86_400)
+    a.share()
+    assert seen_of(a, seen) == ["b2", "b3"]
 
 
 def test_a_host_that_does_not_lead_copies_nothing(host: Host) -> None:
