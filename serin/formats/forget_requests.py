@@ -36,7 +36,7 @@ class ForgetRequest(Document, form="serin.forget_request"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(Document, form="serin.forgotten"):
     """What `host` deleted: `rows` in `files`, in its home and in the store together, each row once, and `labels`.
-    `by`: the host that did it, another one if `host` is gone. `others`: the rows of other hosts that it deleted in the
+    `by`: the host that did it, another one if `host` is gone. `others`: the rows of other hosts that it found in the
     store, which they count. `problem`: why the request cannot be applied there."""
 
     host: str

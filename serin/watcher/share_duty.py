@@ -199,7 +199,7 @@ class ShareRound:
             for host, deletion in self._forget(request).items():
                 found[host] += deletion
             listing, done = self.records.listing(request.model), {self._host, *applied}
-            replaced = [file for file in listing if led_by(self._home) or file.writer.host in done]
+            replaced = [file for file in listing if file.writer.host in done]
             settled &= self._copies.drop_outdated(request.model, replaced)
         except ExpressionError as error:
             problem = str(error)
@@ -221,29 +221,28 @@ class ShareRound:
         self._found.pop(key, None)
 
     def _forget(self, request: ForgetRequest) -> dict[str, Deletion]:
-        """Deletes the rows; returns what was deleted of each host. The leading watcher deletes the labels of all hosts'
-        rows, and has the store keep that before any row is deleted: the next leader would not find them. It also
-        deletes the rows of other hosts in the store, because it follows them; their homes are left to them."""
-        model, where, found, others = request.model, request.where, Deletion(), list[str]()
+        """Deletes the rows here and in what this host wrote; returns what was found of each host. The leading watcher
+        first deletes the labels of all hosts' rows, and has the store keep that: the next leader would not find them.
+        Rows of other hosts in the store are deleted before they are followed (FollowedCopies)."""
+        model, where = request.model, request.where
+        found, count = dict[str, Deletion](), 0
         if led := led_by(self._home):
             self._copies.take_away(model)
-            found = self._forget_in(StoreHours(self.records, model), where, remove=False)
-            found += self._forget_here(model, where, remove=False)
-            if found.rows:
+            for host in self.records.files.names(f"{RECORDS}{model}/"):
+                found[host] = self._forget_in(StoreHours(self.records, model, [host]), where, remove=False)
+            here = self._forget_here(model, where, remove=False)
+            count = sum(each.labels for each in (here, *found.values()))
+            if here.rows or any(each.rows for each in found.values()):
                 led.keep()
-            others = [host for host in self.records.files.names(f"{RECORDS}{model}/") if host != self._host]
-        deleted = {}
-        for host in others:
-            hours = StoreHours(self.records, model, [host])
-            deleted[host] = forget(hours, where, only=hours.sizes())
+                labels.count_again(model, self._state())
         own = self._forget_in(StoreHours(self.records, model, [self._host]), where)
         here = self._forget_here(model, where)
-        if here.rows or found.rows:
+        if here.rows:
             labels.count_again(model, self._state())
         # What was uploaded is here as well, unless it was deleted here to make room.
         rows, files = max(here.rows, own.rows), max(here.files, own.files)
-        count = here.labels + own.labels + found.labels
-        return {**deleted, self._host: Deletion(rows=rows, files=files, labels=count)}
+        deletion = Deletion(rows=rows, files=files, labels=here.labels + own.labels + count)
+        return {**found, self._host: deletion}
 
     def _forget_here(self, model: str, where: str, *, remove: bool = True) -> Deletion:
         if not captures_folder(self._home, model).is_dir():
