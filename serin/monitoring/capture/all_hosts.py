@@ -111,7 +111,7 @@ class SharedRecords:
             missing = {name: path for name, path in targets.items() if not _linked(own, name, path)}
             self.files.download({by_name[name].key: path for name, path in missing.items()})
 
-        return self._copies.get(self._place_of(folder), published, get)
+        return self._copies.get(self._place_of(folder), published, get, shrink=False)
 
     def create(self, folder: Folder, numbers: tuple[int, int], rows: int, path: Path) -> str:
         """Uploads a file; returns its key, which names its content: one that is there already is the same."""
@@ -153,6 +153,7 @@ class SharedRecords:
             )
             if not names or any(file.name not in names for file in path.iterdir()):
                 gone &= self._copies.forget(path.relative_to(root).as_posix())
+        self._copies.shrink()
         return gone
 
     @property
