@@ -324,7 +324,7 @@ class FollowedCopies:
         for folder, files in changed.items():
             own = [each.where for each in requests if each.seq in late[folder[0].host]]
             try:
-                self._copy(folder, files, own, led.state)
+                self._copy(folder, files, own, led)
             except FileNotFoundError:  # replaced just now: the next round copies it
                 return
             copied[folder] = files
@@ -334,11 +334,13 @@ class FollowedCopies:
         }
         led.records.give(model, sources)
 
-    def _copy(self, folder: Folder, files: list[SharedFile], late: list[str], state: Path) -> None:
-        model = folder[0].model
+    def _copy(self, folder: Folder, files: list[SharedFile], late: list[str], led: Led) -> None:
+        hours, also = StoreHours(self._records, folder[0].model), _labels(folder[0].model, led.state)
         for where in late:
             with suppress(ExpressionError):  # its host reports that
-                forget(StoreHours(self._records, model), where, only=[folder], also=_labels(model, state))
+                if forget(hours, where, only=[folder], remove=False, also=also).labels:
+                    led.keep()
+                forget(hours, where, only=[folder])
         if late:
             self._records.copy(folder)
         else:

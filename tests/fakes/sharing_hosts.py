@@ -125,8 +125,8 @@ class SharingHost:
     def restart(self) -> None:
         self._round = None
 
-    def all_hosts(self) -> AllHosts:
-        return AllHosts(self.home, self.records, self.name, MODEL)
+    def all_hosts(self, model: str = MODEL) -> AllHosts:
+        return AllHosts(self.home, self.records, self.name, model)
 
     def ids(self) -> list[str]:
         """What this host reads of all hosts, one id for each row."""

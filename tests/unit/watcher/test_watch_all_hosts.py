@@ -11,6 +11,7 @@ import pytest
 
 from serin import metrics
 from serin.formats.cluster.desired_state import DesiredState
+from serin.formats.forget_requests import read_applied, write_request
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.monitoring.capture import read
 from serin.monitoring.capture.read import batches, read_part
@@ -21,6 +22,7 @@ from serin.watcher.served import followed_models, followed_records, served_model
 from tests.fakes.live_quality import BEGAN, DAY_S, publish, serve
 from tests.fakes.sharing_hosts import MODEL, NOON, SharingHost, followed_ids
 from tests.kit.stacks import stack_in
+from tests.unit.serving import bundles
 from tests.unit.watcher import test_drift_duty as drifting
 from tests.unit.watcher import test_quality_duty as labelling
 
@@ -213,6 +215,28 @@ def test_live_quality_is_that_of_the_rows_of_all_hosts(host: Host) -> None:
     scores = np.concatenate([each.scores for each in served])
     assert release.metrics["auc"].value == pytest.approx(metrics.auc(truth, scores))
     assert asdict(release)["recorded"] == 800
+
+
+def test_labels_go_with_the_rows_of_any_host_that_are_deleted(host: Host) -> None:
+    bundle = publish(Store.open(), 0.0)
+    a, b = host("a"), host("b")
+    served = [serve(each.home, bundle, 100, seed=seed) for seed, each in enumerate((a, b))]
+    kept = list[list[str]]()
+    a.lead().on_keep = lambda: kept.append(a.all_hosts(bundles.MODEL).newest(300)["_id"].to_pylist())
+    for each in (b, a):
+        each.share(BEGAN + 3600)
+    for each in served:
+        labelling.add(a.home, bundle, each.labels(np.arange(len(each.ids))), BEGAN + DAY_S)
+    labelling.follow(a.home, BEGAN + DAY_S + 60)
+    where = " or ".join(f"_id = '{each.ids[7]}'" for each in served)
+    write_request(a.records.files, bundles.MODEL, where, t=BEGAN + DAY_S, by="somebody")
+    for now in (60.0, 63.0):
+        a.share(BEGAN + 2 * DAY_S + now)
+    assert {each.ids[7] for each in served} <= set(kept[0]), "labels are kept before a row is deleted"
+    applied = read_applied(a.records.files, bundles.MODEL)[1]["a"]
+    assert (applied.rows, applied.labels, applied.others) == (1, 2, {"b": 1})
+    (release,) = labelling.follow(a.home, BEGAN + 2 * DAY_S + 90).releases
+    assert (release.recorded, release.labelled) == (198, 198)
 
 
 def test_a_home_without_an_agent_follows_its_own_records(host: Host) -> None:
