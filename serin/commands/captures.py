@@ -29,9 +29,8 @@ from serin.machine import environment
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from serin.monitoring.capture.all_hosts import AllHosts
+    from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
     from serin.monitoring.capture.counters import CapturesView, ReleaseCounts
-    from serin.monitoring.capture.shared_read import SharedRecords
     from serin.watcher.captures import ForgetState
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]

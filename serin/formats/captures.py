@@ -16,12 +16,12 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -62,16 +62,25 @@ _CONTENT: Final[dict[str, Any]] = {"last": 0, "publish": [], "releases": {}, "wr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Rows that were written together, or several such parts merged. The rows are those of the file at `path` from
-    `offset` on. `sequence` sorts by the order of writing and may be kept as the last part seen."""
+class RecordFile:
+    """A file with the parts `first` to `last`, in a home or in a store."""
 
-    path: Path
     version: int
     hour: str
     first: int
     last: int
     rows: int
+
+
+F = TypeVar("F", bound=RecordFile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(RecordFile):
+    """Rows that were written together, or several such parts merged. The rows are those of the file at `path` from
+    `offset` on. `sequence` sorts by the order of writing and may be kept as the last part seen."""
+
+    path: Path
     offset: int = 0
 
     @property
@@ -115,7 +124,17 @@ def parts_of_hour(folder: Path) -> list[Part]:
             found.append(
                 Part(path=folder / name, version=version, hour=hour, first=first, last=last, rows=rows)
             )
-    return _without_replaced(found)
+    return in_force(found)
+
+
+def in_force(files: Iterable[F]) -> list[F]:
+    """The files of one hour in the order of writing, without those that another one replaces. Of files that begin
+    together the widest replaces the others, of equals the one with the fewest rows."""
+    kept: list[F] = []
+    for file in sorted(files, key=lambda file: (file.first, -file.last, file.rows)):
+        if not kept or file.last > kept[-1].last:
+            kept.append(file)
+    return kept
 
 
 def open_part(path: Path) -> pq.ParquetFile:
@@ -179,11 +198,7 @@ def last_number(home: Path, model: str) -> int:
     highest = int(read_document(home, model).get("last", 0))
     if highest:
         return highest
-    folders = (
-        captures_folder(home, model) / str(version) / hour
-        for version in versions_captured(home, model)
-        for hour in hours_captured(home, model, version)
-    )
+    folders = hour_folders(home, model)
     return max((part.last for folder in folders for part in parts_of_hour(folder)), default=0)
 
 
@@ -328,16 +343,6 @@ def _hour_folder(folder: Path, version: int, hour: str) -> Path:
             sync(place)
         place /= name
     return place
-
-
-def _without_replaced(found: list[Part]) -> list[Part]:
-    """Parts by their numbers. Of those that begin together the widest replaces the others, of equals the one with the
-    fewest rows."""
-    kept: list[Part] = []
-    for part in sorted(found, key=lambda part: (part.first, -part.last, part.rows)):
-        if not kept or part.last > kept[-1].last:
-            kept.append(part)
-    return kept
 
 
 def _entries(folder: Path) -> list[str]:

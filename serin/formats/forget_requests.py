@@ -7,9 +7,9 @@ captures/forgotten/<model>/<seq>/<host>.json    that a host has applied it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from serin.errors import ObjectExists
@@ -36,7 +36,8 @@ class ForgetRequest(Document, form="serin.forget_request"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(Document, form="serin.forgotten"):
     """What `host` deleted: `rows` in `files`, in its home and in the store together, each row once, and `labels`.
-    `by`: the host that did it, another one if `host` is gone. `problem`: why the request cannot be applied there."""
+    `by`: the host that did it, another one if `host` is gone. `others`: the rows of other hosts that it found in the
+    store, which they count. `problem`: why the request cannot be applied there."""
 
     host: str
     by: str
@@ -44,6 +45,7 @@ class Applied(Document, form="serin.forgotten"):
     rows: int
     files: int
     labels: int = 0
+    others: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""
 
 

@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from serin.errors import NameInvalid
-from serin.formats.captures import captures_folder, file_name, read_document
+from serin.formats.captures import RecordFile, captures_folder, file_name
 from serin.machine.documents import read_json
 from serin.machine.durable import write_whole
 from serin.machine.typed_json import Document, checked
-from serin.spec.names import valid_model_name
 from serin.store.objects import Entry
 
 RECORDS: Final = "captures/records/"
 GONE: Final = "captures/gone/"
 STATE: Final = "shared.json"
-BORN: Final = "born"  # in counters.json of copies of all hosts' records: a number that no others have
 COUNTERS: Final = "counters.json"
 FORMAT, VERSION = "serin.shared_captures", 1
 
@@ -54,16 +52,11 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFile:
+class SharedFile(RecordFile):
     """A file in the store. Its content is `sha256`."""
 
     key: str
     writer: Writer
-    version: int
-    hour: str
-    first: int
-    last: int
-    rows: int
     size: int
     sha256: str
 
@@ -97,9 +90,9 @@ def file_key(
 
 
 def shared_files(entries: Iterable[Entry]) -> list[SharedFile]:
-    """The files of records among the entries of a listing."""
+    """The files of records among the entries of a listing, by key."""
     found = []
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.key):
         if match := _KEY.fullmatch(entry.key):
             model, host, writer, version, hour, first, last, rows, sha256 = match.groups()
             found.append(
@@ -116,16 +109,6 @@ def shared_files(entries: Iterable[Entry]) -> list[SharedFile]:
                 )
             )
     return found
-
-
-def in_force(files: Iterable[SharedFile]) -> list[SharedFile]:
-    """The files of one folder without those that another one replaces, in the order of writing
-    (formats.captures.parts_of_hour)."""
-    kept: list[SharedFile] = []
-    for file in sorted(files, key=lambda file: (file.first, -file.last, file.rows, file.sha256)):
-        if not kept or file.last > kept[-1].last:
-            kept.append(file)
-    return kept
 
 
 def read_sharing(home: Path, model: str) -> Sharing | None:
@@ -156,22 +139,6 @@ def after_restore(home: Path, model: str, sharing: Sharing) -> Sharing:
     return renamed
 
 
-def combined_home(home: Path) -> Path:
-    """Where copies of all hosts' records are, in the form of a home (monitoring/capture/all_hosts.py)."""
-    return home / "cache" / "all-hosts"
-
-
-def records_source(records: Path, model: str) -> int:
-    """Identifies the records in a home: another number means other numbers of parts. 0: recorded there."""
-    return int(read_document(records, model).get(BORN, 0))
-
-
-def records_home(home: Path, model: str) -> Path:
-    """The home whose records of a model are followed: copies of all hosts' where they are made, else its own."""
-    combined = combined_home(home)
-    return combined if captures_folder(combined, model).is_dir() else home
-
-
 def dump_counters(document: Mapping[str, Any], last: int) -> bytes:
     """What other hosts see of a home's counters.json."""
     kept = {name: document[name] for name in ("releases", "lost_rows") if name in document}
@@ -192,7 +159,3 @@ def checked_host(host: str) -> str:
         rule = "without slashes and a dot at its start (SERIN_HOST)"
         raise NameInvalid(kind="host", name=host, rule=rule)
     return host
-
-
-def writer_of(model: str, host: str, sharing: Sharing) -> Writer:
-    return Writer(model=valid_model_name(model), host=checked_host(host), id=sharing.writer)

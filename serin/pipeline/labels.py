@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
 from serin.formats.schema import read_schema
-from serin.formats.shared_captures import records_home
 from serin.machine import environment
+from serin.monitoring.capture.read import records_in
 from serin.monitoring.quality import follow
 from serin.monitoring.quality.keys import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
@@ -81,9 +81,8 @@ def _looked_up(home: Path, model: str, added: Added) -> LabelsAdded:
     counts = dict.fromkeys(("matched", "ambiguous", "unclear", "beyond"), 0)
     if added.file is not None:
         labels = added.file.read()
-        records = records_home(home, model)
-        versions, index = watched_versions(Store.open(), model), KeyIndex(records, model)
-        *_, found = search(records, model, added.file, labels, versions, index)
+        versions, sources = watched_versions(Store.open(), model), records_in(home)
+        *_, found = search(sources, model, added.file, labels, versions, KeyIndex())
         parts = (found.labels, found.ambiguous, found.unclear, found.beyond)
         counts = dict(zip(counts, map(len, parts), strict=True))
     return LabelsAdded(

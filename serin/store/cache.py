@@ -46,11 +46,19 @@ class Cache:
         return self._root / "work"
 
     def get(
-        self, place: str, published: Published, fetch: Fetch, *, hold: bool = False, compared: bool = False
+        self,
+        place: str,
+        published: Published,
+        fetch: Fetch,
+        *,
+        hold: bool = False,
+        compared: bool = False,
+        shrink: bool = True,
     ) -> Path:
         """The folder with the files of `published`; `fetch` gets those that are missing or damaged here.
 
-        `hold`: it is in use until this process ends. `compared`: what `fetch` gets has the right digests.
+        `hold`: it is in use until this process ends. `compared`: what `fetch` gets has the right digests. `shrink`:
+        otherwise the caller makes room, after many calls.
         """
         folder = self._root / place
         if hold:
@@ -62,7 +70,8 @@ class Cache:
             with self._filling(place):
                 if not self._is_whole(place, published):
                     self._fill(place, published, fetch, compared=compared)
-        self._shrink()
+        if shrink:
+            self.shrink()
         return folder
 
     def adopt(self, place: str, published: Published, folder: Path, *, hold: bool = False) -> Path:
@@ -183,13 +192,15 @@ class Cache:
         with suppress(OSError):
             os.utime(self._record_file(place))
 
-    def _shrink(self) -> None:
+    def shrink(self) -> None:
         """Removes the copies that were used longest ago until the rest fits."""
         records = self._root / "records"
         found = []
         for path in records.rglob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 found.append((path.stat().st_mtime, int(json.loads(path.read_bytes())["bytes"]), path))
+        if not found:
+            return
         total = sum(size for _, size, _ in found)
         limit = shutil.disk_usage(self._root).total // 5 if self._limit is None else self._limit
         for used, size, path in sorted(found):

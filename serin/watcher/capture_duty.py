@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
@@ -15,14 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from serin.errors import DecoderMissing, NotFound, SerinError
-from serin.formats.captures import read_document, versions_captured
+from serin.formats.captures import read_document
 from serin.formats.schema import Schema, read_schema
 from serin.formats.serving.recorded import RecordedBlock
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.capture.counters import Counters, models_captured
 from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.recorder import Outcome, Plan, Plans, Recorder
-from serin.monitoring.capture.retention import expire
+from serin.monitoring.capture.retention import HomeHours, Hours, expire
 from serin.serving.native.decoder import Decoder
 from serin.serving.triton.installation import find_decoder
 from serin.spec.monitoring import CaptureSpec
@@ -72,7 +72,13 @@ class CaptureDuty(Duty):
         self._all_cared, self._all_due = float("-inf"), False
         self._trust = ClockTrust(clock)
         self._care_failed: dict[str, Exception] = {}
-        self._failing: dict[str, float] = {}
+        self._failing = FailingModels(
+            alerts,
+            "written",
+            "Requests of {} cannot be recorded",
+            "They wait in memory and are dropped once the ring is nearly full; requests are answered as before. "
+            f"Free space in {home / 'captures'} or make it writable.",
+        )
         self._dropped: dict[str, tuple[int, float]] = {}
 
     def tick(self, now: float) -> None:
@@ -88,7 +94,7 @@ class CaptureDuty(Duty):
                 self._all_cared = self._cared
             self._each_model(lambda model: self._care(model, now, trusted=trusted))
         # Last, because the alerts' disk may be full as well.
-        self._report_failures({**self._care_failed, **outcome.failed}, now)
+        self._failing.report({**self._care_failed, **outcome.failed}, now)
         for model in models_captured(self._home) if cared else ():
             self._report_dropped(model, now)
 
@@ -106,36 +112,8 @@ class CaptureDuty(Duty):
 
     def _care(self, model: str, now: float, *, trusted: bool) -> None:
         if self._all_due:  # first: it may free the disk
-            limits = capture_limits(self._settings, model, versions_captured(self._home, model))
-            expire(self._home, model, limits, now if trusted else None)
+            expire_by(self._settings, HomeHours(self._home, model), now if trusted else None)
         merge_parts(self._home, model, now, since=None if self._all_due else now - _RECENT_S)
-
-    def _report_failures(self, failed: Mapping[str, Exception], now: float) -> None:
-        for model in self._failing.keys() - failed.keys():
-            del self._failing[model]
-            log.info("the requests of %s are recorded again", model)
-            self._alerts.resolve(f"{model}/capture/written", now)
-        for model, error in failed.items():
-            if model not in self._failing:
-                self._failing[model] = now
-                log.warning("the requests of %s cannot be recorded: %s", model, error)
-            self._report_failure(model, error, now)
-
-    def _report_failure(self, model: str, error: Exception, now: float) -> None:
-        self._alerts.fire(
-            Alert(
-                key=f"{model}/capture/written",
-                kind="capture",
-                model=model,
-                severity="ticket",
-                title=f"Requests of {model} cannot be recorded",
-                text=f"{error}. They wait in memory and are dropped once the ring is nearly full; requests are "
-                f"answered as before. Free space in {self._home / 'captures'} or make it writable.",
-                since=self._failing[model],
-                facts={"error": f"{type(error).__name__}: {error}"},
-            ),
-            now,
-        )
 
     def _report_dropped(self, model: str, now: float) -> None:
         dropped = Counters.of(read_document(self._home, model)).dropped
@@ -162,6 +140,41 @@ class CaptureDuty(Duty):
             self._dropped[model] = dropped, since
             if now - since > _QUIET_S:
                 self._alerts.resolve(key, now)
+
+
+class FailingModels:
+    """Alerts about models whose records could not be kept for `after_s`. `title`: with a place for the model. `text`:
+    what follows from it."""
+
+    def __init__(self, alerts: Alerts, name: str, title: str, text: str, after_s: float = 0.0) -> None:
+        self._alerts, self._name, self._title, self._text, self._after_s = alerts, name, title, text, after_s
+        self._since: dict[str, float] = {}
+
+    def report(self, failed: Mapping[str, Exception], now: float) -> None:
+        """`failed`: the models that fail now, and why."""
+        for model in self._since.keys() - failed.keys():
+            del self._since[model]
+            log.info("the records of %s are %s again", model, self._name)
+            self._alerts.resolve(f"{model}/capture/{self._name}", now)
+        for model, error in failed.items():
+            title = self._title.format(model)
+            if model not in self._since:
+                log.warning("%s: %s", title, error)
+            since = self._since.setdefault(model, now)
+            if now - since >= self._after_s:
+                self._alerts.fire(
+                    Alert(
+                        key=f"{model}/capture/{self._name}",
+                        kind="capture",
+                        model=model,
+                        severity="ticket",
+                        title=title,
+                        text=f"{error}. {self._text}",
+                        since=since,
+                        facts={"error": f"{type(error).__name__}: {error}"},
+                    ),
+                    now,
+                )
 
 
 class RecorderThread:
@@ -272,9 +285,9 @@ def capture_settings(store: Store) -> Settings:
     return settings
 
 
-def capture_limits(settings: Settings, model: str, versions: Iterable[int]) -> CaptureSpec:
-    """Returns the settings of the newest version that is in the store, else the default."""
-    newest_first = (
-        settings(Release(model=model, version=version)) for version in sorted(versions, reverse=True)
-    )
-    return next((found for found in newest_first if found is not None), CaptureSpec())
+def expire_by(settings: Settings, hours: Hours, now: float | None, *, remove: bool = True) -> int:
+    """Deletes old records by the settings of the newest version that is in the store, else by the default."""
+    versions = sorted({version for _, version, _ in hours.sizes()}, reverse=True)
+    newest_first = (settings(Release(model=hours.model, version=version)) for version in versions)
+    limits = next((found for found in newest_first if found is not None), CaptureSpec())
+    return expire(hours, limits, now, remove=remove)

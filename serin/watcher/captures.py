@@ -19,16 +19,15 @@ from serin.formats.forget_requests import Applied, ForgetRequest, read_applied, 
 from serin.formats.serving.ring import ring_files
 from serin.formats.shared_captures import RECORDS
 from serin.machine import environment
-from serin.monitoring.capture.all_hosts import AllHosts
+from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
 from serin.monitoring.capture.counters import models_captured
 from serin.monitoring.capture.forget import Deletion, check_columns, forget, matches
-from serin.monitoring.capture.retention import delete_shared, delete_version, expire, expire_shared
-from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.retention import HomeHours, Hours, StoreHours, delete_versions
 from serin.pipeline import labels
 from serin.store.artifacts import Release
 from serin.store.retention import Garbage
 from serin.store.store import Store
-from serin.watcher.capture_duty import capture_limits, capture_settings, new_recorder
+from serin.watcher.capture_duty import capture_settings, expire_by, new_recorder
 
 _BUFFERED_S = 0.5  # an answer is in its ring a moment after the client has it
 _POLL_S: Final = 1.0
@@ -54,9 +53,11 @@ def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion
     not look as if there were none. A column that some versions mask is in `unread`.
     """
     masked = check_not_masked(model, where, versions_captured(home, model))
-    found = forget(home, model, where, remove=remove, also=[lambda *rows: labels.forget(model, dict([rows]))])
-    if remove:
-        labels.count_again(model)
+    hours = HomeHours(home, model)
+    if not remove:
+        return forget(hours, where, remove=False)
+    found = forget(hours, where, also=[lambda version, rows: labels.forget(model, {version: rows})])
+    labels.count_again(model)
     return replace(found, unread=tuple(sorted({*found.unread, *masked})))
 
 
@@ -83,13 +84,10 @@ def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) 
     """Deletes the records of versions that were deleted, also from the shared store; of the `whole` model when none is
     left. What is still in a ring is dropped when it is read. All hosts are asked to delete theirs. Returns the bytes
     here and in the store."""
-    size = 0
-    for version in versions:
-        size += delete_version(home, model, version)
-    if whole:
-        shutil.rmtree(captures_folder(home, model), ignore_errors=True)
+    size = delete_versions(HomeHours(home, model), versions)
     records = shared_records(home)
     if records is None or model not in records.models():
+        _remove_rest(home, None, [model] if whole else [])
         return size
     names = [
         Release(model=model, version=version, baseline=baseline).name
@@ -97,36 +95,38 @@ def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) 
         for baseline in (False, True)
     ]
     ask_to_forget(records, model, " or ".join(f"_release = '{name}'" for name in names))
-    return size + delete_shared(records, model, versions, whole=whole)
+    size += delete_versions(StoreHours(records, model), versions)
+    _remove_rest(home, records, [model] if whole else [])
+    records.drop_outdated(model, [])
+    return size
+
+
+def _remove_rest(home: Path, records: SharedRecords | None, models: Iterable[str]) -> None:
+    """Removes what else there is of models whose records were deleted."""
+    for model in models:
+        shutil.rmtree(captures_folder(home, model), ignore_errors=True)
+        if records is not None:
+            for key in records.files.keys(f"{RECORDS}{model}/"):
+                records.files.remove(key)
 
 
 def expired_records(home: Path, store: Store, *, remove: bool) -> list[Garbage]:
     """What the watchers would delete as well, here and in the shared store: records beyond `monitoring.capture.keep`
     and `max_size`, and all of models that are not in the store."""
     settings, known, found = capture_settings(store), set(store.models()), list[Garbage]()
-    for model in models_captured(home):
-        if model not in known:
-            size = sum(path.stat().st_size for path in captures_folder(home, model).rglob("*.parquet"))
-            if remove:
-                shutil.rmtree(captures_folder(home, model), ignore_errors=True)
-        else:
-            limits = capture_limits(settings, model, versions_captured(home, model))
-            size = expire(home, model, limits, time.time(), remove=remove)
-        if size:
-            found.append(Garbage(kind="records", name=model, bytes=size))
     records = shared_records(home)
-    for model in records.models() if records is not None else ():
-        assert records is not None, "only shared records have models"
-        listing = records.listing(model)
-        if model in known:
-            limits = capture_limits(settings, model, {file.version for file in listing})
-            size = expire_shared(records, model, limits, time.time(), remove=remove)
-        elif remove:
-            size = delete_shared(records, model, [], whole=True)
+    places: list[tuple[str, Hours]] = [("records", HomeHours(home, model)) for model in models_captured(home)]
+    if records is not None:
+        places += [("shared records", StoreHours(records, model)) for model in records.models()]
+    for kind, hours in places:
+        if hours.model in known:
+            size = expire_by(settings, hours, time.time(), remove=remove)
         else:
-            size = sum(file.size for file in listing)
+            size = delete_versions(hours, remove=remove)
         if size:
-            found.append(Garbage(kind="shared records", name=model, bytes=size))
+            found.append(Garbage(kind=kind, name=hours.model, bytes=size))
+    if remove:
+        _remove_rest(home, records, {hours.model for _, hours in places} - known)
     return found
 
 

@@ -34,7 +34,7 @@ from serin.store.mirror import Mirror
 from serin.store.objects import Objects
 from serin.watcher.cluster_state import ANSWERS, FOLDERS, HOSTS, LEADER, PREFIX, Request, obey
 from serin.watcher.duty import Commit, Duty, Rounds
-from serin.watcher.served import lead, watched_statuses
+from serin.watcher.served import FollowedRecords, lead, watched_statuses
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,7 @@ class Led:
     ) -> None:
         self.term, self._home, self._leadership = term, home, leadership
         self.state = make_private(led_home(home))
+        self.records = FollowedRecords()
         self._mirror = Mirror(objects, PREFIX, self.state, FOLDERS)
         self._mirror.adopt(term)
         book = AlertBook(self.state)

@@ -10,19 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from serin.errors import NotFound
-from serin.formats.captures import captures_folder
 from serin.formats.drift import read_drift
 from serin.formats.importance import read_importance
 from serin.formats.schema import read_schema
-from serin.formats.shared_captures import records_home
 from serin.monitoring.alerts.alert import Alert, Alerts
-from serin.monitoring.drift.model_watch import ModelWatch, Watched
+from serin.monitoring.drift.model_watch import ModelWatch, Watched, state_file
 from serin.monitoring.drift.read import alert_key, drift_alert
 from serin.spec.load import load_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.duty import Duty, look_at_each
-from serin.watcher.served import Served, has_agent, served_models
+from serin.watcher.served import Served, followed_records, served_models
 
 
 class DriftDuty(Duty):
@@ -48,19 +46,18 @@ class DriftDuty(Duty):
             version: found for version in model.versions if (found := self._version(model.name, version))
         }
         watch = self._watches.get(model.name)
-        records = records_home(self._home, model.name)
-        if records == self._home and has_agent(self._home):
-            return  # the records of all hosts are not here yet
         if watch is None:
-            if not wanted and not captures_folder(records, model.name).is_dir():
+            if not wanted and not state_file(self._state, model.name).is_file():
                 return
             watch = ModelWatch.load(self._state, model.name, wanted)
             self._watches[model.name] = watch
-        watch.use(records)
         if not wanted and not watch.releases and not watch.told:
             return
-        changed = watch.watch(wanted, model.live)
-        counted = watch.follow()
+        with followed_records(self._home, model.name) as sources:
+            if sources is None and wanted:
+                return
+            changed = watch.watch(wanted, model.live)
+            counted = watch.follow(sources or {})
         told = watch.told
         self._report(watch, now)
         if changed or counted or told != watch.told:

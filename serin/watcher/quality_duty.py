@@ -15,10 +15,8 @@ from typing import Final
 import pyarrow as pa
 
 from serin.errors import SerinError
-from serin.formats.captures import captures_folder
 from serin.formats.quality import QualityReference, read_quality_reference
 from serin.formats.serving.quality_evidence import QualityBlocks, write_quality_blocks
-from serin.formats.shared_captures import combined_home, records_home
 from serin.monitoring.alerts.alert import Alerts
 from serin.monitoring.quality.follow import Follower, Hooks, QualityState, write_state
 from serin.monitoring.quality.measure import (
@@ -48,7 +46,7 @@ from serin.store.objects import Objects
 from serin.store.store import Store
 from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.duty import Commit, Duty, look_at_each, nothing
-from serin.watcher.served import watched_rollouts
+from serin.watcher.served import followed_models, followed_records, watched_rollouts
 
 _WORK_S: Final = 1.0  # of a tick: the recorder must not wait for long
 _SHARE: Final = 0.05  # of the time that measuring may take
@@ -100,29 +98,27 @@ class QualityDuty(Duty):
         )
 
     def _names(self) -> list[str]:
-        places = [
-            captures_folder(combined_home(self._home)),
-            self._home / "captures",
-            self._state / "labels",
-        ]
-        folders = [folder for folder in places if folder.is_dir()]
-        return sorted({path.name for folder in folders for path in folder.iterdir() if path.is_dir()})
+        labelled = (path.name for path in (self._state / "labels").glob("*/"))
+        return sorted({*followed_models(self._home), *labelled})
 
     def _look(self, name: str, now: float, end: float) -> None:
         model = self._models.get(name)
-        if model is None or model.follower.records != records_home(self._home, name):
+        if model is None:
             model = self._models[name] = self._open(name)
         model.versions.look_again()
-        more = model.follower.advance()
-        while more and self._clock() < end:
-            more = model.follower.advance()
+        with followed_records(self._home, name) as sources:
+            if sources is None:
+                return
+            more = model.follower.advance(sources)
+            while more and self._clock() < end:
+                more = model.follower.advance(sources)
         if now - model.deleted >= _DELETE_EVERY_S:
             model.deleted = now
             model.follower.delete_before(now - model.versions.kept_s())
         self._judge(model, now)
         state = model.follower.state
         evidence = tuple(each.get("count") for each in state.evidence.values())
-        seen = state.part, state.labels, state.forgotten, more, evidence
+        seen = dict(state.seen), state.labels, state.forgotten, more, evidence
         if seen != model.seen and self._clock() >= model.due:
             began = self._clock()
             write_quality(self._state, self._view(model, now, behind=more))
@@ -137,8 +133,7 @@ class QualityDuty(Duty):
                 _take(state, watched.version, known.watch, rows, watched)
 
         hooks = Hooks(recorded=count_recorded, labelled=labelled)
-        records = records_home(self._home, name)
-        return _Model(name, Follower(self._state, name, versions.watched, hooks, records), versions)
+        return _Model(name, Follower(self._state, name, versions.watched, hooks), versions)
 
     def _judge(self, model: _Model, now: float) -> None:
         """Judges blocks that are complete, tells the controller, and reports on the live version. Alerts are fired

@@ -4,6 +4,9 @@ store. What needs no store then is the desired state that the agent follows."""
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,6 +16,8 @@ from serin.formats.cluster.desired_state import DesiredState
 from serin.host.state import read_stack
 from serin.machine import environment
 from serin.machine.documents import warn_once
+from serin.monitoring.capture.counters import models_captured
+from serin.monitoring.capture.read import Sources, records_in
 from serin.rollout.run.access import Rollouts, home_rollouts
 from serin.rollout.run.status import ModelStatus, status, statuses
 from serin.store.open import StoreProbe, open_objects
@@ -46,10 +51,36 @@ def has_agent(home: Path) -> bool:
     return _agents.get(home, False)
 
 
+class FollowedRecords:
+    """The records of all hosts that the leading watcher follows, by model: copies on its host. They change only while
+    they are taken away from those who read them."""
+
+    def __init__(self) -> None:
+        self._lock, self._sources = threading.Lock(), dict[str, Sources]()
+
+    @property
+    def models(self) -> list[str]:
+        return list(self._sources)
+
+    @contextmanager
+    def read(self, model: str) -> Iterator[Sources | None]:
+        with self._lock:
+            yield self._sources.get(model)
+
+    def take_away(self, model: str) -> None:
+        with self._lock:
+            self._sources.pop(model, None)
+
+    def give(self, model: str, sources: Sources) -> None:
+        with self._lock:
+            self._sources[model] = sources
+
+
 class Led(Protocol):
     """What the leading watcher of several hosts has. `state`: the home with what it knows."""
 
     state: Path
+    records: FollowedRecords
 
     def keep(self) -> None:
         """Has the store keep all that it knows. Raises LeadershipLost or StoreUnreachable."""
@@ -72,6 +103,23 @@ def state_home(home: Path) -> Path | None:
     """The home with what this watcher knows of models; None: the watcher of another host leads."""
     led = led_by(home)
     return led.state if led else None if has_agent(home) else home
+
+
+@contextmanager
+def followed_records(home: Path, model: str) -> Iterator[Sources | None]:
+    """A block in which the records of a model can be followed: those of this home, or, if this watcher leads, of all
+    hosts. None: they are not here now."""
+    if led := led_by(home):
+        with led.records.read(model) as sources:
+            yield sources
+    else:
+        yield None if has_agent(home) else records_in(home)
+
+
+def followed_models(home: Path) -> list[str]:
+    """The models with records that can be followed."""
+    led = led_by(home)
+    return led.records.models if led else [] if has_agent(home) else models_captured(home)
 
 
 def watched_rollouts(home: Path) -> Rollouts:

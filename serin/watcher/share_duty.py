@@ -1,14 +1,14 @@
 """The watcher's duty that shares records with other hosts through a store: applies requests to delete rows, uploads
-what is new, copies those of all hosts where they are followed, and deletes what is old in the store. A thread talks to
-the store: nothing else of the watcher waits for it."""
+what is new, and deletes what is old in the store. The leading watcher also copies the records of all hosts, which its
+other duties follow. A thread talks to the store: nothing else of the watcher waits for it."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from serin.errors import SerinError, StoreUnreachable
 from serin.expressions import ExpressionError, parse
-from serin.formats.captures import captures_folder, versions_captured
+from serin.formats.captures import captures_folder, in_force
 from serin.formats.cluster.leader import Leader
 from serin.formats.forget_requests import (
     APPLIED,
@@ -30,23 +30,22 @@ from serin.formats.forget_requests import (
     write_applied,
 )
 from serin.formats.serving.ring import are_recorded, ring_heads
-from serin.formats.shared_captures import GONE, RECORDS, begin_sharing, checked_host, combined_home
+from serin.formats.shared_captures import GONE, RECORDS, SharedFile, begin_sharing, checked_host
 from serin.machine import environment
-from serin.monitoring.alerts.alert import Alert, Alerts
-from serin.monitoring.capture.all_hosts import combine
+from serin.monitoring.alerts.alert import Alerts
+from serin.monitoring.capture.all_hosts import FOLLOWED, Folder, SharedRecords, folders
 from serin.monitoring.capture.counters import models_captured
-from serin.monitoring.capture.forget import Deletion, column_types, forget, forget_shared
-from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.retention import expire, expire_shared
-from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.forget import Deletion, Forgotten, forget
+from serin.monitoring.capture.merge import tidy
+from serin.monitoring.capture.read import Source, column_types
+from serin.monitoring.capture.retention import HomeHours, Hours, StoreHours
 from serin.monitoring.capture.shared_upload import Uploader, uploadable
 from serin.pipeline import labels
-from serin.spec.yaml_file import read_mapping
 from serin.store.store import Store
-from serin.watcher.capture_duty import ClockTrust, Settings, capture_limits, capture_settings
+from serin.watcher.capture_duty import ClockTrust, FailingModels, Settings, capture_settings, expire_by
 from serin.watcher.cluster_state import LEADER
 from serin.watcher.duty import Duty
-from serin.watcher.served import has_agent, led_by, served_models, state_home
+from serin.watcher.served import Led, has_agent, led_by, state_home
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ ROUND_S: Final = 20.0
 _ALARM_S: Final = 600.0
 _ALL: Final = ""  # the key of an error that concerns all models
 _STOP_S: Final = 2.0
-_RECENT_S: Final = 3 * 3600.0
 _BUFFERED_S: Final = 2.5  # an answer is in its ring a moment after the client has it
 
 
@@ -63,26 +61,19 @@ class ShareDuty(Duty):
 
     name, every_s = "share", 5.0
 
-    def __init__(
-        self,
-        home: Path,
-        alerts: Alerts,
-        *,
-        make: Callable[[Store], ShareRound] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._home, self._alerts, self._clock = home, alerts, clock
-        self._make = make or (
-            lambda store: ShareRound(home, store, capture_settings(store), combines=followed(home, store))
-        )
-        self._store = shared_store(home)
-        if not has_agent(home):  # any more
-            shutil.rmtree(combined_home(home), ignore_errors=True)
-        self._stop, self._lock = threading.Event(), threading.Lock()
+    def __init__(self, home: Path, alerts: Alerts, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home, self._store, self._trust = home, shared_store(home), ClockTrust(clock)
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing: dict[str, tuple[float, Exception]] = {}  # since when, and why
-        self._told: set[str] = set()
-        self._trust = ClockTrust(clock)
+        self._failed: Mapping[str, Exception] = {}
+        self._failing = FailingModels(
+            alerts,
+            "uploaded",
+            "Recorded requests of {} cannot be uploaded",
+            f"They are kept in {home / 'captures'} up to monitoring.capture.max_size and keep, and uploaded when that "
+            "is possible again; requests are answered as before.",
+            _ALARM_S,
+        )
 
     def tick(self, now: float) -> None:
         if self._store is None:
@@ -90,9 +81,9 @@ class ShareDuty(Duty):
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(self._store,), name="share", daemon=True)
             self._thread.start()
-        with self._lock:
-            failing = dict(self._failing)
-        self._report(failing, now)
+        failed = self._failed
+        everywhere = dict.fromkeys(models_captured(self._home), failed[_ALL]) if _ALL in failed else failed
+        self._failing.report(everywhere, now)
 
     def close(self) -> None:
         """What is not uploaded is uploaded by the next watcher."""
@@ -103,79 +94,14 @@ class ShareDuty(Duty):
     def _run(self, store: Store) -> None:
         sharing: ShareRound | None = None
         while not self._stop.is_set():
-            now, failed = time.time(), dict[str, Exception]()
+            now = time.time()
             try:
-                sharing = sharing or self._make(store)
+                sharing = sharing or ShareRound(self._home, store, capture_settings(store))
                 sharing.prepare()
-                failed = sharing.run(now, trusted=self._trust.at(now))
+                self._failed = sharing.run(now, trusted=self._trust.at(now))
             except (OSError, SerinError, pa.ArrowException, ValueError) as error:
-                failed = {_ALL: error}
-            self._note(failed, now)
+                self._failed = {_ALL: error}
             self._stop.wait(ROUND_S)
-
-    def _note(self, failed: Mapping[str, Exception], now: float) -> None:
-        with self._lock:
-            before = self._failing
-            self._failing = {
-                model: (before[model][0] if model in before else now, error)
-                for model, error in failed.items()
-            }
-        for model in failed.keys() - before.keys():
-            log.warning("records%s cannot be uploaded: %s", f" of {model}" if model else "", failed[model])
-        for model in before.keys() - failed.keys():
-            log.info("records%s are uploaded again", f" of {model}" if model else "")
-
-    def _report(self, failing: Mapping[str, tuple[float, Exception]], now: float) -> None:
-        late = {
-            model: found
-            for name, found in failing.items()
-            for model in ([name] if name else models_captured(self._home))
-            if now - found[0] >= _ALARM_S
-        }
-        for model, (since, error) in late.items():
-            self._alerts.fire(_alert(model, since, error, self._home), now)
-        for model in self._told - late.keys():
-            self._alerts.resolve(_key(model), now)
-        self._told = set(late)
-
-
-def _key(model: str) -> str:
-    return f"{model}/capture/uploaded"
-
-
-def _alert(model: str, since: float, error: Exception, home: Path) -> Alert:
-    return Alert(
-        key=_key(model),
-        kind="capture",
-        model=model,
-        severity="ticket",
-        title=f"Recorded requests of {model} cannot be uploaded",
-        text=f"{error}. They are kept in {home / 'captures'} up to monitoring.capture.max_size and keep, and uploaded "
-        "when that is possible again; requests are answered as before.",
-        since=since,
-        facts={"error": f"{type(error).__name__}: {error}"},
-    )
-
-
-def followed(home: Path, store: Store) -> Callable[[str], bool]:
-    """Says of which models the records of all hosts are needed here: those with labels, and those whose newest served
-    version has a drift or a quality section. Only where an agent serves."""
-    known: dict[tuple[str, int], bool] = {}
-
-    def needed(model: str) -> bool:
-        if any((each / "labels" / model).is_dir() for each in (home, state_home(home)) if each):
-            return True
-        versions = [served.live for served in served_models(home) if served.name == model]
-        version = versions[0] if versions else store.aliases(model).get("live")
-        if version is None:
-            return False
-        if (model, version) not in known:
-            spec = Path(store.bundle(model, version).path) / "spec.yaml"
-            monitoring = (read_mapping(spec).get("monitoring") or {}) if spec.exists() else {}
-            known[model, version] = bool(monitoring.get("drift") or monitoring.get("quality"))
-        return known[model, version]
-
-    return needed if has_agent(home) else lambda _: False
 
 
 def shared_store(home: Path) -> Store | None:
@@ -188,8 +114,7 @@ def shared_store(home: Path) -> Store | None:
 
 
 class ShareRound:
-    """`settings`: of a release. `combines`: of which models the records of all hosts are copied to this one. `care_s`:
-    between two looks at what is old in the store."""
+    """`settings`: of a release. `care_s`: between two looks at what is old in the store."""
 
     def __init__(
         self,
@@ -198,18 +123,18 @@ class ShareRound:
         settings: Settings,
         *,
         host: str | None = None,
-        combines: Callable[[str], bool] = lambda _: False,
         care_s: float = 900.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._home, self._settings, self._clock, self._care_s = home, settings, clock, care_s
-        self._combines = combines
         self._host = checked_host(host or environment.host())
-        self.records = SharedRecords.of(store, home)
-        self._uploader = Uploader(home, store.shared_files(), self._host)
+        self.records = SharedRecords.of(store, home, FOLLOWED)
+        self._uploader = Uploader(home, self.records, self._host)
+        self._copies = FollowedCopies(home, self.records)
         self._seen: dict[tuple[str, int], tuple[float, dict[str, int]]] = {}
         """When a request was first read here, and how far the rings were written then."""
-        self._found: dict[tuple[str, int], Deletion] = {}
+        self._found: dict[tuple[str, int], defaultdict[str, Deletion]] = {}
+        """What was deleted so far on a request, by host."""
         # The keys of what all hosts had done when outdated copies were last dropped.
         self._applied: set[str] = set()
         self._cared = float("-inf")
@@ -234,12 +159,11 @@ class ShareRound:
                 self._share(model, asked.get(model, set()) - done.get(model, set()), now)
                 if asked.get(model):
                     self._apply_for_gone(model, applied, now)
-                if applied != self._applied:  # a host has replaced files since
-                    self.records.drop_outdated(model, self.records.listing(model))
-                if self._combines(model):
-                    self._combine(model, now)
                 if cares:
-                    self._care(model, now if trusted else None)
+                    expire_by(self._settings, StoreHours(self.records, model), now if trusted else None)
+                if cares or applied != self._applied:  # a host has replaced files since
+                    self._copies.drop_outdated(model, self.records.listing(model))
+                self._copies.update(model, asked.get(model, set()), applied)
             except StoreUnreachable:
                 raise
             except (OSError, SerinError, pa.ArrowException, ValueError) as error:
@@ -269,65 +193,74 @@ class ShareRound:
             self._seen[key] = now, ring_heads(self._home)
         seen, heads = self._seen[key]
         settled = now - seen > _BUFFERED_S and are_recorded(self._home, heads)
-        before, problem = self._found.get(key, Deletion(rows=0, files=0)), ""
+        found, problem = self._found.setdefault(key, defaultdict(Deletion)), ""
+        applied = read_applied(self.records.files, request.model).get(request.seq, {})
         try:
-            found = _sum(before, self._forget(request))
-            self._found[key] = found
-            settled &= self._drop_copies(request)
+            for host, deletion in self._forget(request).items():
+                found[host] += deletion
+            listing, done = self.records.listing(request.model), {self._host, *applied}
+            replaced = [file for file in listing if file.writer.host in done]
+            settled &= self._copies.drop_outdated(request.model, replaced)
         except ExpressionError as error:
-            found, problem = before, str(error)
+            problem = str(error)
         if not settled and not problem:
             return
-        applied = Applied(
-            host=self._host, by=self._host, t=now, rows=found.rows, files=found.files, labels=found.labels,
-            problem=problem,
-        )  # fmt: skip
         labels.count_again(request.model, self._state())
         if led := led_by(self._home):
             led.keep()  # the next leader must not have these labels
-        write_applied(self.records.files, request, applied)
-        log.info("%d rows of %s were deleted on request %d", found.rows, request.model, request.seq)
+        own = found.pop(self._host, Deletion())
+        rows = max([own.rows, *(each.others.get(self._host, 0) for each in applied.values())])
+        others = {host: deletion.rows for host, deletion in found.items() if deletion.rows}
+        report = Applied(
+            host=self._host, by=self._host, t=now, rows=rows, files=own.files, labels=own.labels, others=others,
+            problem=problem,
+        )  # fmt: skip
+        write_applied(self.records.files, request, report)
+        log.info("%d rows of %s were deleted on request %d", rows, request.model, request.seq)
         self._seen.pop(key, None)
         self._found.pop(key, None)
 
-    def _forget(self, request: ForgetRequest) -> Deletion:
+    def _forget(self, request: ForgetRequest) -> dict[str, Deletion]:
+        """Deletes the rows here and in what this host wrote; returns what was found of each host. The leading watcher
+        first deletes the labels of all hosts' rows, and has the store keep that: the next leader would not find them.
+        Rows of other hosts in the store are deleted before they are followed (FollowedCopies)."""
         model, where = request.model, request.where
-        uploaded = forget_shared(self.records, model, where, [self._host])
-        here = self._forget_in(self._home, model, where)
-        copies = self._forget_in(combined_home(self._home), model, where)
-        if here.rows or copies.rows:
+        found, count = dict[str, Deletion](), 0
+        if led := led_by(self._home):
+            self._copies.take_away(model)
+            for host in self.records.files.names(f"{RECORDS}{model}/"):
+                found[host] = self._forget_in(StoreHours(self.records, model, [host]), where, remove=False)
+            here = self._forget_here(model, where, remove=False)
+            count = sum(each.labels for each in (here, *found.values()))
+            if here.rows or any(each.rows for each in found.values()):
+                led.keep()
+                labels.count_again(model, self._state())
+        own = self._forget_in(StoreHours(self.records, model, [self._host]), where)
+        here = self._forget_here(model, where)
+        if here.rows:
             labels.count_again(model, self._state())
         # What was uploaded is here as well, unless it was deleted here to make room.
-        return Deletion(
-            rows=max(here.rows, uploaded.rows),
-            files=max(here.files, uploaded.files),
-            labels=here.labels + copies.labels,
-        )
+        rows, files = max(here.rows, own.rows), max(here.files, own.files)
+        deletion = Deletion(rows=rows, files=files, labels=here.labels + own.labels + count)
+        return {**found, self._host: deletion}
 
-    def _drop_copies(self, request: ForgetRequest) -> bool:
-        """Deletes copies of files that a host has replaced, or is still to replace. False: one is being read."""
-        done = {self._host, *read_applied(self.records.files, request.model).get(request.seq, {})}
-        listing = self.records.listing(request.model)
-        return self.records.drop_outdated(
-            request.model, [file for file in listing if file.writer.host in done]
-        )
+    def _forget_here(self, model: str, where: str, *, remove: bool = True) -> Deletion:
+        if not captures_folder(self._home, model).is_dir():
+            return Deletion()
+        if not set(parse(where).columns) <= column_types(self._home, model).keys():
+            return Deletion(leftovers=tidy(self._home, model))
+        return self._forget_in(HomeHours(self._home, model), where, remove=remove)
 
-    def _forget_in(self, home: Path, model: str, where: str) -> Deletion:
-        if not captures_folder(home, model).is_dir():
-            return Deletion(rows=0, files=0)
-        if not set(parse(where).columns) <= column_types(home, model).keys():
-            return Deletion(rows=0, files=0, leftovers=tidy(home, model))
-        return forget(
-            home, model, where, also=[lambda *rows: labels.forget(model, dict([rows]), self._state())]
-        )
+    def _forget_in(self, hours: Hours, where: str, *, remove: bool = True) -> Deletion:
+        return forget(hours, where, remove=remove, also=_labels(hours.model, self._state()))
 
     def _state(self) -> Path:
         """The home with the labels: those of all hosts, if this watcher leads."""
         return state_home(self._home) or self._home
 
     def _waits_for_leader(self, request: ForgetRequest) -> bool:
-        """Whether the leading watcher has still to delete the labels of the rows, which it finds by its copies. If it
-        is lost, the next one does with copies in which nothing was deleted yet."""
+        """Whether the leading watcher has still to delete the labels of the rows, which it finds by the rows in the
+        store."""
         stored = None if state_home(self._home) else self.records.files.read(LEADER)
         if stored is None:
             return False
@@ -342,38 +275,77 @@ class ShareRound:
             done = applied_by(applied, host).get(model, set())
             for request in read_requests(files, model):
                 if request.seq not in done:
-                    found = forget_shared(self.records, model, request.where, [host])
+                    found = forget(StoreHours(self.records, model, [host]), request.where)
                     report = Applied(host=host, by=self._host, t=now, rows=found.rows, files=found.files)
                     write_applied(files, request, report)
 
-    def _combine(self, model: str, now: float) -> None:
-        """Copies new rows of all hosts; those that their host has not deleted yet, though it was asked to, are left
-        out."""
-        requests, applied = read_requests(self.records.files, model), read_applied(self.records.files, model)
-        hosts = self.records.files.names(f"{RECORDS}{model}/") if requests else []
-        hidden = {
-            host: [each.where for each in requests if host not in applied.get(each.seq, {})] for host in hosts
+
+class FollowedCopies:
+    """The copies of all hosts' records that the duties of the leading watcher follow."""
+
+    def __init__(self, home: Path, records: SharedRecords) -> None:
+        self._home, self._records = home, records
+        self._led: Led | None = None
+        self._copied: dict[str, dict[Folder, list[SharedFile]]] = {}  # by model
+
+    def take_away(self, model: str) -> None:
+        """Nobody follows the copies of a model until they are updated."""
+        if led := led_by(self._home):
+            led.records.take_away(model)
+
+    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> bool:
+        """Deletes copies of files that are not in `listing`; all others are looked at again. False: one is being
+        read."""
+        self.take_away(model)
+        self._copied.pop(model, None)
+        return self._records.drop_outdated(model, listing)
+
+    def update(self, model: str, asked: set[int], applied: set[str]) -> None:
+        """Copies what is new, if this watcher leads. Rows that a host was asked to delete and has not deleted yet are
+        deleted in the store before, with their labels. `asked`: the numbers of all requests. `applied`: the keys of
+        what hosts have done."""
+        led = led_by(self._home)
+        if led is not self._led:
+            self._led, self._copied = led, {}
+        if led is None:
+            return
+        counted = self._records.counters(model)  # before the files: those that they count are there
+        copied = self._copied.setdefault(model, {})
+        changed = {
+            folder: current
+            for folder, files in folders(self._records.listing(model))
+            if copied.get(folder) != (current := in_force(files))
         }
-        with suppress(FileNotFoundError):  # a file was replaced just now: the next round finds its rows
-            combine(self._home, self.records, model, hidden)
-        if any(hidden.values()):  # files of these hosts still have rows that are to be deleted
-            listing = self.records.listing(model)
-            self.records.drop_outdated(model, [file for file in listing if not hidden.get(file.writer.host)])
-        merge_parts(combined_home(self._home), model, now, since=now - _RECENT_S)
+        if changed:
+            self.take_away(model)
+        hosts = {writer.host for writer, _, _ in changed}
+        late = {host: asked - applied_by(applied, host).get(model, set()) for host in hosts}
+        requests = read_requests(self._records.files, model) if any(late.values()) else []
+        for folder, files in changed.items():
+            own = [each.where for each in requests if each.seq in late[folder[0].host]]
+            try:
+                self._copy(folder, files, own, led)
+            except FileNotFoundError:  # replaced just now: the next round copies it
+                return
+            copied[folder] = files
+        sources = {
+            writer.id: Source(self._records.home_of(writer), int(counts.get("last", 0)))
+            for writer, counts in counted.items()
+        }
+        led.records.give(model, sources)
 
-    def _care(self, model: str, now: float | None) -> None:
-        uploaded = {file.version for file in self.records.listing(model)}
-        versions = {*versions_captured(self._home, model), *uploaded}
-        limits, combined = capture_limits(self._settings, model, versions), combined_home(self._home)
-        expire_shared(self.records, model, limits, now)
-        self.records.drop_outdated(model, self.records.listing(model))
-        if captures_folder(combined, model).is_dir():
-            expire(combined, model, limits, now)
-            tidy(combined, model)
-            merge_parts(combined, model, time.time())
+    def _copy(self, folder: Folder, files: list[SharedFile], late: list[str], led: Led) -> None:
+        hours, also = StoreHours(self._records, folder[0].model), _labels(folder[0].model, led.state)
+        for where in late:
+            with suppress(ExpressionError):  # its host reports that
+                if forget(hours, where, only=[folder], remove=False, also=also).labels:
+                    led.keep()
+                forget(hours, where, only=[folder])
+        if late:
+            self._records.copy(folder)
+        else:
+            self._records.fetch(folder, files)
 
 
-def _sum(one: Deletion, other: Deletion) -> Deletion:
-    return Deletion(
-        rows=one.rows + other.rows, files=one.files + other.files, labels=one.labels + other.labels
-    )
+def _labels(model: str, home: Path) -> list[Forgotten]:
+    return [lambda version, rows: labels.forget(model, {version: rows}, home)]

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from serin.formats.cluster.leader import Leader
 from serin.formats.schema import write_schema
-from serin.formats.shared_captures import combined_home
 from serin.host.state import Stack, write_stack
 from serin.machine import environment
-from serin.monitoring.capture.all_hosts import AllHosts
+from serin.monitoring.capture.all_hosts import FOLLOWED, AllHosts, SharedRecords
 from serin.monitoring.capture.read import captured
-from serin.monitoring.capture.shared_read import SharedRecords
 from serin.store.store import Store
+from serin.watcher.cluster_state import LEADER
 from tests.cluster.fault_proxy import Fault, Request, fault_proxy
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.kit.commands import serin_process
@@ -71,7 +71,7 @@ class Host:
         self.home, self.name = folder / name, name
         own = {"SERIN_HOME": str(self.home), "SERIN_HOST": name, "SERIN_METRICS": "127.0.0.1:0"}
         self._variables = {**variables, **own}
-        (self.home / "labels" / MODEL).mkdir(parents=True)  # so that it follows the records of all hosts
+        self.home.mkdir()
         write_stack(Stack(home=self.home, gateway_port=1, agent=True))
         self._worker = Worker(self.home, boot=f"{int(time.time() * 1000):012x}-17-{name:0>8}")
         self._log = folder / f"{name}.log"
@@ -91,12 +91,15 @@ class Host:
                 stderr=subprocess.STDOUT,
             )
 
+    def copied(self) -> list[str]:
+        """The rows in the copies of all hosts' records, which the leading watcher follows."""
+        homes = self.home.glob(f"cache/**/{FOLLOWED}/*/*/captures")
+        return sorted(each for home in homes for each in captured(home.parent, MODEL)["_id"].to_pylist())
+
     def wait_for_copies(self, expected: list[str]) -> None:
         """Waits until this host has copied the rows of all hosts, each once."""
         deadline = time.monotonic() + WITHIN_S
-        while (found := sorted(captured(combined_home(self.home), MODEL)["_id"].to_pylist())) != sorted(
-            expected
-        ):
+        while (found := self.copied()) != sorted(expected):
             self.check()
             assert time.monotonic() < deadline, f"expected {sorted(expected)}, copied {found}"
             time.sleep(0.5)
@@ -133,6 +136,13 @@ class Scene:
         found = sorted(each for table in everywhere.tables() for each in table["_id"].to_pylist())
         assert len(found) == len(set(found)), "a row was read twice"
         return found
+
+    def leader(self) -> Host:
+        """The host whose watcher leads."""
+        stored = Store(self.url).shared_files().read(LEADER)
+        assert stored is not None
+        name = Leader.load(stored.content).holder.partition("/")[0]
+        return {"a": self.a, "b": self.b}[name]
 
     def wait_for(self, expected: Callable[[], list[str]], *watching: Host) -> None:
         deadline = time.monotonic() + WITHIN_S
@@ -217,7 +227,9 @@ def test_every_recorded_row_reaches_the_store_once_and_is_deleted_everywhere(
         here.wait_for(lambda: kept, a, b)
         for host in (a, b):
             assert 7000 not in captured(host.home, MODEL)["age"].to_pylist()
-            host.wait_for_copies(kept)
+        leader = here.leader()
+        leader.wait_for_copies(kept)
+        until(lambda: not any(each.endswith("-7") for host in (a, b) for each in host.copied()), every_s=0.5)
         print(f"{len(kept)} rows of two hosts, each once; deleted: {json.dumps(state['applied'])}")
 
 

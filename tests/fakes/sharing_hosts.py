@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from serin.formats.captures import METADATA, write_part
-from serin.formats.shared_captures import combined_home
-from serin.monitoring.capture.all_hosts import AllHosts
+from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
 from serin.monitoring.capture.merge import merge_parts
-from serin.monitoring.capture.read import captured
-from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.read import parts, read_part
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from serin.watcher.served import FollowedRecords, lead
 from serin.watcher.share_duty import ShareRound
 
 NOON = 1772366400.0  # 2026-03-01T12:00 UTC
@@ -37,6 +36,17 @@ def rows(*numbers: int, t: float = NOON, host: str = "") -> pa.Table:
     )
 
 
+class Led:
+    """What a leading watcher has. `on_keep`: called when the store is to keep what it knows."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.records = state, FollowedRecords()
+        self.on_keep: Callable[[], object] = lambda: None
+
+    def keep(self) -> None:
+        self.on_keep()
+
+
 @dataclass(slots=True)
 class SharingHost:
     """A host with the home <folder>/<name>. `limits`: what the spec says about records."""
@@ -45,7 +55,7 @@ class SharingHost:
     url: str
     name: str
     limits: CaptureSpec = field(default_factory=lambda: CaptureSpec(share=1.0, keep=100000 * 86_400))
-    combines: bool = False
+    led: Led | None = None
     _round: ShareRound | None = None
 
     @property
@@ -83,14 +93,13 @@ class SharingHost:
                 self.store,
                 self.settings,
                 host=self.name,
-                combines=lambda _: self.combines,
                 care_s=1e9,
             )
             self._round._cared = 0.0
         if care:
             self._round._cared = float("-inf")
         files = wrap(self.store.shared_files())
-        self._round.records.files = self._round._uploader._files = files
+        self._round.records.files = files
         self._round.prepare()
         before, os.environ["SERIN_HOME"] = (
             os.environ["SERIN_HOME"],
@@ -101,23 +110,40 @@ class SharingHost:
         finally:
             os.environ["SERIN_HOME"] = before
 
+    def lead(self, state: Path | None = None) -> Led:
+        """Its watcher leads from now on. `state`: the home for what it knows; None: its own."""
+        self.led = Led(state or self.home)
+        lead(self.home, self.led)
+        return self.led
+
+    def lead_no_more(self) -> None:
+        lead(self.home, None)
+
     def settings(self, release: Release) -> CaptureSpec:
         return self.limits
 
     def restart(self) -> None:
         self._round = None
 
-    def all_hosts(self) -> AllHosts:
-        return AllHosts(self.home, self.records, self.name, MODEL)
+    def all_hosts(self, model: str = MODEL) -> AllHosts:
+        return AllHosts(self.home, self.records, self.name, model)
 
     def ids(self) -> list[str]:
         """What this host reads of all hosts, one id for each row."""
         return ids(self.all_hosts().tables())
 
 
-def combined_ids(host: SharingHost) -> list[str]:
-    """The ids in the copies of all hosts' records on a host."""
-    return ids([captured(combined_home(host.home), MODEL)])
+def followed_ids(host: SharingHost) -> list[str]:
+    """The ids of the rows that the duties of a host that leads follow."""
+    assert host.led is not None
+    with host.led.records.read(MODEL) as sources:
+        assert sources is not None
+        found = [
+            read_part(part)
+            for source in sources.values()
+            for part in parts(source.home, MODEL, until=source.last)
+        ]
+        return ids(found)
 
 
 def ids(tables: Iterable[pa.Table]) -> list[str]:

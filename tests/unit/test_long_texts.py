@@ -18,6 +18,7 @@ from serin.models.foreign.own_inputs import _wire
 from serin.monitoring.capture import merge
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.read import captured, captured_tables
+from serin.monitoring.capture.retention import HomeHours
 from serin.monitoring.quality.labels import Columns, add_labels
 from tests.fakes.labelled import data, schema, truth_of
 
@@ -52,7 +53,7 @@ def records(home: Path, names: pa.Array = NAMES) -> None:
 
 def test_a_person_is_forgotten_beside_a_long_string(tmp_path: Path) -> None:
     records(tmp_path)
-    assert peak(lambda: forget(tmp_path, "taxis", "name = 'n3' or name > 'xx'")) < BOUND
+    assert peak(lambda: forget(HomeHours(tmp_path, "taxis"), "name = 'n3' or name > 'xx'")) < BOUND
     names = captured(tmp_path, "taxis")["name"].to_pylist()
     assert len(names) == ROWS - 1 - sum(name == "n3" for name in NAMES.to_pylist())
     assert LONG not in names

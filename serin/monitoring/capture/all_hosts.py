@@ -1,70 +1,210 @@
-"""The records of this home together with those of all hosts that share a store: counted, the newest, all of a period,
-or copied to this host in the form of a home, for what follows records row by row, such as drift and live quality."""
+"""Reads and changes the records in the store that several hosts share. Files are read through the copies on this host,
+which are compared with their digests and laid out like a home, so that everything that reads a home reads them."""
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
-from serin.expressions import parse
-from serin.formats.captures import (
-    Part,
-    bytes_in_memory,
-    captures_folder,
-    commit,
-    hour_began,
-    last_number,
-    read_document,
-    versions_captured,
-    write_document,
-    writing,
+from serin.errors import ObjectExists, StoreUnreachable
+from serin.formats.captures import captures_folder, hour_folders, in_force, versions_captured
+from serin.formats.shared_captures import (
+    COUNTERS,
+    RECORDS,
+    SharedFile,
+    Writer,
+    file_key,
+    load_counters,
+    read_sharing,
+    shared_files,
 )
-from serin.formats.shared_captures import BORN, SharedFile, Writer, combined_home, in_force
-from serin.machine.durable import make_private
 from serin.monitoring.capture.counters import CapturesView, captures_view, read_captures, versions_kept
-from serin.monitoring.capture.forget import column_types, matches
 from serin.monitoring.capture.read import (
     alike,
-    between,
     captured_tables,
+    column_types,
     common_schema,
     fitted,
+    hour_tables,
     newest,
-    parts,
-    read_part,
+    overlaps,
+    until_found,
 )
-from serin.monitoring.capture.shared_read import Folder, SharedRecords, elsewhere, folders
-from serin.monitoring.capture.shared_upload import up_to
+from serin.store.cache import Cache
+from serin.store.file_list import ListedFile, Published, listed
+from serin.store.objects import Files
+from serin.store.store import Store
 
-_HOUR_S = 3600.0
-_BATCH_ROWS, _BATCH_BYTES = 1 << 19, 256 << 20  # of a home, in one call of `combine`
-_TAKEN: Final = "taken"  # in counters.json: the last part of each home that was copied
+_READ: Final = "captures"  # where the copies are that any command reads ...
+FOLLOWED: Final = "followed"  # ... and those that drift and live quality follow
 _ORDER = [("_t", "ascending"), ("_id", "ascending"), ("_row", "ascending")]
 
-Hidden = Mapping[str, Sequence[str]]
-"""By host, conditions of rows that it was asked to delete and has not deleted yet. Read before the records are."""
+Folder = tuple[Writer, int, str]
+"""The records of an hour of a version, from one home."""
+
+
+class SharedRecords:
+    """`home`: this host's own, whose files need not be fetched. `place`: of the copies; a watcher also drops those that
+    commands have left."""
+
+    def __init__(self, files: Files, copies: Cache, home: Path, place: str = _READ) -> None:
+        self.files, self._copies, self._home, self._place = files, copies, home, place
+
+    @classmethod
+    def of(cls, store: Store, home: Path, place: str = _READ) -> SharedRecords:
+        return cls(store.shared_files(), store.copies(), home, place)
+
+    def models(self) -> list[str]:
+        return self.files.names(RECORDS)
+
+    def listing(self, model: str) -> list[SharedFile]:
+        """All files of a model, also those that others replace."""
+        return shared_files(self.files.entries(f"{RECORDS}{model}/"))
+
+    def hour(self, folder: Folder) -> list[SharedFile]:
+        """All files of an hour of one home."""
+        writer, version, hour = folder
+        return shared_files(self.files.entries(f"{writer.prefix}{version}/{hour}/"))
+
+    def counters(self, model: str) -> dict[Writer, dict[str, Any]]:
+        """What each home has counted."""
+        found = {}
+        for host in self.files.names(f"{RECORDS}{model}/"):
+            for name in self.files.names(f"{RECORDS}{model}/{host}/"):
+                writer = Writer(model=model, host=host, id=name)
+                stored = self.files.read(writer.prefix + COUNTERS)
+                found[writer] = {} if stored is None else load_counters(stored.content)
+        return found
+
+    def is_here(self, writer: Writer) -> bool:
+        """Whether the records of `writer` are those of this home, and can be read there."""
+        sharing = read_sharing(self._home, writer.model)
+        return sharing is not None and sharing.writer == writer.id and not sharing.restored
+
+    def readable_home(self, model: str) -> Path:
+        """This home; an empty one if it was set back: what it has of the model is then read from the store alone, which
+        has a part of it under another name."""
+        sharing = read_sharing(self._home, model)
+        return self._root / ".none" if sharing is not None and sharing.restored else self._home
+
+    def fetch(self, folder: Folder, files: Sequence[SharedFile]) -> Path:
+        """The folder with copies of these files of an hour, and no others. FileNotFoundError: one was replaced since it
+        was listed."""
+        writer, version, hour = folder
+        by_name = {file.name: file for file in files}
+        content = {name: ListedFile(size=file.size, sha256=file.sha256) for name, file in by_name.items()}
+        digest = hashlib.sha256("\n".join(sorted(file.key for file in files)).encode()).hexdigest()
+        published = Published(attempt=digest[:16], by=writer.host, files=content)
+        own = (
+            captures_folder(self._home, writer.model) / str(version) / hour if self.is_here(writer) else None
+        )
+
+        def get(targets: Mapping[str, Path]) -> None:
+            missing = {name: path for name, path in targets.items() if not _linked(own, name, path)}
+            self.files.download({by_name[name].key: path for name, path in missing.items()})
+
+        return self._copies.get(self._place_of(folder), published, get, shrink=False)
+
+    def create(self, folder: Folder, numbers: tuple[int, int], rows: int, path: Path) -> str:
+        """Uploads a file; returns its key, which names its content: one that is there already is the same."""
+        content = listed(path)
+        assert content.sha256 is not None, "a file that is there has a digest"
+        key = file_key(*folder, numbers, rows, content.sha256)
+        try:
+            self.files.create_file(key, path)
+        except ObjectExists:
+            if not any(entry.key == key and entry.size == content.size for entry in self.files.entries(key)):
+                reason = f"{key} is being written by another process"
+                raise StoreUnreachable(url=self.files.url, reason=reason) from None
+        return key
+
+    def copy(self, folder: Folder) -> Path | None:
+        """The folder with copies of an hour of one home; None when it has no rows any more."""
+
+        def fetched() -> Path | None:
+            files = in_force(self.hour(folder))
+            return self.fetch(folder, files) if files else None
+
+        return until_found(fetched)
+
+    def home_of(self, writer: Writer) -> Path:
+        """The copies of a home, laid out like it."""
+        return self._root / writer.host / writer.id
+
+    def drop_outdated(self, model: str, listing: Iterable[SharedFile]) -> bool:
+        """Deletes copies of files that are not in `listing`: rows in them may have been deleted, or will be. Returns
+        whether all are gone; one that is being read stays."""
+        known = {folder: {file.name for file in files} for folder, files in folders(listing)}
+        gone, root = True, self._copies.root
+        for path in (
+            path for place in {_READ, self._place} for path in root.glob(f"{place}/*/*/captures/{model}/*/*")
+        ):
+            _, host, name = path.relative_to(root).parts[:3]
+            names = known.get(
+                (Writer(model=model, host=host, id=name), int(path.parent.name), path.name), set()
+            )
+            if not names or any(file.name not in names for file in path.iterdir()):
+                gone &= self._copies.forget(path.relative_to(root).as_posix())
+        self._copies.shrink()
+        return gone
+
+    @property
+    def _root(self) -> Path:
+        return self._copies.root / self._place
+
+    def _place_of(self, folder: Folder) -> str:
+        writer, version, hour = folder
+        return f"{self._place}/{writer.host}/{writer.id}/captures/{writer.model}/{version}/{hour}"
+
+
+def folders(listing: Iterable[SharedFile]) -> Iterator[tuple[Folder, list[SharedFile]]]:
+    """The files by hour, version and home, oldest hours first."""
+
+    def place(file: SharedFile) -> tuple[str, int, str, str]:
+        return file.hour, file.version, file.writer.host, file.writer.id
+
+    for _, group in groupby(sorted(listing, key=place), key=place):
+        files = list(group)
+        yield files[0].folder, files
+
+
+def _linked(own: Path | None, name: str, target: Path) -> bool:
+    """Takes the file from this host's records if it is there; its digest is compared like that of any other."""
+    if own is None:
+        return False
+    with suppress(OSError):
+        os.link(own / name, target)
+        return True
+    return False
 
 
 class AllHosts:
-    """A model's records. What this home has is read here, everything else from the store. `records`: None where hosts
-    share nothing of this model."""
+    """A model's records on all hosts: counted, the newest, or all of a period. What this home has is read here,
+    everything else from the store. `records`: None where hosts share nothing of this model."""
 
     def __init__(self, home: Path, records: SharedRecords | None, host: str, model: str) -> None:
         self._home, self._records, self._host, self._model = home, records, host, model
         self._away: list[tuple[Folder, list[SharedFile]]] = []
         if records is not None:
-            self._home = home = records.readable_home(model)
+            self._home = records.readable_home(model)
             listing = records.listing(model)
             records.drop_outdated(model, listing)
-            away = folders(elsewhere(records, home, listing))
-            self._away = [(folder, in_force(files)) for folder, files in away]
+            mine = {writer for writer in {file.writer for file in listing} if records.is_here(writer)}
+            # This home may have deleted an hour to make room.
+            kept = {(int(path.parent.name), path.name) for path in hour_folders(self._home, model)}
+            self._away = [
+                (folder, in_force(files))
+                for folder, files in folders(listing)
+                if folder[0] not in mine or folder[1:] not in kept
+            ]
 
     @property
     def versions(self) -> list[int]:
@@ -94,9 +234,7 @@ class AllHosts:
                 continue
             if left <= 0 and folder[2] != last:  # of the last hour all hosts count
                 break
-            table = self._fetched(folder)
-            if table is not None:
-                found.append(table)
+            found += self._hour(folder)
             left, last = left - sum(file.rows for file in files), folder[2]
         table = alike(found).sort_by(_ORDER)
         return table.slice(max(0, table.num_rows - rows))
@@ -104,16 +242,15 @@ class AllHosts:
     def tables(
         self, *, version: int | None = None, since: float | None = None, until: float | None = None
     ) -> Iterator[pa.Table]:
-        """All rows that arrived from `since` to before `until`, an hour of a host at a time, with the same columns."""
-        schemas = [table.schema for table in self._tables(version, since, until)]
-        schema = common_schema(schemas)
+        """All rows that arrived from `since` to before `until`, a file at a time, with the same columns."""
+        schema = common_schema([table.schema for table in self._tables(version, since, until)])
         for table in self._tables(version, since, until):
             yield fitted(table, schema)
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns that any host has recorded: of each version as its newest file says."""
-        newest_of: dict[int, Folder] = {folder[1]: folder for folder, _ in self._away}
-        tables = [table for folder in newest_of.values() if (table := self._fetched(folder)) is not None]
+        newest_of = {folder[1]: folder for folder, _ in self._away}
+        tables = (table for folder in newest_of.values() for table in self._hour(folder))
         types = {field.name: field.type for table in tables for field in table.schema}
         return {**types, **column_types(self._home, self._model)}
 
@@ -121,86 +258,12 @@ class AllHosts:
         versions = None if version is None else [version]
         yield from captured_tables(self._home, self._model, versions=versions, since=since, until=until)
         for folder, _ in self._away:
-            began = hour_began(folder[2])
-            if (version is not None and folder[1] != version) or (until is not None and began >= until):
-                continue
-            if since is not None and began + _HOUR_S <= since:
-                continue
-            table = self._fetched(folder)
-            if table is not None and (rows := between(table, since, until)).num_rows:
-                yield rows
+            if (version is None or folder[1] == version) and overlaps(folder[2], since, until):
+                yield from self._hour(folder, since, until)
 
-    def _fetched(self, folder: Folder) -> pa.Table | None:
+    def _hour(
+        self, folder: Folder, since: float | None = None, until: float | None = None
+    ) -> Iterator[pa.Table]:
         assert self._records is not None, "folders elsewhere are in the store"
-        return self._records.tables(folder)
-
-
-def combine(home: Path, records: SharedRecords, model: str, hidden: Hidden) -> int:
-    """Copies the records of all hosts to this one; returns how many rows were new. A call takes a bounded number: the
-    next one takes the rest. Rows, and how far each host's were copied, are committed in one step: each row is there
-    once, wherever it is killed."""
-    make_private(combined_home(home))
-    with writing(combined_home(home), model) as folder:
-        document = read_document(combined_home(home), model)
-        # Numbers continue after those of copies that were lost: what follows them remembers its place.
-        document["last"] = last_number(combined_home(home), model) or int(time.time())
-        document.setdefault(BORN, secrets.randbits(48))
-        taken, tables = dict(document.get(_TAKEN, {})), dict[int, list[pa.Table]]()
-        counters, listing = records.counters(model), None
-        for writer, counted in counters.items():
-            seen = int(taken.get(writer.id, 0))
-            source = home
-            if not records.is_here(writer):
-                listing = listing or list(folders(records.listing(model)))
-                source = _fetched(records, writer, listing, counted, seen)
-            found = _batch(parts(source, model, after=str(seen)), seen)
-            read = [read_part(part) for part in found]
-            if not found or any(table is None for table in read):
-                continue  # merged just now: the next call finds its rows
-            taken[writer.id] = found[-1].last
-            for part, table in zip(found, read, strict=True):
-                rows = _without(table, hidden.get(writer.host, ()))
-                tables.setdefault(part.version, []).append(rows)
-        if taken == document.get(_TAKEN):
-            return 0
-        whole = [(version, alike(some)) for version, some in sorted(tables.items())]
-        commit(folder, {**document, _TAKEN: taken}, [pair for pair in whole if pair[1].num_rows])
-    return sum(table.num_rows for _, table in whole)
-
-
-def _fetched(
-    records: SharedRecords,
-    writer: Writer,
-    listing: Sequence[tuple[Folder, list[SharedFile]]],
-    counted: Mapping[str, Any],
-    seen: int,
-) -> Path:
-    """Copies the files with new rows of another home; returns the home that they make. `counted` was read before
-    `listing`, so all parts up to its last one are there."""
-    copies = records.home_of(writer)
-    for folder, files in listing:
-        if folder[0] == writer and any(file.last > seen for file in files):
-            records.fetch(folder, in_force(files))
-    make_private(captures_folder(copies, writer.model))
-    write_document(captures_folder(copies, writer.model), {"last": int(counted.get("last", 0))})
-    return copies
-
-
-def _batch(found: list[Part], seen: int) -> list[Part]:
-    """The first of the parts, as many as are copied at once and can be marked as copied by one number."""
-    limits, rows, size = list[int](), 0, 0
-    for part in found:
-        rows, size = rows + part.rows, size + bytes_in_memory(part.path)
-        if rows > _BATCH_ROWS or size > _BATCH_BYTES:
-            break
-        limits.append(part.last)
-    own = up_to(limits[-1], found, seen) if limits else []
-    return own or next((some for part in found if (some := up_to(part.last, found, seen))), found)
-
-
-def _without(table: pa.Table, conditions: Sequence[str]) -> pa.Table:
-    for where in conditions:
-        expression = parse(where)
-        if set(expression.columns) <= set(table.column_names):
-            table = table.filter(pa.array(np.logical_not(matches(expression, table))))
-    return table
+        if place := self._records.copy(folder):
+            yield from (table for table in hour_tables(place, since, until) if table.num_rows)

@@ -22,7 +22,7 @@ from serin.formats.serving.lots import is_drawn
 from serin.formats.wire import wire_column
 from serin.monitoring.capture.columns import listed
 from serin.monitoring.capture.counters import Counters
-from serin.monitoring.capture.retention import expire
+from serin.monitoring.capture.retention import HomeHours, expire
 from serin.spec.monitoring import CaptureSpec
 from serin.store.artifacts import Release
 
@@ -56,7 +56,7 @@ class BulkRecords:
         """Writes what is left and keeps the model's records within their limits."""
         self._flush()
         try:
-            expire(self._home, self._release.model, self._settings, time.time())
+            expire(HomeHours(self._home, self._release.model), self._settings, time.time())
         except OSError as error:
             log.warning("old records cannot be deleted: %s", error)
 

@@ -6,10 +6,10 @@ It may be cut short at any time and is done again then, with the same outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serin.expressions import Expression, ExpressionError, Masked, evaluate, parse
-from serin.formats.captures import (
-    Part,
-    file_name,
-    hour_folders,
-    open_part,
-    parts_of_hour,
-    readable_document,
-    writing,
-)
-from serin.formats.shared_captures import RECORDS, SharedFile, file_key, in_force, shared_files
-from serin.monitoring.capture.merge import rewrite, tidy
-from serin.monitoring.capture.shared_read import Folder, SharedRecords, folders
-from serin.monitoring.capture.shared_upload import create_once
-from serin.store.file_list import listed
+from serin.formats.captures import Part, open_part
+from serin.monitoring.capture.read import until_found
+from serin.monitoring.capture.retention import Hours
 
-_TRIES: Final = 5  # a file may be replaced while its rows are looked at
-
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Forgotten = Callable[[int, pa.Table], int]
 """Deletes what else is known of these rows of a version; returns how many labels."""
 
@@ -44,42 +32,59 @@ class Deletion:
     because a process that was killed had left them, such as an earlier deletion. `unread`: columns of the expression
     that some versions do not have; for those versions they are null."""
 
-    rows: int
-    files: int
+    rows: int = 0
+    files: int = 0
     labels: int = 0
     leftovers: int = 0
     unread: tuple[str, ...] = ()
 
+    def __add__(self, other: Deletion) -> Deletion:
+        return Deletion(
+            rows=self.rows + other.rows,
+            files=self.files + other.files,
+            labels=self.labels + other.labels,
+            leftovers=self.leftovers + other.leftovers,
+            unread=tuple(sorted({*self.unread, *other.unread})),
+        )
+
 
 def forget(
-    home: Path, model: str, where: str, *, remove: bool = True, also: Sequence[Forgotten] = ()
+    hours: Hours,
+    where: str,
+    *,
+    only: Collection[Any] | None = None,
+    remove: bool = True,
+    also: Sequence[Forgotten] = (),
 ) -> Deletion:
-    """Deletes the rows of all versions for which `where` is true. Raises ExpressionError when it cannot be computed:
-    nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with the rows that a file loses
-    before it is rewritten, so that a repeated call finds them after a crash. No file has the rows once this returns,
-    also none that readers leave out."""
-    expression = parse(where)
-    known = column_types(home, model)
+    """Deletes the rows of all versions for which `where` is true, or those in `only` some hours. Raises ExpressionError
+    when it cannot be computed: nothing is deleted then. `remove`: otherwise rows are only counted. `also`: called with
+    the rows that a file loses before it is rewritten, so that a repeated call finds them after a crash. No file has the
+    rows once this returns, also none that readers leave out."""
+    expression, known = parse(where), hours.columns()
     if known:
         check_columns(expression, known)
-    leftovers = tidy(home, model) if remove else 0
-    rows = files = labels = 0
-    unread: set[str] = set()
-    for folder in hour_folders(home, model):
-        with writing(home, model):
-            for part in parts_of_hour(folder):
-                going, missing = going_rows(part.path, expression, known)
-                count = int(going.sum())
-                unread |= missing
-                if not count:
+    found = Deletion(leftovers=hours.tidy() if remove and only is None else 0)
+
+    def forget_in(hour: Any) -> Deletion:
+        deleted = Deletion()
+        with hours.opened(hour) as parts:
+            for part in parts:
+                going, unread = _going_rows(part, expression, known)
+                deleted += Deletion(unread=unread)
+                if not going.any():
                     continue
-                rows, files = rows + count, files + 1
+                labels = 0
+                if also:
+                    rows = pq.read_table(part.path).filter(pa.array(going))
+                    labels = sum(act(part.version, rows) for act in also)
+                deleted += Deletion(rows=int(going.sum()), files=1, labels=labels)
                 if remove:
-                    if also:
-                        rows_going = pq.read_table(part.path).filter(pa.array(going))
-                        labels += sum(act(part.version, rows_going) for act in also)
-                    rewrite(folder, [part], pa.array(~going))
-    return Deletion(rows=rows, files=files, labels=labels, leftovers=leftovers, unread=tuple(sorted(unread)))
+                    hours.keep(hour, part, pa.array(~going))
+        return deleted
+
+    for hour in hours.sizes() if only is None else only:
+        found += until_found(partial(forget_in, hour))
+    return found
 
 
 def check_columns(expression: Expression, known: Collection[str]) -> None:
@@ -91,21 +96,24 @@ def check_columns(expression: Expression, known: Collection[str]) -> None:
             raise ExpressionError(problem)
 
 
-def going_rows(
-    path: Path, expression: Expression, known: Mapping[str, pa.DataType]
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], set[str]]:
+def _going_rows(
+    part: Part, expression: Expression, known: dict[str, pa.DataType]
+) -> tuple[Flags, tuple[str, ...]]:
     """For each row of a file whether the expression is true, and the columns that the file lacks: they are null there,
-    with the type of `known`."""
-    with open_part(path) as file:
-        there = set(file.schema_arrow.names)
+    with the type of `known`, which gets those of the file."""
+    with open_part(part.path) as file:
+        there = {field.name: field.type for field in file.schema_arrow}
         table = file.read([name for name in dict.fromkeys(["_row", *expression.columns]) if name in there])
-    missing = set(expression.columns) - there
+    known |= there
+    if set(expression.columns) - known.keys():  # no value of such a column was recorded so far
+        return np.zeros(table.num_rows, bool), ()
+    missing = tuple(name for name in dict.fromkeys(expression.columns) if name not in there)
     for name in missing:
         table = table.append_column(name, pa.nulls(table.num_rows, known[name]))
     return matches(expression, table.replace_schema_metadata(None)), missing
 
 
-def matches(expression: Expression, table: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def matches(expression: Expression, table: pa.Table) -> Flags:
     """For each row whether the expression is true; null counts as false."""
     if not table.num_rows:
         return np.zeros(0, bool)
@@ -129,72 +137,3 @@ def _masked(column: pa.ChunkedArray) -> Masked:
     fill = pa.scalar("" if pa.types.is_string(kind) else 0).cast(kind)
     values = pc.fill_null(column, fill).to_numpy()
     return Masked(np.asarray(values), null)
-
-
-def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
-    """The columns of all records and their types in the newest part."""
-    readable_document(home, model)
-    types: dict[str, pa.DataType] = {}
-    for folder in hour_folders(home, model):
-        for part in parts_of_hour(folder)[-1:]:
-            types |= {field.name: field.type for field in pq.read_schema(part.path)}
-    return types
-
-
-def forget_shared(records: SharedRecords, model: str, where: str, hosts: Collection[str]) -> Deletion:
-    """Deletes the rows for which `where` is true from the files that `hosts` wrote. A column that none of them has
-    is null there. Raises ExpressionError when the expression cannot be computed."""
-    expression = parse(where)
-    listing = [file for file in records.listing(model) if file.writer.host in hosts]
-    known: dict[str, pa.DataType] = {}
-    rows = files = 0
-    for host in hosts:
-        records.files.abandon_uploads(0.0, f"{RECORDS}{model}/{host}/")  # of a process that was killed
-    for folder, _ in folders(listing):
-        for trial in range(_TRIES):
-            try:
-                found = _forget_in(records, folder, expression, known)
-                break
-            except FileNotFoundError:
-                if trial == _TRIES - 1:
-                    raise
-        rows, files = rows + found.rows, files + found.files
-    return Deletion(rows=rows, files=files)
-
-
-def _forget_in(
-    records: SharedRecords, folder: Folder, expression: Expression, known: dict[str, pa.DataType]
-) -> Deletion:
-    writer, version, hour = folder
-    listing = shared_files(records.files.entries(f"{writer.prefix}{version}/{hour}/"))
-    current = in_force(listing)
-    for file in listing:
-        if file not in current:  # a reader leaves it out, but it may hold such rows
-            records.files.remove(file.key)
-    if not current:
-        return Deletion(rows=0, files=0)
-    place = records.fetch(folder, current)
-    rows = files = 0
-    for part in parts_of_hour(place):
-        known |= {field.name: field.type for field in pq.read_schema(part.path)}
-        if set(expression.columns) - known.keys():
-            continue  # no value of such a column was recorded here so far
-        going, _ = going_rows(part.path, expression, known)
-        if count := int(going.sum()):
-            rows, files = rows + count, files + 1
-            old = next(file for file in current if file.name == part.path.name)
-            _replace(records, place, part, old, pa.array(~going))
-    return Deletion(rows=rows, files=files)
-
-
-def _replace(records: SharedRecords, place: Path, part: Part, old: SharedFile, keep: pa.Array) -> None:
-    """The copy on this host is rewritten like a file of a home, and uploaded before the old file is removed."""
-    rewrite(place, [part], keep)
-    left = int(keep.true_count)
-    if left:
-        path, numbers = place / file_name(part.first, part.last, left), (part.first, part.last)
-        content = listed(path)
-        assert content.sha256 is not None, "a file that is there has a digest"
-        key = file_key(old.writer, old.version, old.hour, numbers, left, content.sha256)
-        create_once(records.files, key, path, content.size)
-    records.files.remove(old.key)

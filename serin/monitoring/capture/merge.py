@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,14 +19,13 @@ from serin.formats.captures import (
     hour_began,
     hour_folders,
     hour_of,
-    open_part,
     part_map,
     parts_of_hour,
     scratch_writer,
     writing,
 )
 from serin.machine.durable import sync
-from serin.monitoring.capture.read import common_schema, fitted
+from serin.monitoring.capture.read import common_schema, fitted, part_tables
 
 MOST_SMALL = 48  # parts of an hour that is not over yet
 _OVER_S = 3600.0 + 600.0  # after its beginning an hour gets no more rows, unless the clock jumps
@@ -65,24 +64,31 @@ def rewrite(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> 
 
     The caller holds the lock.
     """
-    schema = common_schema([pq.read_schema(part.path) for part in run])
-    numbers = _numbers(run, keep)
-    rows = sum(rows for _, rows in numbers)
+    rows = sum(part.rows for part in run) if keep is None else int(keep.true_count)
     path = folder / file_name(run[0].first, run[-1].last, rows)
     if rows:
-        scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
-        try:
-            with scratch_writer(scratch, schema, numbers) as writer:
-                for table in _tables(run, schema, keep):
-                    writer.write_table(table)
+        with merged(folder, run, keep) as scratch:
             scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
         sync(folder)
     for part in run:
         if part.path != path:
             part.path.unlink(missing_ok=True)
     sync(folder)
+
+
+@contextmanager
+def merged(folder: Path, run: Sequence[Part], keep: pa.Array | None = None) -> Iterator[Path]:
+    """An unfinished file in `folder` with the rows of parts for which `keep` is true. It is removed at the end of the
+    block. Raises FileNotFoundError when a part was replaced."""
+    schema = common_schema([pq.read_schema(part.path) for part in run])
+    scratch = folder / f"{SCRATCH}{secrets.token_hex(8)}"
+    try:
+        with scratch_writer(scratch, schema, _numbers(run, keep)) as writer:
+            for table in _tables(run, schema, keep):
+                writer.write_table(table)
+        yield scratch
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def tidy(home: Path, model: str) -> int:
@@ -127,7 +133,7 @@ def _runs(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 def _numbers(run: Sequence[Part], keep: pa.Array | None) -> list[tuple[int, int]]:
     """The parts in the new file and how many rows of each remain."""
-    numbers = [entry for part in run for entry in part_map(part.path)]
+    numbers = [each for part in run for each in part_map(part.path) if part.first <= each[0] <= part.last]
     if keep is None:
         return numbers
     ends = [0]
@@ -144,16 +150,16 @@ def _tables(run: Sequence[Part], schema: pa.Schema, keep: pa.Array | None) -> It
     waiting: list[pa.Table] = []
     place = 0
     for part in run:
-        with open_part(part.path) as file:
-            for batch in file.iter_batches(_GROUP_ROWS):
-                table = fitted(pa.Table.from_batches([batch]), schema)
-                if keep is not None:
-                    table = table.filter(keep[place : place + batch.num_rows])
-                place += batch.num_rows
-                waiting.append(table)
-                rows, size = (sum(getattr(each, name) for each in waiting) for name in ("num_rows", "nbytes"))
-                if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
-                    yield pa.concat_tables(waiting).combine_chunks()
-                    waiting = []
+        tables = part_tables(part, schema.names)
+        if tables is None:
+            raise FileNotFoundError(part.path)
+        for table in tables:
+            rows = fitted(table, schema)
+            waiting.append(rows if keep is None else rows.filter(keep[place : place + table.num_rows]))
+            place += table.num_rows
+            count, size = (sum(getattr(each, name) for each in waiting) for name in ("num_rows", "nbytes"))
+            if count >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                yield pa.concat_tables(waiting).combine_chunks()
+                waiting = []
     if waiting:
         yield pa.concat_tables(waiting).combine_chunks()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +30,27 @@ from serin.formats.captures import (
 _TRIES = 5  # a part may be merged or deleted between the look and the read
 _HOUR_S = 3600.0
 _BATCH_ROWS = 1 << 16
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Records that are laid out like a home's. `last`: the number up to which all parts are in place; None: a home
+    says that itself."""
+
+    home: Path
+    last: int | None = None
+
+
+Sources = Mapping[str, Source]
+"""Records by the name of the home that wrote them."""
+
+
+def records_in(home: Path) -> Sources:
+    """The records of one machine."""
+    return {"": Source(home)}
 
 
 def captured(
@@ -61,36 +84,48 @@ def captured_tables(
     """The rows that `captured` returns, one file at a time: for more rows than fit into memory."""
     readable_document(home, model)
     for folder in hour_folders(home, model, versions):
-        began = hour_began(folder.name)
-        if (since is None or began + _HOUR_S > since) and (until is None or began < until):
-            for table in _hour_tables(folder, since, until, columns):
-                if table.num_rows:
-                    yield table
+        if overlaps(folder.name, since, until):
+            yield from (table for table in hour_tables(folder, since, until, columns) if table.num_rows)
 
 
-def captured_hour(
-    home: Path, model: str, version: int, hour: str, columns: Sequence[str] | None = None
-) -> pa.Table | None:
-    """The rows of one hour of one version; None when there are none."""
-    folder = captures_folder(home, model) / str(version) / hour
-    tables = list(_hour_tables(folder, None, None, columns))
+def overlaps(hour: str, since: float | None, until: float | None) -> bool:
+    """Whether rows of an hour can have arrived from `since` to before `until`."""
+    began = hour_began(hour)
+    return (since is None or began + _HOUR_S > since) and (until is None or began < until)
+
+
+def captured_hour(folder: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """The rows in the folder of one hour of one version; None when there are none."""
+    tables = list(hour_tables(folder, columns=columns))
     return alike(tables) if tables else None
 
 
-def parts(home: Path, model: str, *, after: str | None = None) -> list[Part]:
-    """The parts that were written after the one whose `sequence` is `after`, in the order of writing.
+def parts(home: Path, model: str, *, after: str | None = None, until: int | None = None) -> list[Part]:
+    """The parts that were written after the one whose `sequence` is `after`, in the order of writing; those up to the
+    number `until`, which are all in place, or None: all that are.
 
     Small parts are merged later: the result may have fewer parts than were written, with the same rows. Rows that were
-    returned once are not returned again, and none is left out.
+    returned once are not returned again, and none is left out, if all parts of a result are seen.
     """
     seen = int(after or 0)
-    limit = published(captures_folder(home, model), readable_document(home, model))
-    if seen >= limit:
+    if until is None:
+        until = published(captures_folder(home, model), readable_document(home, model))
+    if seen >= until:
         return []
-    listed = (part for folder in hour_folders(home, model) for part in parts_of_hour(folder))
-    new = sorted((part for part in listed if seen < part.last <= limit), key=lambda part: part.last)
-    rest = (part if part.first > seen else _rest(part, seen) for part in new)
-    return [part for part in rest if part.rows]
+    listed = [part for folder in hour_folders(home, model) for part in parts_of_hour(folder)]
+    return _between_numbers(listed, seen, until)
+
+
+def batches(source: Source, model: str, *, after: str | None = None) -> Iterator[list[Part]]:
+    """The same parts, some at a time: when all parts of a list are seen, the `sequence` of its last one says so. A
+    merged file, which may have rows before and after those of others, is then in several lists."""
+    left, seen = parts(source.home, model, after=after, until=source.last), int(after or 0)
+    end = left[-1].last if left else 0
+    while left:
+        rows = accumulate(part.rows for part in left)
+        until = next((part.last for part, sum_ in zip(left, rows, strict=True) if sum_ >= _BATCH_ROWS), end)
+        yield _between_numbers(left, seen, until)
+        left, seen = _between_numbers(left, until, end), until
 
 
 def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> pa.Table:
@@ -106,6 +141,16 @@ def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> 
                 found.append(table.slice(max(0, table.num_rows - left)))
                 left -= found[-1].num_rows
     return alike(found[::-1]) if found else captured(home, model, versions=())
+
+
+def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
+    """The columns of all records and their types in the newest part."""
+    readable_document(home, model)
+    types: dict[str, pa.DataType] = {}
+    for folder in hour_folders(home, model):
+        for part in parts_of_hour(folder)[-1:]:
+            types |= {field.name: field.type for field in pq.read_schema(part.path)}
+    return types
 
 
 def read_part(part: Part, columns: Sequence[str] | None = None) -> pa.Table | None:
@@ -167,17 +212,31 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _rest(part: Part, seen: int) -> Part:
-    """The rows of a merged file that belong to parts after `seen`. They are at its end."""
+def _between_numbers(listed: Sequence[Part], seen: int, until: int) -> list[Part]:
+    """The rows of the parts after `seen` up to `until`, in the order of writing."""
+    found = [_cut(part, seen, until) for part in listed if part.last > seen and part.first <= until]
+    return sorted((part for part in found if part.rows), key=lambda part: part.last)
+
+
+def _cut(part: Part, seen: int, until: int) -> Part:
+    """The rows of a file that belong to parts after `seen` up to `until`. They follow each other."""
+    if part.first > seen and part.last <= until:
+        return part
+    part = replace(part, first=max(part.first, seen + 1), last=min(part.last, until))
     try:
-        rows = sum(rows for number, rows in part_map(part.path) if number > seen)
+        numbers = part_map(part.path)
     except FileNotFoundError:
         return part  # replaced just now; read_part will say so
-    return replace(part, rows=rows, offset=part.rows - rows)
+    offset = sum(rows for number, rows in numbers if number < part.first)
+    rows = sum(rows for number, rows in numbers if part.first <= number <= part.last)
+    return replace(part, rows=rows, offset=offset)
 
 
-def _hour_tables(
-    folder: Path, since: float | None, until: float | None, columns: Sequence[str] | None
+def hour_tables(
+    folder: Path,
+    since: float | None = None,
+    until: float | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of each file. All files are opened before the first is read: what is merged then is read as it was."""
     began = hour_began(folder.name)
@@ -186,20 +245,29 @@ def _hour_tables(
     with ExitStack() as stack:
         for file in _open_files(folder, stack):
             table = _read_file(file, wanted)
-            table = table if whole else between(table, since, until)
+            table = table if whole else _between(table, since, until)
             yield table if columns is None else table.select([n for n in columns if n in table.column_names])
 
 
 def _open_files(folder: Path, stack: ExitStack) -> list[pq.ParquetFile]:
-    for _ in range(_TRIES - 1):
-        with ExitStack() as trial, suppress(FileNotFoundError):
+    def opened() -> list[pq.ParquetFile]:
+        with ExitStack() as trial:
             files = [trial.enter_context(open_part(part.path)) for part in parts_of_hour(folder)]
             stack.enter_context(trial.pop_all())
             return files
-    return [stack.enter_context(open_part(part.path)) for part in parts_of_hour(folder)]
+
+    return until_found(opened)
 
 
-def between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
+def until_found(read: Callable[[], T]) -> T:
+    """Calls `read` again if a file was replaced between the look and the read."""
+    for _ in range(_TRIES - 1):
+        with suppress(FileNotFoundError):
+            return read()
+    return read()
+
+
+def _between(table: pa.Table, since: float | None, until: float | None) -> pa.Table:
     """The rows that arrived from `since` to before `until`."""
     t = pc.cast(table.column("_t"), pa.int64())
     first, last = (_microseconds(limit) for limit in (since, until))

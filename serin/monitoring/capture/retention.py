@@ -1,21 +1,25 @@
-"""Deletes old records, of a home and of the store that hosts share: by age, and the oldest hours first when they take
-too much space."""
+"""The recorded hours of a model, in a home or in the store that hosts share, for what deletes records. Old ones are
+deleted by age, and the oldest hours first when they take too much space."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from serin.formats.captures import (
-    captures_folder,
+    Part,
+    file_name,
     hour_began,
     hour_folders,
+    in_force,
     part_map,
     parts_of_hour,
     read_document,
@@ -23,110 +27,150 @@ from serin.formats.captures import (
     writing,
 )
 from serin.formats.shared_captures import RECORDS, SharedFile, read_sharing
-from serin.monitoring.capture.shared_read import SharedRecords
+from serin.monitoring.capture.all_hosts import Folder, SharedRecords, folders
+from serin.monitoring.capture.merge import rewrite, tidy
+from serin.monitoring.capture.read import column_types
 from serin.spec.monitoring import CaptureSpec
 
 log = logging.getLogger(__name__)
 
 _HOUR_S = 3600.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hour:
-    path: Path
-    began: float
-    bytes: int
+HomeHour = tuple[Path, int, str]
 
 
-def expire(home: Path, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True) -> int:
+class HomeHours:
+    """An hour is known by its folder, its version and its name."""
+
+    def __init__(self, home: Path, model: str) -> None:
+        self._home, self.model = home, model
+
+    def sizes(self) -> dict[Any, int]:
+        """The hours and their bytes, oldest first."""
+        found = [(path, int(path.parent.name), path.name) for path in hour_folders(self._home, self.model)]
+        return {hour: _size_of(hour[0]) for hour in sorted(found, key=itemgetter(2))}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        """The columns that any record has."""
+        return column_types(self._home, self.model)
+
+    def tidy(self) -> int:
+        """Removes what processes that were killed left. Returns the number of files."""
+        return tidy(self._home, self.model)
+
+    @contextmanager
+    def opened(self, hour: HomeHour) -> Iterator[list[Part]]:
+        """A block with the parts of an hour, which no other process of this host changes."""
+        with writing(self._home, self.model):
+            yield parts_of_hour(hour[0])
+
+    def keep(self, hour: HomeHour, part: Part, rows: pa.Array) -> None:
+        """Replaces a part by one with the rows for which `rows` is true."""
+        rewrite(hour[0], [part], rows)
+
+    def count_lost(self, hours: Iterable[HomeHour]) -> None:
+        """Counts the rows of these hours that the store of several hosts does not have yet as lost."""
+        sharing = read_sharing(self._home, self.model)
+        if sharing is None:
+            return
+        parts = [part for path, _, _ in hours for part in parts_of_hour(path) if part.last > sharing.last]
+        lost = sum(rows for part in parts for number, rows in part_map(part.path) if number > sharing.last)
+        if lost:
+            with writing(self._home, self.model) as folder:
+                document = read_document(self._home, self.model)
+                write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
+            log.warning("%d rows of %s were deleted before they could be uploaded", lost, self.model)
+
+    def delete(self, hours: Iterable[HomeHour]) -> None:
+        with writing(self._home, self.model):
+            for path, _, _ in hours:
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    path.parent.rmdir()  # when it was the last of its version
+
+
+class StoreHours:
+    """The same of the files that `hosts` wrote; None: all. FileNotFoundError: one was replaced at the same moment."""
+
+    def __init__(self, records: SharedRecords, model: str, hosts: Collection[str] | None = None) -> None:
+        self._records, self.model, self._hosts = records, model, hosts
+        self._listed: dict[Folder, list[SharedFile]] = {}
+
+    def sizes(self) -> dict[Any, int]:
+        listing = self._records.listing(self.model)
+        chosen = [file for file in listing if self._hosts is None or file.writer.host in self._hosts]
+        self._listed = dict(folders(chosen))
+        return {hour: sum(file.size for file in files) for hour, files in self._listed.items()}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {}  # it would take long to find out
+
+    def tidy(self) -> int:
+        for host in self._hosts or ():
+            self._records.files.abandon_uploads(0.0, f"{RECORDS}{self.model}/{host}/")
+        return 0
+
+    @contextmanager
+    def opened(self, hour: Folder) -> Iterator[list[Part]]:
+        listing = self._records.hour(hour)
+        current = self._listed[hour] = in_force(listing)
+        for file in listing:
+            if file not in current:  # a reader leaves it out, but it may hold rows that are to be deleted
+                self._records.files.remove(file.key)
+        yield parts_of_hour(self._records.fetch(hour, current)) if current else []
+
+    def keep(self, hour: Folder, part: Part, rows: pa.Array) -> None:
+        """The copy on this host is rewritten like a file of a home, and uploaded before the old file is removed."""
+        (old,) = (file for file in self._listed[hour] if file.name == part.path.name)
+        rewrite(part.path.parent, [part], rows)
+        if left := int(rows.true_count):
+            path = part.path.with_name(file_name(part.first, part.last, left))
+            self._records.create(hour, (part.first, part.last), left, path)
+        self._records.files.remove(old.key)
+
+    def count_lost(self, hours: Iterable[Folder]) -> None:
+        pass
+
+    def delete(self, hours: Iterable[Folder]) -> None:
+        for file in (file for hour in hours for file in self._listed[hour]):
+            self._records.files.remove(file.key)
+
+
+Hours = HomeHours | StoreHours
+
+
+def expire(hours: Hours, limits: CaptureSpec, now: float | None, *, remove: bool = True) -> int:
     """Deletes hours that are older than `limits.keep` and then the oldest ones until the rest fits into
-    `limits.max_size`. Returns the bytes. `now`: None when the clock cannot be trusted; then nothing is too old."""
-    hours = _hours(home, model)
-    total = sum(hour.bytes for hour in hours)
+    `limits.max_size`. Returns the bytes. Several hosts may do it at the same time. `now`: None when the clock cannot be
+    trusted; then nothing is too old."""
+    sizes = hours.sizes()
+    total = sum(sizes.values())
     oldest = float("-inf") if now is None else now - limits.keep
     going = []
-    for hour in hours:
-        if hour.began + _HOUR_S <= oldest or total > limits.max_size:
-            going.append(hour)
-            total -= hour.bytes
+    for hour, size in sizes.items():
+        if hour_began(hour[2]) + _HOUR_S > oldest and total <= limits.max_size:
+            break
+        going.append(hour)
+        total -= size
     if going and remove:
-        with writing(home, model) as folder:
-            _count_lost(home, model, folder, going)
-            for hour in going:
-                shutil.rmtree(hour.path, ignore_errors=True)
-    return sum(hour.bytes for hour in going)
+        hours.count_lost(going)
+        hours.delete(going)
+    return sum(sizes[hour] for hour in going)
 
 
-def _count_lost(home: Path, model: str, folder: Path, going: Sequence[_Hour]) -> None:
-    """Counts the rows that are deleted before the store of several hosts has them."""
-    sharing = read_sharing(home, model)
-    if sharing is None:
-        return
-    parts = [part for hour in going for part in parts_of_hour(hour.path) if part.last > sharing.last]
-    lost = sum(rows for part in parts for number, rows in part_map(part.path) if number > sharing.last)
-    if lost:
-        document = read_document(home, model)
-        write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
-        log.warning("%d rows of %s were deleted before they could be uploaded", lost, model)
+def delete_versions(hours: Hours, versions: Collection[int] | None = None, *, remove: bool = True) -> int:
+    """Deletes all records of some versions, or of all. Returns their bytes."""
+    sizes = hours.sizes()
+    going = [hour for hour in sizes if versions is None or hour[1] in versions]
+    if going and remove:
+        hours.delete(going)
+    return sum(sizes[hour] for hour in going)
 
 
-def delete_version(home: Path, model: str, version: int) -> int:
-    """Deletes all records of a version and returns their bytes."""
-    folder = captures_folder(home, model) / str(version)
-    if not folder.is_dir():
-        return 0
-    with writing(home, model):
-        size = _size(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-    return size
-
-
-def _hours(home: Path, model: str) -> list[_Hour]:
-    """All hours of all versions, oldest first."""
-    folders = hour_folders(home, model)
-    hours = [_Hour(path=path, began=hour_began(path.name), bytes=_size(path)) for path in folders]
-    return sorted(hours, key=lambda hour: hour.began)
-
-
-def _size(folder: Path) -> int:
-    """The bytes of the files in an hour's folder, or of all hours of a version."""
+def _size_of(folder: Path) -> int:
     size = 0
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # merged or deleted since
-                size += _size(Path(entry.path)) if entry.is_dir() else entry.stat().st_size
+                size += entry.stat().st_size
     return size
-
-
-def expire_shared(
-    records: SharedRecords, model: str, limits: CaptureSpec, now: float | None, *, remove: bool = True
-) -> int:
-    """Deletes hours that are older than `limits.keep`, then the oldest ones of all hosts until the rest fits into
-    `limits.max_size`. Returns the bytes. Several hosts may do it at the same time. `now`: None when the clock cannot be
-    trusted; then nothing is too old."""
-    hours: dict[str, list[SharedFile]] = defaultdict(list)
-    for file in records.listing(model):
-        hours[file.hour].append(file)
-    total = sum(file.size for files in hours.values() for file in files)
-    oldest = float("-inf") if now is None else now - limits.keep
-    gone = 0
-    for hour, files in sorted(hours.items()):
-        if hour_began(hour) + _HOUR_S > oldest and total <= limits.max_size:
-            break
-        size = sum(file.size for file in files)
-        total, gone = total - size, gone + size
-        for file in files if remove else ():
-            records.files.remove(file.key)
-    return gone
-
-
-def delete_shared(records: SharedRecords, model: str, versions: Collection[int], *, whole: bool) -> int:
-    """Deletes the records of versions, or of the `whole` model, from the store. Returns their bytes."""
-    going = [file for file in records.listing(model) if whole or file.version in versions]
-    for file in going:
-        records.files.remove(file.key)
-    if whole:
-        for key in records.files.keys(f"{RECORDS}{model}/"):
-            records.files.remove(key)
-    records.drop_outdated(model, [])
-    return sum(file.size for file in going)

@@ -1,8 +1,8 @@
 """The drift watch of a model: counts the recorded rows of its releases, feeds their detectors, and keeps alarms and the
 last day.
 
-The state, <home>/watch/drift/<model>.json, has the last part that was counted and all counts up to it. It is replaced
-as a whole, so after a crash each part is counted exactly once.
+The state, <home>/watch/drift/<model>.json, has the last part of each home that was counted and all counts up to it. It
+is replaced as a whole, so after a crash, or on another host, each part is counted exactly once.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ import pyarrow.compute as pc
 from serin.columns.bins import count_rows, renamed, table_times, unseen_values
 from serin.errors import FileBroken
 from serin.evidence.e_process import Array
-from serin.formats.captures import Part, column_names, hour_began
+from serin.formats.captures import Part, column_names
 from serin.formats.drift import UNSEEN, DriftStatistics
-from serin.formats.shared_captures import records_source
 from serin.machine.documents import UNFIT, read_json
 from serin.machine.durable import write_whole
 from serin.machine.typed_json import Document, Stored
-from serin.monitoring.capture.read import between, part_tables, parts
+from serin.monitoring.capture.read import Sources, batches, part_tables
 from serin.monitoring.drift.detector import Alarm, DriftDetector, array2text, text2array
 
 _ROUND_S: Final = 2.0  # the other duties of the watcher wait for so long
 _EXAMPLES: Final = 3  # of values that training never had
 _PAST: Final = 50  # ended alarms that are kept
-_HOUR_S: Final = 3_600.0
 _BUCKET_S: Final = 10_800
 _BUCKETS: Final = 8
 _COUNTS: Final = Stored(lambda text: text2array(text, np.int64), array2text)
@@ -66,8 +64,8 @@ class PastAlarm:
 @dataclass(slots=True, kw_only=True)
 class ReleaseState(Document):
     """What was counted of a release. `rows`: live rows, the newest of which arrived at `newest`. `alarms`: open ones by
-    column. `after`: rows that arrived until then were counted from other copies. `recent`: the newest eight buckets of
-    three hours, with the counts of the bins of all series. `detector`: as it was when this was stored."""
+    column. `recent`: the newest eight buckets of three hours, with the counts of the bins of all series. `detector`: as
+    it was when this was stored."""
 
     bundle: str
     rows: int = 0
@@ -75,7 +73,6 @@ class ReleaseState(Document):
     newest: float | None = None
     alarms: Annotated[dict[str, Alarm], _BY_COLUMN] = field(default_factory=dict)
     past: tuple[PastAlarm, ...] = ()
-    after: float | None = None
     recent: dict[int, Annotated[Array, _COUNTS]] = field(default_factory=dict)
     detector: dict[str, Any] = field(default_factory=dict)
 
@@ -84,8 +81,7 @@ class ReleaseState(Document):
 class WatchState(Document, form="serin.drift_watch"):
     """The content of the file; see `ModelWatch`."""
 
-    last: str | None
-    source: int
+    seen: dict[str, str]
     live: int | None
     told: tuple[str, ...]
     releases: dict[int, ReleaseState]
@@ -120,14 +116,8 @@ class ReleaseWatch:
         counts: Array = np.sum([zero, *self.state.recent.values()], axis=0)
         return counts
 
-    def is_counted(self, part: Part) -> bool:
-        """Whether all rows of a part were counted from other copies, as its hour says."""
-        after = self.state.after
-        return after is not None and hour_began(part.path.parent.name) + _HOUR_S <= after
-
     def add(self, table: pa.Table) -> None:
         """Counts the rows of a part, or of a piece of it, that clients sent and that were answered to them."""
-        table = between(table, self.state.after, None) if self.state.after is not None else table
         table = table.filter(pc.equal(table.column("_source"), "live"))
         if not table.num_rows:
             return
@@ -170,15 +160,12 @@ class ReleaseWatch:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelWatch:
-    """`last`: the sequence of the last part that was counted. `live`: the version whose alarms are reported. `told`:
-    the keys of the alerts that were fired. `records`: the home with the records; None: `home`. `source`: identifies
-    them."""
+    """`seen`: of each source of records the sequence of the last part that was counted. `live`: the version whose
+    alarms are reported. `told`: the keys of the alerts that were fired."""
 
     home: Path
     model: str
-    records: Path | None = None
-    source: int = 0
-    last: str | None = None
+    seen: dict[str, str] = field(default_factory=dict)
     live: int | None = None
     told: tuple[str, ...] = ()
     releases: dict[int, ReleaseWatch] = field(default_factory=dict)
@@ -188,12 +175,7 @@ class ModelWatch:
         """The watch as it was saved, of the versions that are still `watched`."""
         state, watch = read_state(home, model), cls(home=home, model=model)
         if state is not None:
-            watch.last, watch.live, watch.told, watch.source = (
-                state.last,
-                state.live,
-                state.told,
-                state.source,
-            )
+            watch.seen, watch.live, watch.told = dict(state.seen), state.live, state.told
             for version, stored in state.releases.items():
                 if found := watched.get(version):
                     stored = replace(stored, bundle=str(found.bundle))
@@ -212,38 +194,28 @@ class ModelWatch:
         self.live = live
         return before != (set(self.releases), live)
 
-    def use(self, records: Path) -> None:
-        """Follows the records in another home, whose parts have other numbers: copies on the host of another watcher
-        that led before. Of them only rows are counted that arrived after the newest one that was."""
-        source = records_source(records, self.model)
-        if source != self.source and self.last is not None:
-            self.last = None
-            for release in self.releases.values():
-                if release.state.newest is not None:
-                    release.state.after = release.state.newest + 1e-6  # a row's time has microseconds
-        self.records, self.source = records, source
-
-    def follow(self, *, clock: Callable[[], float] = time.monotonic) -> int:
+    def follow(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Counts new parts, for about two seconds at most; returns how many. The rest is counted the next time."""
         began, counted = clock(), 0
-        for part in parts(self.records or self.home, self.model, after=self.last):
-            if not self._count(part):
-                break  # merged since it was listed: the next look finds its rows elsewhere
-            self.last = part.sequence
-            counted += 1
-            if clock() - began > _ROUND_S:
-                break
+        for name, source in sources.items():
+            for found in batches(source, self.model, after=self.seen.get(name)):
+                if not self._count(found):
+                    break  # merged since it was listed: the next look finds its rows elsewhere
+                self.seen[name] = found[-1].sequence
+                counted += len(found)
+                if clock() - began > _ROUND_S:
+                    return counted
         return counted
 
-    def _count(self, part: Part) -> bool:
-        release = self.releases.get(part.version)
-        if release is None or release.is_counted(part):
-            return True
-        tables = part_tables(part, release.columns)
-        if tables is None:
+    def _count(self, found: Sequence[Part]) -> bool:
+        """Counts all of these parts, or none if a file is gone."""
+        watched = [(release, part) for part in found if (release := self.releases.get(part.version))]
+        opened = [(release, part_tables(part, release.columns)) for release, part in watched]
+        if any(tables is None for _, tables in opened):
             return False
-        for table in tables:
-            release.add(table)
+        for release, tables in opened:
+            for table in tables or ():
+                release.add(table)
         return True
 
     def save(self) -> None:
@@ -251,9 +223,7 @@ class ModelWatch:
             version: replace(release.state, detector=release.detector.state())
             for version, release in self.releases.items()
         }
-        state = WatchState(
-            last=self.last, source=self.source, live=self.live, told=self.told, releases=releases
-        )
+        state = WatchState(seen=self.seen, live=self.live, told=self.told, releases=releases)
         path = state_file(self.home, self.model)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, state.dump())

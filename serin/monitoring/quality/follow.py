@@ -23,14 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serin.formats.captures import Part
-from serin.formats.shared_captures import records_source
 from serin.machine.documents import read_json
 from serin.machine.durable import make_private, sync, write_whole
 from serin.machine.typed_json import Document
-from serin.monitoring.capture.read import alike, parts, read_part
+from serin.monitoring.capture.read import Sources, alike, batches, read_part
 from serin.monitoring.quality.keys import ID, ROW, SOURCE, Key, KeyIndex, captured_columns, captured_keys
 from serin.monitoring.quality.labels import newest
-from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, is_batch, search
+from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, search
 from serin.monitoring.quality.store import (
     ARRIVED,
     KEY,
@@ -54,13 +53,11 @@ _FORGOTTEN, _STATE = "forgotten", "state.json"
 
 @dataclass(slots=True, kw_only=True)
 class QualityState(Document, form="serin.quality-state"):
-    """`part` and `labels`: the last record and file of labels that were taken in. `recorded`: rows by version and day
-    (UTC). `scores`: for the estimate, counts of scores by version and day: {place: count}. `evidence`: by version.
-    `forgotten`: the last deletion on request that the counts take into account. `source`: identifies the records whose
-    parts are counted."""
+    """`seen` and `labels`: the last part of each source of records, and the last file of labels, that were taken in.
+    `recorded`: rows by version and day (UTC). `scores`: for the estimate, counts of scores by version and day: {place:
+    count}. `evidence`: by version. `forgotten`: the last deletion on request that the counts take into account."""
 
-    part: str | None = None
-    source: int = 0
+    seen: dict[str, str] = field(default_factory=dict)
     labels: str = ""
     received: int = 0
     ambiguous: int = 0
@@ -80,7 +77,7 @@ class QualityState(Document, form="serin.quality-state"):
     def count_again(self, forgotten: str | None) -> None:
         """Takes in all records again, after some were deleted. Labels that were joined stay so: each is evidence
         once."""
-        self.part, self.recorded, self.scores, self.forgotten = None, {}, {}, forgotten
+        self.seen, self.recorded, self.scores, self.forgotten = {}, {}, {}, forgotten
 
     def forget_before(self, moment: float) -> None:
         """Drops the counts of days that ended before this time."""
@@ -130,27 +127,26 @@ class Hooks:
 class Follower:
     """One model. `advance` does one step of its work; `changed` says whether labels or records were added since."""
 
-    def __init__(
-        self, home: Path, model: str, versions: Versions, hooks: Hooks, records: Path | None = None
-    ) -> None:
-        """`records`: the home with the records; None: `home`, which has the labels."""
+    def __init__(self, home: Path, model: str, versions: Versions, hooks: Hooks) -> None:
+        """`home`: with the labels."""
         self._home, self._model, self._versions, self._hooks = home, model, versions, hooks
-        self.records = records or home
         self._folder = quality_folder(home, model)
         self.joined = JoinedRows(self._folder)
         self.state = read_state(self._folder)
-        self._index = KeyIndex(self.records, model)
+        self._sources: Sources = {}
+        self._index = KeyIndex()
         self._work: Iterator[None] | None = None
 
-    def advance(self) -> bool:
+    def advance(self, sources: Sources) -> bool:
         """Does a bounded piece of work. Returns whether there is more to do. What was begun before rows were
-        forgotten begins again without them, and the rows that are left are counted again."""
+        forgotten begins again without them, and the rows that are left are counted again; so are all when they are read
+        from other sources."""
+        self._sources = sources
         with following(self._home, self._model) as folder:
-            forgotten, source = last_forgotten(folder), records_source(self.records, self._model)
-            if (forgotten, source) != (self.state.forgotten, self.state.source):
+            forgotten = last_forgotten(folder)
+            if forgotten != self.state.forgotten or not self.state.seen.keys() <= sources.keys():
                 self._work = None
                 self.state.count_again(forgotten)
-                self.state.source = source
             return self._advance()
 
     def _advance(self) -> bool:
@@ -191,7 +187,7 @@ class Follower:
         """Joins files of labels with the same kind of key, in one search."""
         file, found = files[-1], Found()
         labels = newest(pa.concat_tables([each.read() for each in files]))
-        for found in search(self.records, self._model, file, labels, self._versions, self._index):  # noqa: B007
+        for found in search(self._sources, self._model, file, labels, self._versions, self._index):  # noqa: B007
             yield
         self._add(found)
         self.state.count(found)
@@ -203,22 +199,24 @@ class Follower:
         write_state(self._folder, self.state)
 
     def _new_records(self) -> Iterator[None]:
-        tables: dict[int, list[pa.Table]] = {}
-        last = self.state.part
-        for part in parts(self.records, self._model, after=self.state.part):
-            table = self._read(part) if self._versions(part.version) is not None else None
-            if table is None and self._versions(part.version) is not None:
-                break  # merged just now: the next look finds its rows
-            if table is not None:
-                tables.setdefault(part.version, []).append(table)
-            last = part.sequence
-            if is_batch([table for own in tables.values() for table in own]):
-                self._take(tables, last)
-                tables = {}
+        for name, source in self._sources.items():
+            for found in batches(source, self._model, after=self.state.seen.get(name)):
+                tables = self._tables(found)
+                if tables is None:
+                    break  # merged just now: the next look finds its rows
+                self._take(tables, name, found[-1])
                 yield
-        if last != self.state.part:
-            self._take(tables, last)
-            yield
+
+    def _tables(self, found: list[Part]) -> dict[int, list[pa.Table]] | None:
+        """The rows of parts by version; None when one is gone."""
+        tables: dict[int, list[pa.Table]] = {}
+        for part in found:
+            if self._versions(part.version) is not None:
+                table = self._read(part)
+                if table is None:
+                    return None
+                tables.setdefault(part.version, []).append(table)
+        return tables
 
     def _read(self, part: Part) -> pa.Table | None:
         watched = self._versions(part.version)
@@ -227,7 +225,7 @@ class Follower:
         columns = dict.fromkeys([*watched.kept, SOURCE, *(name for key in keys for name in key)])
         return read_part(part, list(columns))
 
-    def _take(self, tables: dict[int, list[pa.Table]], last: str | None) -> None:
+    def _take(self, tables: dict[int, list[pa.Table]], source: str, last: Part) -> None:
         """Counts new records and joins them with the labels that wait for them."""
         for version, each in tables.items():
             watched = self._versions(version)
@@ -246,7 +244,7 @@ class Follower:
                 left = _undecided(file, labels, found)
                 if left.num_rows < labels.num_rows:
                     self._keep_waiting(file, left)
-        self.state.part = last
+        self.state.seen[source] = last.sequence
         write_state(self._folder, self.state)
 
     def _add(self, found: Found) -> None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from serin.columns.hashing import hash_strings
 from serin.errors import LabelsUnfit, RowsUnfit, nearest
-from serin.formats.captures import captures_folder, column_names, parts_of_hour
+from serin.formats.captures import column_names, parts_of_hour
 from serin.formats.schema import InputColumn, Schema
 from serin.formats.wire import wire_column
 from serin.monitoring.capture.read import captured_hour
@@ -207,27 +207,27 @@ def first_rows(keys: pa.Array) -> pa.Array:
 class KeyIndex:
     """The keys of a model's records, read when they are first asked for and again when an hour has changed."""
 
-    def __init__(self, home: Path, model: str, most_rows: int = MOST_ROWS) -> None:
-        self._home, self._model, self._most = home, model, most_rows
-        self._known: dict[tuple[int, str, Key], tuple[tuple[str, ...], Hashes]] = {}
+    def __init__(self, most_rows: int = MOST_ROWS) -> None:
+        self._most = most_rows
+        self._known: dict[tuple[Path, Key], tuple[tuple[str, ...], Hashes]] = {}
         self._rows = 0
 
-    def may_have(self, version: int, hour: str, key: Key, schema: Schema, wanted: Hashes) -> bool:
-        """Whether an hour may have a row with one of the keys whose hashes are `wanted` (sorted)."""
+    def may_have(self, folder: Path, key: Key, schema: Schema, wanted: Hashes) -> bool:
+        """Whether an hour may have a row with one of the keys whose hashes are `wanted` (sorted). `folder`: the hour's,
+        in a home."""
         if not len(wanted):
             return False
-        here = self._hashes(version, hour, key, schema)
+        here = self._hashes(folder, key, schema)
         place = np.minimum(np.searchsorted(wanted, here), len(wanted) - 1)
         return bool((wanted[place] == here).any())
 
-    def _hashes(self, version: int, hour: str, key: Key, schema: Schema) -> Hashes:
-        folder = captures_folder(self._home, self._model) / str(version) / hour
+    def _hashes(self, folder: Path, key: Key, schema: Schema) -> Hashes:
         files = tuple(part.path.name for part in parts_of_hour(folder))
-        entry = version, hour, key
+        entry = folder, key
         before = self._known.get(entry)
         if before is not None and before[0] == files:
             return before[1]
-        found = self._read(version, hour, key, schema)
+        found = self._read(folder, key, schema)
         self._rows += len(found) - (0 if before is None else len(before[1]))
         if self._rows > self._most:
             self._rows -= len(found)
@@ -236,10 +236,10 @@ class KeyIndex:
             self._known[entry] = files, found
         return found
 
-    def _read(self, version: int, hour: str, key: Key, schema: Schema) -> Hashes:
+    def _read(self, folder: Path, key: Key, schema: Schema) -> Hashes:
         columns = captured_columns(key, schema)
         assert columns is not None, "the caller knows that requests of this version have the columns"
-        table = captured_hour(self._home, self._model, version, hour, columns)
+        table = captured_hour(folder, columns)
         if table is None:
             return np.zeros(0, np.uint32)
         return hashes(captured_keys(table, key, schema).drop_null())

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.captures import ANSWER, column_names, hours_captured, versions_captured
+from serin.formats.captures import ANSWER, column_names, hour_folders
 from serin.formats.schema import Schema
-from serin.monitoring.capture.read import alike, captured_hour
+from serin.monitoring.capture.read import Sources, alike, captured_hour
 from serin.monitoring.quality.keys import (
     CLIENT_ID,
     ID,
@@ -132,7 +132,7 @@ class Found:
 
 
 def search(
-    home: Path, model: str, file: LabelFile, labels: pa.Table, versions: Versions, index: KeyIndex
+    sources: Sources, model: str, file: LabelFile, labels: pa.Table, versions: Versions, index: KeyIndex
 ) -> Iterator[Found]:
     """Searches all recorded rows for those that the labels are about, the newest hours first. Yields after each step
     what it has found so far; the last one is settled."""
@@ -140,10 +140,10 @@ def search(
     keys = labels.column(KEY).combine_chunks()
     wanted = hashes(pa.concat_arrays([keys, first_rows(keys)]) if key.by == (ID,) else keys)
     waiting: dict[int, list[pa.Table]] = {}
-    for step, (hour, watched) in enumerate(_hours(home, model, file, versions)):
-        if index.may_have(watched.version, hour, key, watched.schema, wanted):
+    for step, (hour, watched) in enumerate(_hours(sources, model, file, versions)):
+        if index.may_have(hour, key, watched.schema, wanted):
             own = waiting.setdefault(watched.version, [])
-            own += _read_hour(home, model, watched, hour, key)
+            own += _read_hour(watched, hour, key)
             if is_batch(own):
                 found.add(labels, alike(waiting.pop(watched.version)), key, watched)
                 if key.by == (ID,) and len(found.labels) == labels.num_rows:
@@ -164,21 +164,22 @@ def is_batch(tables: Sequence[pa.Table]) -> bool:
     return bool(rows >= BATCH_ROWS or sum(table.nbytes for table in tables) >= BATCH_BYTES)
 
 
-def _hours(home: Path, model: str, file: LabelFile, versions: Versions) -> Iterator[tuple[str, Watched]]:
-    """The recorded hours of the versions that the labels can be about, newest first."""
-    found = []
-    for version in versions_captured(home, model):
-        watched = versions(version)
+def _hours(
+    sources: Sources, model: str, file: LabelFile, versions: Versions
+) -> Iterator[tuple[Path, Watched]]:
+    """The folders of the recorded hours of the versions that the labels can be about, newest first."""
+    found = [hour for source in sources.values() for hour in hour_folders(source.home, model)]
+    for hour in sorted(found, key=lambda hour: hour.name, reverse=True):
+        watched = versions(int(hour.parent.name))
         if watched is None or watched.data.target.expression != file.expression:
             continue
         if captured_columns(file.key, watched.schema) is not None:
-            found += [(hour, watched) for hour in hours_captured(home, model, version)]
-    yield from sorted(found, key=lambda pair: pair[0], reverse=True)
+            yield hour, watched
 
 
-def _read_hour(home: Path, model: str, watched: Watched, hour: str, key: Key) -> list[pa.Table]:
+def _read_hour(watched: Watched, hour: Path, key: Key) -> list[pa.Table]:
     columns = dict.fromkeys([*watched.kept, *(captured_columns(key, watched.schema) or ()), SOURCE])
-    table = captured_hour(home, model, watched.version, hour, list(columns))
+    table = captured_hour(hour, list(columns))
     return [] if table is None else [answered(table)]
 
 

@@ -1,5 +1,6 @@
 """Requests to delete rows on all hosts: what each of them does, also those that are away, or gone."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,8 @@ from serin.store.store import Store
 from serin.watcher import share_duty
 from serin.watcher.captures import forget_states
 from serin.watcher.cluster_state import LEADER
-from serin.watcher.served import lead
 from serin.watcher.share_duty import ShareDuty, shared_store
-from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, combined_ids
+from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, followed_ids
 from tests.kit.stacks import stack_in
 from tests.unit.watcher.test_capture_duty import OpenAlerts
 
@@ -118,12 +118,11 @@ def test_a_deletion_that_is_cut_short_anywhere_is_completed_later(host: Host, do
 
 def test_no_host_has_copies_of_deleted_rows_once_all_have_reported(host: Host) -> None:
     a, b = host("a"), host("b")
-    b.combines = True
     a.record(1, 2)
     b.record(3)
     for each in (a, b, b):
         each.share()
-    assert b.ids() == combined_ids(b) == ["a1", "a2", "b3"]
+    assert b.ids() == ["a1", "a2", "b3"]
     assert 2 in on_disk(b.home)
     ask(b)
     apply(b)
@@ -134,7 +133,48 @@ def test_no_host_has_copies_of_deleted_rows_once_all_have_reported(host: Host) -
     b.share(NOON + 200)
     assert 2 not in on_disk(a.home) | on_disk(b.home) | on_disk(Path(a.url))
     assert forget_states(b.records, MODEL)[0].waiting == ()
-    assert b.ids() == combined_ids(b) == ["a1", "b3"]
+    assert b.ids() == ["a1", "b3"]
+
+
+def test_the_leading_watcher_deletes_the_rows_of_all_hosts_in_the_store_and_in_what_it_follows(
+    host: Host,
+) -> None:
+    a, b = host("a"), host("b")
+    b.lead()
+    a.record(1, 2)
+    b.record(3)
+    for each in (a, b):
+        each.share()
+    assert b.ids() == followed_ids(b) == ["a1", "a2", "b3"]
+    ask(b)
+    apply(b)
+    assert forget_states(b.records, MODEL)[0].waiting == ("a",)
+    assert 2 not in on_disk(b.home) | on_disk(Path(a.url))
+    assert b.ids() == followed_ids(b) == ["a1", "b3"]
+    a.record(2, 4)  # it had read no request when it began to upload
+    a._round._uploader.upload(MODEL, NOON + 110, limit=2)
+    assert 2 in on_disk(Path(a.url))
+    b.share(NOON + 120)
+    assert 2 not in on_disk(b.home) | on_disk(Path(a.url))
+    assert followed_ids(b) == ["a1", "a4", "b3"]
+    apply(a)
+    b.share(NOON + 200)
+    assert 2 not in on_disk(a.home) | on_disk(b.home) | on_disk(Path(a.url))
+    applied = read_applied(a.records.files, MODEL)[1]
+    assert {name: each.rows for name, each in applied.items()} == {"a": 2, "b": 0}
+
+
+def test_rows_that_a_host_has_only_in_the_store_are_counted_as_its_own(host: Host) -> None:
+    a, b = host("a"), host("b")
+    a.send(1, 2)
+    shutil.rmtree(a.home)
+    a.restart()
+    b.lead()
+    ask(b)
+    apply(b)
+    apply(a)
+    applied = read_applied(a.records.files, MODEL)[1]
+    assert {name: each.rows for name, each in applied.items()} == {"a": 1, "b": 0}
 
 
 def test_nothing_is_deleted_before_the_leading_watcher_has_deleted_the_labels_and_the_store_has_that(
@@ -144,7 +184,6 @@ def test_nothing_is_deleted_before_the_leading_watcher_has_deleted_the_labels_an
     a, b = host("a"), host("b")
     for each in (a, b):
         stack_in(each.home, agent=True)
-        each.combines = True
         each.record(1, 2)
     for each in (a, b, a, b):
         each.share()
@@ -155,18 +194,12 @@ def test_nothing_is_deleted_before_the_leading_watcher_has_deleted_the_labels_an
     assert read_applied(files, MODEL) == {}
     assert 2 in on_disk(a.home)
 
-    class Led:
-        state, kept = b.home / "cluster-watch", list[bool]()
-
-        def keep(self) -> None:
-            self.kept.append(read_applied(files, MODEL) == {})
-
-    lead(b.home, Led())
-    try:
-        apply(b)
-    finally:
-        lead(b.home, None)
-    assert Led.kept == [True]
+    kept = list[tuple[bool, bool]]()
+    led = b.lead(b.home / "cluster-watch")
+    led.on_keep = lambda: kept.append((2 in on_disk(Path(a.url)), read_applied(files, MODEL) == {}))
+    apply(b)
+    b.lead_no_more()
+    assert kept == [(True, True), (False, True)]
     assert list(read_applied(files, MODEL)[1]) == ["b"]
     apply(a)
     assert forget_states(a.records, MODEL)[0].waiting == ()
@@ -217,15 +250,16 @@ def test_an_alert_says_that_records_are_not_uploaded_for_long(
     monkeypatch.setattr("serin.watcher.share_duty.shared_store", lambda home: Store(str(tmp_path / "store")))
     duty = ShareDuty(a.home, alerts)
     away = StoreUnreachable(url="s3://somewhere", reason="away")
-    duty._note({"": away}, NOON)
-    duty._report(duty._failing, NOON + 30)
+    monkeypatch.setattr(duty, "_run", lambda store: None)
+    duty._failed = {"": away}
+    duty.tick(NOON)
+    duty.tick(NOON + 30)
     assert alerts.open == {}
-    duty._note({"": away}, NOON + 700)
-    duty._report(duty._failing, NOON + 700)
+    duty.tick(NOON + 700)
     alert = alerts.open["taxis/capture/uploaded"]
     assert (alert.since, "up to monitoring.capture.max_size" in alert.text) == (NOON, True)
-    duty._note({}, NOON + 720)
-    duty._report(duty._failing, NOON + 720)
+    duty._failed = {}
+    duty.tick(NOON + 720)
     assert alerts.open == {}
 
 

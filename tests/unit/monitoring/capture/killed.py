@@ -9,6 +9,7 @@ from pathlib import Path
 
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
+from serin.monitoring.capture.retention import HomeHours
 from tests.unit.monitoring.capture.worker import NOON, recorder
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
@@ -24,7 +25,7 @@ def merge(home: Path) -> None:
 
 
 def forget_some(home: Path) -> None:
-    forget(home, "taxis", "age >= 3000 and age < 5000")
+    forget(HomeHours(home, "taxis"), "age >= 3000 and age < 5000")
 
 
 STEPS: dict[str, Callable[[Path], None]] = {"record": record, "merge": merge, "forget": forget_some}

@@ -17,6 +17,7 @@ from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import tidy
 from serin.monitoring.capture.read import captured, parts, read_part
+from serin.monitoring.capture.retention import HomeHours
 from tests.unit.monitoring.capture.killed import die_at, forget_some, record
 from tests.unit.monitoring.capture.worker import NOON, Worker, request
 
@@ -77,7 +78,7 @@ def is_consistent(home: Path) -> None:
     assert len(before) == (view.rows if view else 0)
     copy = home.with_name("forgetting")
     copy_home(home, copy)
-    gone = forget(copy, "taxis", "age < 3000").rows
+    gone = forget(HomeHours(copy, "taxis"), "age < 3000").rows
     assert gone == sum(age < 3000 for age in before)
     assert ages(copy) == on_disk(copy) == [age for age in before if age >= 3000]
     shutil.rmtree(copy)

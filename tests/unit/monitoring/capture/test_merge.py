@@ -11,10 +11,11 @@ import pytest
 from serin.errors import NameInvalid
 from serin.expressions import ExpressionError
 from serin.formats.captures import METADATA, captures_folder, part_map, parts_of_hour, write_part
+from serin.monitoring.capture import read
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
-from serin.monitoring.capture.read import alike, captured, parts, read_part
-from serin.monitoring.capture.retention import delete_version, expire
+from serin.monitoring.capture.read import Source, alike, batches, captured, parts, read_part
+from serin.monitoring.capture.retention import HomeHours, delete_versions, expire
 from serin.spec.monitoring import CaptureSpec
 from tests.unit.monitoring.capture.worker import NOON
 
@@ -64,10 +65,35 @@ def test_many_parts_are_merged_before_the_hour_is_over(tmp_path: Path) -> None:
     assert merge_parts(tmp_path, "taxis", NOON + 60, most_small=4) == 4
 
 
+def test_followers_that_stop_between_two_batches_see_all_rows_of_hours_that_were_written_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "_BATCH_ROWS", 1)
+    for number in range(4):
+        write_part(tmp_path, "taxis", 1, rows(10 * number, 2, NOON))
+        write_part(tmp_path, "taxis", 2, rows(10 * number + 5, 2, NOON))
+    merge_parts(tmp_path, "taxis", NOON + DAY_S)
+    write_part(tmp_path, "taxis", 1, rows(40, 2, NOON))
+    seen, last = list[int](), None
+    while batch := next(batches(Source(tmp_path), "taxis", after=last), None):
+        last = batch[-1].sequence
+        seen += [age for part in batch for age in ages(read_part(part, ["age"]))]
+    assert sorted(seen) == sorted(ages(captured(tmp_path, "taxis")))
+    assert len(seen) == len(set(seen)) == 18
+
+
+def test_parts_up_to_a_number_leave_out_later_rows_of_a_merged_file(tmp_path: Path) -> None:
+    for number in range(4):
+        write_part(tmp_path, "taxis", 1, rows(10 * number, 2))
+    merge_parts(tmp_path, "taxis", NOON + DAY_S)
+    (part,) = parts(tmp_path, "taxis", after="1", until=3)
+    assert (part.first, part.last, ages(read_part(part, ["age"]))) == (2, 3, [10, 11, 20, 21])
+
+
 def test_followers_of_any_part_get_the_rest_of_a_merged_file(tmp_path: Path) -> None:
     sequences = [write_part(tmp_path, "taxis", 1, rows(10 * number, 2))[0].sequence for number in range(4)]
     merge_parts(tmp_path, "taxis", NOON + DAY_S)
-    forget(tmp_path, "taxis", "age == 20 or age == 1")
+    forget(HomeHours(tmp_path, "taxis"), "age == 20 or age == 1")
     assert followed(tmp_path, None) == [0, 10, 11, 21, 30, 31]
     assert followed(tmp_path, sequences[0]) == [10, 11, 21, 30, 31]
     assert followed(tmp_path, sequences[1]) == [21, 30, 31]
@@ -104,7 +130,9 @@ def test_forgotten_rows_are_gone_from_the_bytes_of_all_files(tmp_path: Path) -> 
     write_part(tmp_path, "taxis", 2, rows(1, 1, NOON + DAY_S, name=["Ada"]))
     write_part(tmp_path, "taxis", 3, rows(7, 1))  # has no name: not Ada's
     told = []
-    deletion = forget(tmp_path, "taxis", "name == 'Ada'", also=[lambda *rows: told.append(rows) or 5])
+    deletion = forget(
+        HomeHours(tmp_path, "taxis"), "name == 'Ada'", also=[lambda *rows: told.append(rows) or 5]
+    )
     assert (deletion.rows, deletion.files, deletion.labels, deletion.unread) == (2, 2, 10, ("name",))
     assert [(version, ages(table)) for version, table in told] == [(1, [1]), (2, [1])]
     assert ages(captured(tmp_path, "taxis")) == [2, 3, 7]
@@ -113,9 +141,9 @@ def test_forgotten_rows_are_gone_from_the_bytes_of_all_files(tmp_path: Path) -> 
 
 def test_forget_counts_without_deleting_when_asked(tmp_path: Path) -> None:
     write_part(tmp_path, "taxis", 1, rows(1, 3))
-    assert forget(tmp_path, "taxis", "age > 1 and not is_null(_arm)", remove=False).rows == 0
-    assert forget(tmp_path, "taxis", "age = 1 or age = 3", remove=False).rows == 2
-    assert forget(tmp_path, "taxis", "true", remove=False).rows == 3
+    assert forget(HomeHours(tmp_path, "taxis"), "age > 1 and not is_null(_arm)", remove=False).rows == 0
+    assert forget(HomeHours(tmp_path, "taxis"), "age = 1 or age = 3", remove=False).rows == 2
+    assert forget(HomeHours(tmp_path, "taxis"), "true", remove=False).rows == 3
     assert len(ages(captured(tmp_path, "taxis"))) == 3
 
 
@@ -131,15 +159,17 @@ def test_forget_counts_without_deleting_when_asked(tmp_path: Path) -> None:
 def test_an_expression_that_does_not_fit_deletes_nothing(tmp_path: Path, where: str, message: str) -> None:
     write_part(tmp_path, "taxis", 1, rows(1, 1, _answer_p=[[0.5, 0.5]]))
     with pytest.raises(ExpressionError, match=message):
-        forget(tmp_path, "taxis", where)
+        forget(HomeHours(tmp_path, "taxis"), where)
     assert ages(captured(tmp_path, "taxis")) == [1]
 
 
 def test_records_older_than_their_days_are_deleted(tmp_path: Path) -> None:
     for day in range(4):
         write_part(tmp_path, "taxis", 1 + day % 2, rows(day, 1, NOON + day * DAY_S))
-    assert expire(tmp_path, "taxis", CaptureSpec(keep=2 * 86_400), None) == 0  # the clock is not trusted
-    assert expire(tmp_path, "taxis", CaptureSpec(keep=2 * 86_400), NOON + 3 * DAY_S + 3600) > 0
+    assert (
+        expire(HomeHours(tmp_path, "taxis"), CaptureSpec(keep=2 * 86_400), None) == 0
+    )  # the clock is not trusted
+    assert expire(HomeHours(tmp_path, "taxis"), CaptureSpec(keep=2 * 86_400), NOON + 3 * DAY_S + 3600) > 0
     assert sorted(ages(captured(tmp_path, "taxis"))) == [2, 3]
 
 
@@ -148,15 +178,15 @@ def test_the_oldest_hours_are_deleted_when_there_are_too_many_bytes(tmp_path: Pa
         write_part(tmp_path, "taxis", 1, rows(hour, 1, NOON + hour * 3600))[0].path.stat().st_size
         for hour in range(4)
     ]
-    expire(tmp_path, "taxis", CaptureSpec(max_size=sum(sizes[2:])), NOON)
+    expire(HomeHours(tmp_path, "taxis"), CaptureSpec(max_size=sum(sizes[2:])), NOON)
     assert ages(captured(tmp_path, "taxis")) == [2, 3]
 
 
 def test_the_records_of_a_version_can_be_deleted(tmp_path: Path) -> None:
     write_part(tmp_path, "taxis", 1, rows(1, 1))
     write_part(tmp_path, "taxis", 2, rows(2, 1))
-    assert delete_version(tmp_path, "taxis", 1) > 0
-    assert delete_version(tmp_path, "taxis", 1) == 0
+    assert delete_versions(HomeHours(tmp_path, "taxis"), [1]) > 0
+    assert delete_versions(HomeHours(tmp_path, "taxis"), [1]) == 0
     assert ages(captured(tmp_path, "taxis")) == [2]
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from serin.errors import BundleBroken, StoreUnreachable
-from serin.formats.captures import captures_folder, read_document
-from serin.formats.shared_captures import RECORDS, in_force, read_sharing
+from serin.formats.captures import captures_folder, in_force, read_document
+from serin.formats.shared_captures import RECORDS, read_sharing
 from serin.machine.ports import free_ports
-from serin.monitoring.capture.retention import expire
+from serin.monitoring.capture.retention import HomeHours, expire
 from serin.spec.monitoring import CaptureSpec
 from serin.store.store import Store
 from tests.fakes.sharing_hosts import MODEL, NOON, Failing, SharingHost, ids
@@ -161,7 +161,7 @@ def test_rows_that_are_deleted_here_before_they_were_uploaded_are_counted(in_fol
     a = in_folder("a")
     a.send(1, 2)
     a.record(3, 4, 5)
-    expire(a.home, MODEL, CaptureSpec(keep=1 * 86_400), LATER + 7200)
+    expire(HomeHours(a.home, MODEL), CaptureSpec(keep=1 * 86_400), LATER + 7200)
     assert read_document(a.home, MODEL)["lost_rows"] == 3
     a.share()
     (view,) = in_folder("reader").all_hosts().views()

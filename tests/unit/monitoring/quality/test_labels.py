@@ -7,6 +7,7 @@ import pytest
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import write_part
+from serin.monitoring.capture.read import records_in
 from serin.monitoring.quality.follow import Follower, Hooks, QualityState, count_again, forget_rows
 from serin.monitoring.quality.keys import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
@@ -28,6 +29,7 @@ class Followed:
         known = {each.version: each for each in versions or (watched(1),)}
         self.recorded = 0
         self.labelled: list[pa.Table] = []
+        self.home = home
         self.follower = Follower(home, MODEL, known.get, Hooks(recorded=self._record, labelled=self._label))
 
     def _record(self, watched: Watched, rows: pa.Table, state: QualityState) -> None:
@@ -37,7 +39,7 @@ class Followed:
         self.labelled.append(rows)
 
     def run(self) -> Self:
-        while self.follower.advance():
+        while self.follower.advance(records_in(self.home)):
             pass
         return self
 
@@ -277,8 +279,8 @@ def test_a_label_that_is_forgotten_while_it_is_being_joined_does_not_come_back(h
     made = record(home, 4)
     add(home, made.labels())
     followed = Followed(home)
-    assert followed.follower.advance()  # the records
-    assert followed.follower.advance()  # the labels are read, and the first rows are found
+    assert followed.follower.advance(records_in(home))  # the records
+    assert followed.follower.advance(records_in(home))  # the labels are read, and the first rows are found
     forget_rows(home, MODEL, {1: made.table.slice(2, 1)}, {1: watched(1)}.get)
     followed.run()
     assert followed.joined() == expected(made, [0, 1, 3])
@@ -313,7 +315,7 @@ def test_a_search_says_which_labels_have_a_row(home: Path) -> None:
     added = add(home, table)
     assert added.file is not None
     found = Found()
-    index = KeyIndex(home, MODEL)
-    for found in search(home, MODEL, added.file, added.file.read(), {1: watched(1)}.get, index):  # noqa: B007
+    labels, known = added.file.read(), {1: watched(1)}.get
+    for found in search(records_in(home), MODEL, added.file, labels, known, KeyIndex()):  # noqa: B007
         pass
     assert found.labels == {0, 1, 2}
