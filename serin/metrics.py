@@ -172,9 +172,7 @@ def _resampled(
     return lambda weights: float(weights @ each / len(each))
 
 
-def _resampled_auc(
-    truth: NDArray[np.bool_], scores: NDArray[Any]
-) -> Callable[[NDArray[np.float64]], float]:
+def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[NDArray[np.float64]], float]:
     """Each class is sorted once; a resample is then sums along the order. They are written to the same memory each
     time: requesting new memory can take several times as long as the sums."""
     positives, negatives = (
