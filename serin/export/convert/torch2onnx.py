@@ -6,11 +6,12 @@ The graph is compared with the module before it is returned, and contains no tra
 
 from __future__ import annotations
 
-import io
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,18 +57,19 @@ def _is_own(module: torch.nn.Module) -> bool:
 def _trace(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> onnx.ModelProto:
     """Records one run of a network that does the same for all rows. It takes a tenth of a second, torch.export takes
     seconds: it loads a compiler."""
-    file = io.BytesIO()
-    torch.onnx.export(
-        module,
-        rows,
-        file,
-        dynamo=False,
-        opset_version=OPSET,
-        input_names=_INPUTS,
-        output_names=[_OUTPUT],
-        dynamic_axes={name: {0: "batch"} for name in (*_INPUTS, _OUTPUT)},
-    )
-    model = onnx.load_model_from_string(file.getvalue())
+    with tempfile.TemporaryDirectory(prefix="serin-onnx-") as folder:
+        file = Path(folder, "network.onnx")
+        torch.onnx.export(
+            module,
+            rows,
+            file,
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=_INPUTS,
+            output_names=[_OUTPUT],
+            dynamic_axes={name: {0: "batch"} for name in (*_INPUTS, _OUTPUT)},
+        )
+        model = onnx.load_model(file)
     inputs = [
         helper.make_tensor_value_info(
             name, helper.np_dtype_to_tensor_dtype(values.numpy().dtype), ["batch", values.shape[1]]
