@@ -88,9 +88,9 @@ def paired_bootstrap(
     measures = [_resampled(metric, *_pair(target, scores)) for scores in (ours, theirs)]
     rows = len(np.asarray(target))
     random = np.random.default_rng(seed)
-    differences = np.empty(resamples)
+    differences, weights = np.empty(resamples), np.empty(rows)
     for at in range(resamples):
-        weights = np.bincount(random.integers(0, rows, rows), minlength=rows).astype(np.float64)
+        weights[:] = np.bincount(random.integers(0, rows, rows), minlength=rows)
         differences[at] = measures[0](weights) - measures[1](weights)
     known = differences[~np.isnan(differences)]
     if not known.size:
@@ -165,30 +165,45 @@ def _resampled(
 ) -> Callable[[NDArray[np.float64]], float]:
     """The metric as a function of how often each row was drawn; NaN where it has no value."""
     if metric in ("auc", "average_precision"):
-        return _resampled_ranking(metric, _binary(truth), scores)
+        return (_resampled_auc if metric == "auc" else _resampled_precision)(_binary(truth), scores)
     each = _row_losses(metric, truth, scores)
     if metric == "rmse":
         return lambda weights: float(np.sqrt(weights @ each / len(each)))
     return lambda weights: float(weights @ each / len(each))
 
 
-def _resampled_ranking(
-    metric: str, truth: NDArray[np.bool_], scores: NDArray[Any]
-) -> Callable[[NDArray[np.float64]], float]:
-    """Sorted once (for precision the highest score first); a resample is then two sums along the order."""
-    order = np.argsort(scores, kind="stable")[:: 1 if metric == "auc" else -1]
-    ranked, positive = scores[order], truth[order]
-    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
+def _resampled_auc(truth: NDArray[np.bool_], scores: NDArray[Any]) -> Callable[[NDArray[np.float64]], float]:
+    """Each class is sorted once; a resample is then sums along the order. They are written to the same memory each
+    time: requesting new memory can take several times as long as the sums."""
+    positives, negatives = (
+        rows[np.argsort(scores[rows])] for rows in (np.flatnonzero(truth), np.flatnonzero(~truth))
+    )
+    places = [np.searchsorted(scores[negatives], scores[positives], side) for side in ("left", "right")]
+    drawn, drawn_negatives = np.empty(len(positives)), np.empty(len(negatives))
+    negatives_to, beaten = np.zeros(len(negatives) + 1), np.empty(len(positives))
 
     def auc_of(weights: NDArray[np.float64]) -> float:
-        drawn = weights[order]
-        positives = np.add.reduceat(np.where(positive, drawn, 0.0), starts)
-        negatives = np.add.reduceat(np.where(positive, 0.0, drawn), starts)
-        pairs = positives.sum() * negatives.sum()
+        weights.take(positives, out=drawn, mode="clip")  # the default mode would copy `out`
+        weights.take(negatives, out=drawn_negatives, mode="clip")
+        np.cumsum(drawn_negatives, out=negatives_to[1:])
+        pairs = drawn.sum() * negatives_to[-1]
         if not pairs:
             return float("nan")
-        below = np.cumsum(negatives) - negatives
-        return float(positives @ (below + 0.5 * negatives) / pairs)
+        half_pairs = 0.0
+        for place in places:  # a positive beats the negatives below it, and half of those with its score
+            half_pairs += float(drawn @ negatives_to.take(place, out=beaten, mode="clip"))
+        return float(half_pairs / (2 * pairs))
+
+    return auc_of
+
+
+def _resampled_precision(
+    truth: NDArray[np.bool_], scores: NDArray[Any]
+) -> Callable[[NDArray[np.float64]], float]:
+    """Sorted once, the highest score first; a resample is then two sums along the order."""
+    order = np.argsort(scores, kind="stable")[::-1]
+    ranked, positive = scores[order], truth[order]
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
 
     def precision_of(weights: NDArray[np.float64]) -> float:
         drawn = weights[order]
@@ -199,7 +214,7 @@ def _resampled_ranking(
         precision = np.cumsum(positives) / np.maximum(rows, 1.0)
         return float(positives @ precision / positives.sum())
 
-    return auc_of if metric == "auc" else precision_of
+    return precision_of
 
 
 def mean_and_each(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -76,14 +76,22 @@ class Unexportable(torch.nn.Module):
         return torch.linalg.eigvals(num.T @ num).real[None, :1].expand(len(num), 1)
 
 
+class Branching(torch.nn.Module):
+    """Takes another path for other rows, which a recording of one run would not show."""
+
+    def forward(self, num: torch.Tensor, cat: torch.Tensor) -> torch.Tensor:
+        return num[:, :1] if num.sum() < 1e9 else -num[:, :1]
+
+
 def test_a_graph_that_does_not_answer_as_its_module_is_refused() -> None:
     with pytest.raises(GateFailed, match="export gate, network"):
         torch2onnx(Forgetful(), TableShape(numeric=2, sizes=(3,), outputs=1))
 
 
-def test_a_network_that_has_no_onnx_form_is_refused_with_one_line() -> None:
+@pytest.mark.parametrize("kind", [Unexportable, Branching])
+def test_a_network_that_has_no_onnx_form_is_refused_with_one_line(kind: type[torch.nn.Module]) -> None:
     with pytest.raises(ExportFailed, match="export of the network failed") as refusal:
-        torch2onnx(Unexportable(), TableShape(numeric=2, sizes=(3,), outputs=1))
+        torch2onnx(kind(), TableShape(numeric=2, sizes=(3,), outputs=1))
     assert "\n" not in str(refusal.value)
 
 
