@@ -69,10 +69,10 @@ async def export_model(
 
 def _variants(gate: dict[str, Any]) -> str:
     rows = [
-        (one["name"], one["status"], one["bytes"], one["flops"], one["mix_us"], one["drop"], one["reason"])
+        (one["name"], one["status"], one["bytes"], one["mix_us"], one["drop"], one["reason"])
         for one in gate["variants"]
     ]
-    head = ("variant", "", "bytes", "operations per row", "us at the batch mix", "drop", "reason")
+    head = ("variant", "", "bytes", "us at the batch mix", "drop", "reason")
     timed = [
         Bar(label=one["name"], value=one["mix_us"], text=f"{one['mix_us']:.0f} us")
         for one in gate["variants"]

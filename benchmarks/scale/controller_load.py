@@ -81,7 +81,6 @@ class _Scene:
         self._led = LedController(
             objects=self._objects,
             store=self._store,
-            home=folder / "home",
             leadership=self._leadership,
             term=term,
             cache=DecisionCache(self._objects),

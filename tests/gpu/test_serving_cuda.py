@@ -17,7 +17,7 @@ from serin.machine.hardware import Nvml, inventory
 from serin.serving.client.client import predict
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.repository import serving_settings
-from serin.serving.tuning.load import Closed, model_target, run_load
+from serin.serving.tuning.load import Closed, run_load
 from serin.serving.tuning.report import write_report
 from serin.serving.tuning.requests import parse_mix
 from serin.serving.tuning.tune import Tuner, devices_for
@@ -26,6 +26,7 @@ from serin.store.store import Store
 from tests.e2e.serving_host import ChildHost
 from tests.gpu.parts import why_no_release
 from tests.gpu.releases import exported, serving_gateway
+from tests.kit.load import model_target
 from tests.unit.export.small_dataset import flights
 
 SECONDS = 0.5
@@ -152,7 +153,7 @@ def test_the_tuner_measures_both_devices_and_the_next_release_is_on_the_one_it_c
     assert devices_for(bundle) == ("gpu", "cpu")
     tuner = Tuner(bundle=bundle, limit_ms=50, mix=parse_mix(mix), budget_s=20, lap_s=0.3)
     tuning = tuner.run()
-    path, _ = write_report(tuning)
+    path = write_report(tuning)
     print(path.read_text())
     assert set(tuning.devices) == {"gpu", "cpu"}
     chosen = tuning.chosen.settings

@@ -95,7 +95,7 @@ def awkward_specs(folder: Path) -> MappingProxyType[str, PipelineSpec]:
 
 
 AWKWARD = (
-    "plain", "derived", "joined", "other_names", "known", "classes", "texts", "groups", "windows", "own",
+    "plain", "derived", "joined", "other_names", "known", "classes", "texts", "groups", "windows", "spans", "own",
     "nulls_everywhere", "nulls_per_column", "nulls_none", "ugly",
 )  # fmt: skip
 
