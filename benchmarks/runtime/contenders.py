@@ -51,9 +51,11 @@ def _torch(request: dict[str, Any], num: Any, cat: Any, *, compiled: bool) -> Sc
 
     torch.set_num_threads(request["threads"])
     network = load_model(Path(request["weights"]))
-    model = torch.nn.Sequential()
-    model.forward = lambda a, b: torch.sigmoid(network(a, b))  # type: ignore[method-assign]
-    answer = torch.compile(model.forward) if compiled else model.forward
+
+    def forward(rows: Any, columns: Any) -> Any:
+        return torch.sigmoid(network(rows, columns))
+
+    answer = torch.compile(forward) if compiled else forward
     numbers, codes = torch.from_numpy(num), torch.from_numpy(cat)
 
     def score() -> np.ndarray[Any, Any]:
