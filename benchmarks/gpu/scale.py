@@ -20,6 +20,7 @@ from benchmarks.etl.cases import Case
 from benchmarks.etl.ours import run as run_ours
 from benchmarks.etl.string_table import CODES, NUMERIC, PLACES, TEXTS, case_of, names, write_places
 from benchmarks.race import Unequal
+from serin.etl.engines.subnormals import keep_subnormals
 from serin.formats.dataset import read_dataset
 from serin.machine.environment import showing_devices
 from serin.machine.hardware import inventory
@@ -37,6 +38,7 @@ def main() -> int:
         "--only", nargs="+", choices=("whole", "pool", "two"), default=("whole", "pool", "two")
     )
     chosen = parser.parse_args()
+    keep_subnormals()  # before a kernel is compiled: the table is made by the same ones
     with tempfile.TemporaryDirectory(dir=chosen.scratch) as place:
         folder = Path(place)
         begin = time.perf_counter()

@@ -261,11 +261,11 @@ def install_gateway() -> None:
 
 
 def install_kernels() -> None:
-    """Compile what datasets need on this machine's GPU, so that the first one does not wait for it."""
+    """Compile most of what datasets need on this machine's GPU, so that the first one waits less."""
     from serin.etl.kernels import compile_kernels
 
     compile_kernels()
-    show("compiled: the first dataset on this GPU takes as long as later ones")
+    show("compiled, and kept for later processes")
 
 
 def secret(
