@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from benchmarks.etl.outputs import SPLITS, split_ends, write_split
+from benchmarks.etl.polars_peer import z_scores
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         .alias(name)
         for name in case["categorical"]
     ]
-    features = [*_z_scores(train, case["numeric"], engine), *codes]
+    features = [*z_scores(train, case["numeric"], engine), *codes]
     dates = [each.alias(name) for name, each in parts.items()]
     made = made.select("row", "split", "target", *features, *dates).sort("row")
     rows, categorical = made.collect(engine=engine), [*case["categorical"], *parts]
@@ -68,20 +69,3 @@ def _places(train: pl.LazyFrame, name: str, min_count: int) -> pl.LazyFrame:
     counted = train.select(name).drop_nulls().group_by(name).agg(pl.len().alias("count"))
     kept = counted.filter(pl.col("count") >= min_count).sort(["count", name], descending=[True, False])
     return kept.select(name).with_row_index(f"{name} place", offset=2)
-
-
-def _z_scores(train: pl.LazyFrame, columns: list[str], engine: pl.GPUEngine) -> list[pl.Expr]:
-    floats = [pl.col(name).cast(pl.Float32) for name in columns]
-    medians = train.select(value.quantile(0.5, "lower") for value in floats).collect(engine=engine).row(0)
-    filled = [value.fill_null(median) for value, median in zip(floats, medians, strict=True)]
-    wide = [value.cast(pl.Float64) for value in filled]
-    sums = [
-        *(value.mean().alias(f"{name} mean") for name, value in zip(columns, wide, strict=True)),
-        *(value.std(ddof=0).alias(f"{name} deviation") for name, value in zip(columns, wide, strict=True)),
-    ]
-    found = train.select(sums).collect(engine=engine).row(0)
-    means, deviations = found[: len(columns)], found[len(columns) :]
-    return [
-        ((value - pl.lit(mean, pl.Float32)) / pl.lit(deviation, pl.Float32)).alias(name)
-        for name, value, mean, deviation in zip(columns, filled, means, deviations, strict=True)
-    ]

@@ -39,7 +39,7 @@ def _run(request: dict[str, Any], engine: Engine) -> dict[str, Any]:
     frame = _joined(case, request["decode"]).collect(engine=engine)
     frame = frame.with_columns(_split(frame, case["time"]))
     train = frame.lazy().filter(pl.col("split") == 0)
-    numeric = _z_scores(train, case["numeric"], engine)
+    numeric = z_scores(train, case["numeric"], engine)
     codes = _codes(train, case["categorical"], case["min_count"], engine)
     parts = [
         (pl.col(case["time"]).dt.hour().cast(pl.Int32) + 1).alias(f"{case['time']}_hour"),
@@ -80,7 +80,7 @@ def _split(frame: pl.DataFrame, time: str) -> pl.Series:
     return ((rank >= train_end).cast(pl.Int8) + (rank >= valid_end).cast(pl.Int8)).alias("split")
 
 
-def _z_scores(train: pl.LazyFrame, columns: list[str], engine: Engine) -> list[pl.Expr]:
+def z_scores(train: pl.LazyFrame, columns: list[str], engine: Engine | pl.GPUEngine) -> list[pl.Expr]:
     floats = [pl.col(name).cast(pl.Float32) for name in columns]
     medians = train.select(value.quantile(0.5, "lower") for value in floats).collect(engine=engine).row(0)
     filled = [value.fill_null(median) for value, median in zip(floats, medians, strict=True)]

@@ -230,6 +230,8 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
     elif spec.rows is not None:
         start = np.maximum(start, stop - spec.rows)
     window = _Window(start=start, stop=stop, first=line.starts(groups))
+    place = xp.full(len(times), -1, np.int64)
+    place[rows] = xp.arange(len(rows))
     made = {}
     for name, asked in spec.columns.items():
         past = None if asked.column is None else columns[asked.column][rows][line.order]
@@ -241,8 +243,6 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
                 problem=f"window column {name!r}: a sum of {asked.column!r} does not fit in 64 bits; use mean, or a "
                 "shorter window",
             ) from error
-        place = xp.full(len(times), -1, np.int64)
-        place[rows] = xp.arange(len(rows))
         made[name] = result.take_or_null(place)
     return made
 
