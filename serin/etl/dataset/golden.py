@@ -22,6 +22,7 @@ import pyarrow as pa
 from serin.columns.coded import CodedColumn
 from serin.columns.column import (
     Column,
+    any_true,
     array_module,
     beside,
     column_from_arrow,
@@ -242,7 +243,7 @@ class _Picker:
             return self._extreme_entry(column, sign)
         numbers: Floats = sign * column.values.astype(np.float64)
         null = column.null
-        if null.any():
+        if any_true(null):
             present = np.flatnonzero(~null)
             return self._listed(present[_smallest(numbers[present], 1)], numbers)
         return self._listed(_smallest(numbers, 1), numbers)

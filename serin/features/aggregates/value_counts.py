@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, array_module, on_host, tally
+from serin.columns.column import Column, any_true, array_module, on_host, tally
 from serin.features.aggregates.aggregate import Counted
 from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
@@ -94,7 +94,7 @@ def group_rows(column: Column) -> tuple[Any, pa.Array]:
         return _group_on_gpu(column)
     null = column.null
     values = column.values.astype(np.int64, copy=False)
-    present = values[~null] if null.any() else values
+    present = values[~null] if any_true(null) else values
     encoded = pa.array(present).dictionary_encode()
     distinct, place = encoded.dictionary, np.asarray(encoded.indices.to_numpy())
     if len(present) == len(values):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, array_module, beside, count_true, on_host, take
+from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take
 from serin.columns.exact import Limb, Superaccumulator, limbs, nearest_ratios
 from serin.errors import ColumnUnusable
 from serin.etl.binding.layout import Layout
@@ -327,6 +327,6 @@ def _to_int64(sums: Sequence[Limb], shape: tuple[int, ...]) -> Int64:
     if len(sums) == 1:
         return np.asarray(sums[0].digits)
     whole = Superaccumulator.of(sums, shape).to_int64()
-    if (whole == INT64_NULL).any():
+    if any_true(whole == INT64_NULL):
         raise OverflowError
     return whole
