@@ -68,8 +68,8 @@ def fit_vocabulary(columns: Sequence[str], min_count: int, max_size: int | None)
     """One vocabulary for all these columns: a value counts in whichever column it occurs."""
     counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
     table = reduce(merge_tables, counted)
-    order = table.commonest_first()
-    order = order[table.counts[order] >= min_count][:max_size]
+    order = table.commonest_first(max_size)
+    order = order[table.counts[order] >= min_count]
     return table.values.take(pa.array(order))
 
 
