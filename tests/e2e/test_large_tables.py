@@ -1,5 +1,5 @@
-"""A network with 50 million weights in its tables, from raw rows to Triton: killed, resumed, exported with its weights in
-a file beside the graph, and served as it was trained."""
+"""A network with 50 million weights in its tables, from raw rows to Triton: killed, resumed, exported with its weights
+in a file beside the graph, and served as it was trained."""
 
 from pathlib import Path
 
@@ -50,6 +50,7 @@ def visits(rows: int) -> pa.Table:
 def test_fifty_million_weights_are_trained_exported_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    request.getfixturevalue("warm")  # a worker that loads torch by itself is shown elsewhere
     monkeypatch.setattr(external_data, "LIMIT_BYTES", 100_000_000)
     table = visits(ROWS)
     pq.write_table(table, tmp_path / "visits.parquet")

@@ -111,7 +111,10 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Bundle
         patch.setattr(external_data, "_LEAST_BYTES", 400)
         names = ["fp32", "fp16", "int8", "int8_dynamic", "int8_embeddings", "tensorrt"]
         trained = make_trained(
-            folder, "binary", model={"kind": "dcn", "hidden": [16]}, export={"target": "gpu", "variants": names}
+            folder,
+            "binary",
+            model={"kind": "dcn", "hidden": [16]},
+            export={"target": "gpu", "variants": names},
         )
         store = Store(str(folder / "store"))
         return trained, trained.export(store), store
