@@ -1,6 +1,6 @@
 """A published model version on disk: the manifest that binds its files, and the golden rows with their answers.
 
-A bundle is data, never code: no pickle, no links, no reference to a file outside of it; the one exception is a team's own
+A bundle is data, never code: no pickle, no links, no reference to a file outside; the one exception is a team's own
 Triton repository, which is taken only when told to. Nothing of a bundle may be used before `verify_bundle` has let it
 pass.
 """

@@ -60,7 +60,7 @@ def references(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def external_tensors(message: Any) -> Iterator[TensorProto]:
-    """Returns every tensor that is stored in another file, at any depth: also in attributes, subgraphs and functions."""
+    """Returns every tensor that is stored in another file, at any depth: also in attributes and subgraphs."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
             continue

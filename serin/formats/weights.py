@@ -5,6 +5,7 @@ A reader gets both or an error, never one without the other. No pickle.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,16 @@ def write_weights(folder: Path, module_state: Mapping[str, Tensor], model_json: 
     copies = {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in module_state.items()
     }
-    write_trained(folder, partial(save_file, copies), model_json)
+    write_trained(folder, partial(save_tensors, copies), model_json)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file, from the tensors' own memory. OSError when the disk does not take it."""
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else None, str(error)) from error
 
 
 def read_weights(folder: Path | str) -> Weights:

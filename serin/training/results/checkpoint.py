@@ -17,11 +17,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from serin.errors import CheckpointBroken, StoreNotWritable
 from serin.formats.trained import file_sha256
+from serin.formats.weights import save_tensors
 from serin.machine.durable import sync
 from serin.training.launch.job import checkpoint_folder, saved_steps
 
@@ -118,7 +119,7 @@ class Checkpoints:
         place = checkpoint_folder(self._run, position.step)
         scratch = self._folder / f".{place.name}"
         scratch.mkdir(parents=True)
-        save_file(tensors, scratch / TENSORS)
+        save_tensors(tensors, scratch / TENSORS)
         sync(scratch / TENSORS)
         digest = file_sha256(scratch / TENSORS)
         state = position.model_copy(update={"sha256": digest}).model_dump_json(indent=1).encode()
