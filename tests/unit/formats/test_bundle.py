@@ -188,7 +188,7 @@ def test_a_model_that_refers_to_bytes_that_a_file_does_not_have_is_refused(
     folder: Path, place: dict[str, object]
 ) -> None:
     refer(folder, location="card.md", **place)
-    with pytest.raises(BundleBroken, match="'w' refers to bytes that 'card.md' does not have"):
+    with pytest.raises(BundleBroken, match=r"'w' refers to bytes that 'card\.md' does not have"):
         verify_bundle(folder)
 
 
