@@ -24,7 +24,6 @@ from serin.training.parallel.ranks import Ranks
 WIDTH = 16
 SIZES = (2_000_000, 1_200_000)
 SHAPE = TableShape(numeric=1, sizes=SIZES, outputs=1)
-RATES = (1e-3, 3e-3, 1e-2)
 Step = Callable[[Tensor], None]
 
 
@@ -33,12 +32,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--batch-rows", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--rates", type=float, nargs="+", default=(1e-3, 3e-3, 1e-2, 3e-2))
     asked = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for each other would count as work
     rows = make_rows(asked.rows)
     print("optimizer          rate   CPU s/epoch   state MB   valid log loss after each epoch")
     for name, begin in (("row-wise Adagrad", row_adagrad), ("SparseAdam", sparse_adam)):
-        for rate in RATES:
+        for rate in asked.rates:
             torch.manual_seed(1)
             network = Dcn(ModelSpec(kind="dcn", embedding=WIDTH, hidden=(64,)), SHAPE)
             step, state_bytes = begin(network, rate)

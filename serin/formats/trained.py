@@ -90,18 +90,28 @@ def find_trained(folder: Path | str) -> tuple[ModelRecord, Path]:
     """The record and the file it speaks of, or CheckpointBroken when they do not belong together. In a bundle the file
     may be beside the graph, one folder up: the graph refers to it."""
     place, record = Path(folder), read_record(folder)
-    file = next((one for one in (place / record.file, place.parent / record.file) if one.is_file()), None)
-    if file is None:
-        raise CheckpointBroken(path=place, reason=f"{record.file} is missing")
-    if file_sha256(file) != record.weights_sha256:
-        raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
+    file = place / record.file
+    if not file.exists() and (place.parent / record.file).exists():
+        file = place.parent / record.file
+    try:
+        digest = file_sha256(file)
+    except OSError as error:
+        raise CheckpointBroken(path=place, reason=str(error)) from error
+    _check_digest(place, record, digest)
     return record, file
 
 
 def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
     """The record and the content of its file. For weights, which may be large, use `read_weights`."""
     record, file = find_trained(folder)
-    return record, file.read_bytes()
+    data = file.read_bytes()
+    _check_digest(Path(folder), record, hashlib.sha256(data).hexdigest())
+    return record, data
+
+
+def _check_digest(place: Path, record: ModelRecord, digest: str) -> None:
+    if digest != record.weights_sha256:
+        raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
 
 
 def file_sha256(path: Path) -> str:
