@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx
 import torch
 
 from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PredictionFailed
 from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
+from serin.formats.external_data import read_graph
 from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
@@ -67,7 +67,7 @@ class Explainer:
             raise self._refusal(self._why_nothing_was_kept())
         self._record = read_explain(self._folder / FOLDER)
         self._trained = self._open_trained()
-        model = onnx.load_model_from_string((self._folder / MODEL).read_bytes())
+        model = read_graph(self._folder / MODEL)
         self._tensors = (self._record.num_tensor, self._record.cat_tensor)
         self._session = open_session(with_tensors(model, self._tensors))
         self._note = self._compare_with_graph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper
 
 from serin.errors import BundleBroken
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, Manifest
+from serin.formats.external_data import data_files
 from serin.formats.schema import NULL_OF_KIND, DType, InputColumn, Kind, OutputTensor, Schema
 from serin.machine.hardware import core_count
 from serin.serving.native.onnx_backend import SETTINGS, Split, native_settings, unsupported_output
@@ -64,15 +66,16 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     """Builds the models of a release; the model that clients call comes first."""
     model = settings.release.model
     if choice.backend == "onnxruntime":
-        return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
+        config = onnxruntime_config(schema, settings)
+        return [Part(name=model, config=config, files=_with_data(folder / MODEL))]
     if choice.backend == "onnx_native":
         return [_native(folder, schema, choice, settings)]
     if choice.backend == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
-        needed: dict[str, Path | bytes] = {name: folder / name for name in graphs}
-        return [Part(name=model, config=config, files=needed, schema=schema)]
+        needed = [_with_data(folder / name) for name in graphs]
+        return [Part(name=model, config=config, files=dict(ChainMap(*needed)), schema=schema)]
     assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model name of Serin contains an underscore
@@ -110,8 +113,8 @@ def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) ->
         split=split,
     )
     graphs = (FRONT, CORE) if split else (MODEL,)
-    files: dict[str, Path | bytes] = {**{name: folder / name for name in graphs}, SETTINGS: asked}
-    return Part(name=settings.release.model, config=native_config(schema, settings), files=files)
+    files = ChainMap({SETTINGS: asked}, *(_with_data(folder / name) for name in graphs))
+    return Part(name=settings.release.model, config=native_config(schema, settings), files=dict(files))
 
 
 def _with_trees(
@@ -143,9 +146,18 @@ def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: 
     return Part(
         name=name,
         config=configs[runner](schema, settings, name=name),
-        files={PLAN if runner == "tensorrt" else MODEL: graph},
+        files=_with_data(graph, PLAN if runner == "tensorrt" else MODEL),
         schema=schema if runner == "python" else None,
     )
+
+
+def _with_data(graph: Path | bytes, name: str | None = None) -> dict[str, Path | bytes]:
+    """Returns a graph, under its own or another name, and the files that it refers to."""
+    files: dict[str, Path | bytes] = {name or Path(str(graph)).name: graph}
+    if isinstance(graph, Path) and graph.suffix == ".onnx":
+        names = data_files(onnx.load_model(graph, load_external_data=False))
+        files |= {each: graph.parent / each for each in names}
+    return files
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:

@@ -23,7 +23,7 @@ from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights, write_weights
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
-from serin.models.build import build_model, load_state
+from serin.models.build import build_model, load_state, undrawn_model
 from serin.models.foreign.module import ANY_FAULT
 from serin.models.numbers import fit_numbers
 from serin.models.shape import record_of, shape_of
@@ -231,7 +231,7 @@ class _Attempt:
         if loop.work_s < WORTH_MEASURING_S or choices.precision == "auto":
             return {}
         # Computed on a new network, because the trained one may be sharded.
-        fresh, optimizer = build_model(self._job.model, self._shape), self._job.training.optimizer
+        fresh, optimizer = undrawn_model(self._job.model, self._shape), self._job.training.optimizer
         cost = weigh(fresh, self._shape, optimizer=optimizer)
         if cost is None:
             return {}
