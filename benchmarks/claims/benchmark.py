@@ -51,7 +51,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
             "joined": lambda: joined(table, place),
         }
         anywhere: dict[str, Callable[[], Claim]] = {
-            "schedule": lambda: schedule({"generated": table, **_flights(folder, say)}, place),
+            "schedule": lambda: schedule(_flights(folder, table.rows // 2, say), place),
             "pruning": lambda: pruning(table, place),
             "int8": lambda: int8(table, place),
             "preparation": lambda: preparation(folder, place),
@@ -72,12 +72,12 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     )
 
 
-def _flights(folder: Path, say: Callable[[str], None]) -> dict[str, Table]:
+def _flights(folder: Path, rows: int, say: Callable[[str], None]) -> dict[str, Table]:
     """The tables of flights that are here, split by time: `make bench-setup` fetches them."""
     sets, notes = prepare(folder, full=True, peers=PEERS, say=say, only=FLIGHTS_TABLES)
     for note in notes:
         say(note)
-    return {each.name: Table.of_dataset(each.folder) for each in sets}
+    return {each.name: Table.of_dataset(each.folder, most_rows=rows) for each in sets}
 
 
 def _measured(

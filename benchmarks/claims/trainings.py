@@ -80,12 +80,12 @@ class Table:
         return cls(read_table(str(folder)), rows - rows // 8, SHAPE)
 
     @classmethod
-    def of_dataset(cls, folder: str) -> Table:
-        """The train and valid rows of a dataset that the ETL has built."""
+    def of_dataset(cls, folder: str, *, most_rows: int) -> Table:
+        """The last train rows, and the valid rows, of a dataset that the ETL has built."""
         train, valid = (read_split(folder, split).whole() for split in ("train", "valid"))
         pairs = ((train.num, valid.num), (train.cat, valid.cat), (train.target, valid.target))
-        num, cat, target = (np.concatenate(pair) for pair in pairs)
-        return cls((num, cat, target), len(train.target), shape_of(read_dataset(folder)))
+        num, cat, target = (np.concatenate((one[-most_rows:], other)) for one, other in pairs)
+        return cls((num, cat, target), len(target) - len(valid.target), shape_of(read_dataset(folder)))
 
     def arrays(self, begin: int, end: int) -> tuple[Array, Array, Array]:
         """num, cat and target."""

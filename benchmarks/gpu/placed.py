@@ -48,7 +48,9 @@ def main() -> int:
 def write_spec(folder: Path, rows: int, kind: str, epochs: int) -> Path:
     """Writes the table and the pipeline's spec; returns the spec's path."""
     case = write_string_table(folder / "table", rows)
-    sections = spec_of(case.request, "auto", "auto").model_dump(mode="json", by_alias=True, exclude_unset=True)
+    sections = spec_of(case.request, "auto", "auto").model_dump(
+        mode="json", by_alias=True, exclude_unset=True
+    )
     training = {"seed": 1} if kind == "xgboost" else {"epochs": epochs, "seed": 1}
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**sections, "model": {"kind": kind}, "training": training}))
@@ -79,7 +81,9 @@ def show_run(place: Place, name: str, seconds: float) -> dict[str, float]:
 
 
 def _receipts(home: Path, stages: list[dict[str, Any]]) -> dict[str, Receipt]:
-    found = {stage["stage"]: read_receipt(home / stage["receipt"]) for stage in stages if stage.get("receipt")}
+    found = {
+        stage["stage"]: read_receipt(home / stage["receipt"]) for stage in stages if stage.get("receipt")
+    }
     return {stage: receipt for stage, receipt in found.items() if receipt is not None}
 
 

@@ -8,9 +8,9 @@ and runs Prefect's engine. This process reports pids and exit codes on the same 
 What a training and an export import is imported later, when no run has arrived for a second: torch takes as long as
 everything else together.
 
-Only what survives a fork may be in memory: no Python thread, no open GPU. Where that does not hold, or where a run would
-find something else in a new process (another environment is wanted, a source file was edited), the fork replaces itself
-with `python -m prefect.engine`, which is the command that Prefect's own process worker starts.
+Only what survives a fork may be in memory: no Python thread, no open GPU. Where that does not hold, or where a run
+would find something else in a new process (another environment is wanted, a source file was edited), the fork replaces
+itself with `python -m prefect.engine`, which is the command that Prefect's own process worker starts.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def _draw_other_numbers() -> None:
 
 
 def survives_a_fork() -> bool:
-    """Returns whether a fork of this process works as a new process would: threads do not survive, nor does CUDA once it
-    has opened a GPU. The driver's library may be loaded: torch may do that."""
+    """Returns whether a fork of this process works as a new process would: threads do not survive, nor does CUDA once
+    it has opened a GPU. The driver's library may be loaded: torch may do that."""
     if threading.active_count() > 1:
         return False
     return not any(name.startswith(_GPU_FILES) for name in _open_files())
@@ -199,7 +199,7 @@ def survives_a_fork() -> bool:
 def _open_files() -> Iterator[str]:
     for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one of this folder
-            yield os.readlink(file)
+            yield str(file.readlink())
 
 
 def fits(wanted: Mapping[str, str]) -> bool:

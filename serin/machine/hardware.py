@@ -119,6 +119,7 @@ class _Sample(ctypes.Structure):
 _GPU_UTILIZATION, _MOST_SAMPLES = 1, 1024
 _SUCCESS, _NOTHING_NEW = 0, 6
 
+
 class Nvml:
     """The driver's own measurements. `open` gives None where there is no driver."""
 

@@ -23,7 +23,7 @@ from serin.store.runs import hold_run_of, run_folder
 from serin.store.stage_keys import StageKey, note, why
 from serin.store.stage_results import one_at_a_time, receipt_file
 from serin.store.store import Store
-from serin.store.waits import Wait, waiting
+from serin.store.waits import Wait, claim, waiting
 from serin.training.launch.job import result_folder
 
 Value = TypeVar("Value")
@@ -132,8 +132,12 @@ class StageCall:
             measurement = None
             try:
                 with measure(self.stage, held.devices) as measurement:
+                    claim()  # what other work of this process has left
                     measurement.waits = self.waits
-                    yield measurement
+                    try:
+                        yield measurement
+                    finally:
+                        self.waits.extend(claim())
             finally:
                 if measurement is not None and measurement.receipt is not None:
                     measurement.receipt.write(receipt_file(self.home, self.stage, key))

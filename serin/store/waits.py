@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from serin.machine.typed_json import Document
@@ -24,6 +25,9 @@ class Wait(Document):
         return f"{self.what} {self.seconds:.1f} s"
 
 
+_unclaimed: list[Wait] = []
+
+
 @contextmanager
 def waiting(waits: list[Wait], what: str) -> Iterator[None]:
     """Adds the time of the block, also of one that fails."""
@@ -34,14 +38,28 @@ def waiting(waits: list[Wait], what: str) -> Iterator[None]:
         waits.append(Wait(what=what, seconds=time.perf_counter() - began))
 
 
+def waiting_in_process(what: str) -> AbstractContextManager[None]:
+    """The same for code that knows no stage: the stage that works in this process takes it over (`claim`)."""
+    return waiting(_unclaimed, what)
+
+
+def claim() -> list[Wait]:
+    """Returns the waits of this process that no stage has taken over yet."""
+    found = list(_unclaimed)
+    del _unclaimed[: len(found)]
+    return found
+
+
 def between(*moments: tuple[str, float | None]) -> list[Wait]:
     """The time until each moment since the one before, under the name of the later one.
 
     A moment that is None is left out. Moments of several hosts may be in the wrong order: their clocks differ.
     """
     known = [(what, moment) for what, moment in moments if moment is not None]
-    pairs = zip(known, known[1:], strict=False)
-    return [Wait(what=what, seconds=max(0.0, moment - before)) for (_, before), (what, moment) in pairs]
+    return [
+        Wait(what=what, seconds=max(0.0, moment - before))
+        for (_, before), (what, moment) in itertools.pairwise(known)
+    ]
 
 
 def longest(waits: Iterable[Wait], count: int = NAMED) -> tuple[Wait, ...]:

@@ -20,7 +20,7 @@ from serin.errors import TrainingRefused
 from serin.machine import environment
 from serin.machine.log_times import log_at
 from serin.store.waits import Wait, between
-from serin.training.launch.job import TrainingJob
+from serin.training.launch.job import TrainingJob, status_file
 from serin.training.launch.machines import Machines
 from serin.training.launch.progress import Follower, describe
 
@@ -68,9 +68,19 @@ def run_process(
                     process.terminate()  # a worker saves; torchrun passes the signal on to its workers
     finally:
         _end_now(process)
+    work.waits.extend(_end_wait(work.folder))
     pass_on(follower, hear)
     work.waits.extend(_start_waits(moments))
     return process.returncode, asked
+
+
+def _end_wait(folder: Path) -> list[Wait]:
+    """How long a training process has taken to end, since it recorded how."""
+    try:
+        recorded = status_file(folder).stat().st_mtime
+    except OSError:
+        return []
+    return between(("", recorded), ("end of the training process", time.time()))
 
 
 def _start_waits(moments: Mapping[str, float]) -> list[Wait]:

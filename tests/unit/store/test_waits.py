@@ -7,7 +7,7 @@ import pytest
 from serin.store.receipt import measure
 from serin.store.run_waits import note_waits, run_waits
 from serin.store.stage_keys import note, notes
-from serin.store.waits import Wait, between, longest, waiting
+from serin.store.waits import Wait, between, claim, longest, waiting, waiting_in_process
 
 
 def wait(what: str, seconds: float) -> Wait:
@@ -21,6 +21,14 @@ def test_the_time_of_a_block_counts_also_when_it_fails() -> None:
     (found,) = waits
     assert found.what == "a disk"
     assert found.seconds >= 0
+
+
+def test_a_wait_of_the_process_is_taken_over_once() -> None:
+    claim()
+    with waiting_in_process("the start of a GPU"):
+        pass
+    assert [each.what for each in claim()] == ["the start of a GPU"]
+    assert claim() == []
 
 
 def test_waits_with_one_name_count_together_and_short_ones_not_at_all() -> None:
