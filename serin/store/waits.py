@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,19 @@ def waiting(waits: list[Wait], what: str) -> Iterator[None]:
 def waiting_in_process(what: str) -> AbstractContextManager[None]:
     """The same for code that knows no stage: the stage that works in this process takes it over (`claim`)."""
     return waiting(_unclaimed, what)
+
+
+@contextmanager
+def importing(what: str) -> Iterator[None]:
+    """The same for imports. Garbage collections, which would take a tenth of their time, are left out."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with waiting_in_process(what):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def claim() -> list[Wait]:

@@ -6,11 +6,8 @@ The graph is compared with the module before it is returned, and contains no tra
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import torch
 from onnx import helper
 
 from serin.errors import ExportFailed, GateFailed
+from serin.export.convert.quiet import quiet
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape
 from serin.models.table import Divisible
@@ -139,16 +137,3 @@ def _strip_traces(model: onnx.ModelProto) -> None:
 def _clear(message: Any) -> None:
     message.ClearField("doc_string")
     message.ClearField("metadata_props")
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silences advice of the logger `name` ("" for all), such as that of exporters about packages and preprocessing
-    that these graphs do not need."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -1,5 +1,6 @@
 """What a stage and a run waited for: measured, named, and the longest found again."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from serin.store.receipt import measure
 from serin.store.run_waits import note_waits, run_waits
 from serin.store.stage_keys import note, notes
-from serin.store.waits import Wait, between, claim, longest, waiting, waiting_in_process
+from serin.store.waits import Wait, between, claim, importing, longest, waiting, waiting_in_process
 
 
 def wait(what: str, seconds: float) -> Wait:
@@ -29,6 +30,13 @@ def test_a_wait_of_the_process_is_taken_over_once() -> None:
         pass
     assert [each.what for each in claim()] == ["the start of a GPU"]
     assert claim() == []
+
+
+def test_no_garbage_is_collected_while_something_is_imported() -> None:
+    with importing("imports"):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert [each.what for each in claim()] == ["imports"]
 
 
 def test_waits_with_one_name_count_together_and_short_ones_not_at_all() -> None:
