@@ -2,24 +2,18 @@
 worker does is seen in e2e/."""
 
 import asyncio
-import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
-from prefect.runtime import flow_run
 from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
 from serin.errors import StageFailed, StageLost
 from serin.store.artifacts import Dataset
-from serin.store.receipt import measure
-from serin.store.run_waits import run_waits
-from serin.store.stage_keys import note, notes, notes_file
-from serin.store.waits import Wait
+from serin.store.stage_keys import note, notes
 from tasks import place as task_module
 from tasks.place import request_run, run_stage
 
@@ -81,34 +75,6 @@ def test_a_stage_gets_json_and_gives_an_artifact(monkeypatch: pytest.MonkeyPatch
     workers = Workers(COMPLETED)
     assert place(workers, monkeypatch) == DATASET
     assert workers.asked == [("etl/placed", {"spec": {"name": "parcels"}, "before": PLAIN})]
-
-
-def test_a_pipeline_notes_what_it_waited_for_around_its_stage(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workers = Workers(COMPLETED)
-    monkeypatch.setattr(task_module, "request_run", workers.run)
-    receipt = home / "stages" / "etl" / "key.receipt.json"
-    receipt.parent.mkdir(parents=True)
-
-    @flow
-    async def parent() -> str:
-        with measure("etl") as stage:
-            stage.waits = [Wait(what="a free GPU for etl", seconds=0.75)]
-        stage.receipt.write(receipt)
-        note(home, str(flow_run.id), "etl", ran=True, why="", receipt=str(receipt.relative_to(home)))
-        await run_stage("etl", Dataset, spec={"name": "parcels"})
-        return str(flow_run.id)
-
-    run = asyncio.run(parent())
-    assert "a free GPU for etl 0.8 s" in map(str, run_waits(home, run))
-    lines = [json.loads(line) for line in notes_file(home, run).read_text().splitlines()]
-    (noted,) = [line["waits"] for line in lines if "waits" in line]
-    assert [wait["what"] for wait in noted] == [
-        "start of the process for the pipeline", "pipeline before its first stage", "Prefect gave etl to a worker",
-        "start of the process for etl", "preparation of etl", "report of etl and end of its run",
-        "news of the end of etl",
-    ]  # fmt: skip
 
 
 def test_a_stage_that_failed_fails_here_with_its_words_and_is_not_run_again(
