@@ -15,6 +15,7 @@ from flows.parameters import Spec, Stage
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.export import find_bundle
 from serin.pipeline.needs import (
+    Needs,
     etl_deployment,
     etl_needs,
     export_deployment,
@@ -49,13 +50,17 @@ async def pipeline(
     shared: dict[str, Any] = {"spec": whole, "attempt": str(flow_run.id)}
     dataset = await _dataset(plan, "etl" in fresh, shared)
     checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
+    needs: Needs | None = None
     if checkpoint is None:
-        checkpoint = await _train(plan, dataset, "train" in fresh, shared)
+        # The needs of the export are found in the meantime: that may import ONNX Runtime.
+        checkpoint, needs = await asyncio.gather(
+            _train(plan, dataset, "train" in fresh, shared), asyncio.to_thread(export_needs, plan)
+        )
     else:
         found_before("train", checkpoint.path)
     bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
     if bundle is None:
-        needs = export_needs(plan)
+        needs = needs or export_needs(plan)
         bundle = await run_stage(
             "export",
             Bundle,

@@ -81,10 +81,12 @@ def show_run(run: Run, as_json: Json = False) -> None:
         show_json(details)
         return
     for name, value in details.items():
-        if name not in ("log", "stages"):
+        if name not in ("log", "stages", "waits"):
             show(f"{name:<12} {value if isinstance(value, str) else json.dumps(value)}")
     for stage in details.get("stages", []):
         show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}")
+    for wait in details.get("waits", []):
+        show(f"{'waited':<12} {wait}")
     for line in details.get("log", []):
         show(f"  {line}")
 

@@ -27,7 +27,7 @@ from serin.formats.shards import read_split
 from serin.formats.trained import BLEND, GRAPH, RECORD, find_trained
 from serin.formats.wire import Array
 from serin.machine.stopping import check_stopped
-from serin.models.build import Margins
+from serin.models.trees import Margins
 from serin.scoring.answers import answers
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serin.formats.shards import Array
-from serin.formats.trained import TREES, read_record, read_trained
+from serin.formats.trained import TREES, read_record
 from serin.formats.weights import read_weights
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape, shape_of_record
 from serin.models.table import Cut, Divisible, TableNetwork, chain_cuts, dense_layers, linear_chain
-from serin.models.trees import margins, read_booster
+from serin.models.trees import Margins, tree_margins
 from serin.spec.model import ModelSpec
 
 _LARGEST_RANK = 256  # of a cross layer: wider rows use two low-rank matrices, as the paper proposes
@@ -308,9 +308,6 @@ def _transient(network: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
                     yield f"{within}.{name}".lstrip("."), module._buffers[name]  # noqa: SLF001
 
 
-Margins = Callable[[Array, Array], Array]
-"""Maps num float32[n, k] and cat int[n, m] to float32[n, outputs]."""
-
 _BATCH_ROWS = 16_384
 
 
@@ -318,10 +315,7 @@ def open_margins(folder: Path) -> Margins:
     """Returns the trees or the network of a result folder, on the CPU."""
     if read_record(folder).file != TREES:
         return network_margins(load_model(folder))
-    record, data = read_trained(folder)
-    assert record.shape is not None  # of trees it is always known
-    booster, sizes = read_booster(data), record.shape.sizes
-    return lambda num, cat: margins(booster, num, cat, sizes)
+    return tree_margins(folder)
 
 
 def network_margins(network: nn.Module) -> Margins:

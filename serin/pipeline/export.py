@@ -21,6 +21,7 @@ from serin.store.stage_keys import StageKey, key_of, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
 from serin.store.version_cost import keep_receipt
+from serin.store.waits import importing
 from serin.training.launch.run_dir import own_code
 
 
@@ -100,8 +101,9 @@ def _export(
     reason: Reason | None,
     claim: str | None,
 ) -> Bundle:
-    from serin.etl.raw_rows import read_test_rows, read_training_rows
-    from serin.export import build  # torch and ONNX: not for a call that only looks
+    with importing("imports of ONNX for export"):
+        from serin.etl.raw_rows import read_test_rows, read_training_rows
+        from serin.export import build  # not for a call that only looks
 
     lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
     if reason is not None:

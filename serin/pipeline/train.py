@@ -63,8 +63,9 @@ def train_model(
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
             checkpoint = launcher.train(
-                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
-            )
+                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop,
+                waits=call.waits,
+            )  # fmt: skip
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)

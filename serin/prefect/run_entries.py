@@ -76,6 +76,7 @@ def _model_asked_for(run: dict[str, Any]) -> str | None:
 def flow_run_details(name: str) -> dict[str, Any] | None:
     """Everything about the newest flow run with that name; None when there is none."""
     from serin.prefect.rest_api import flow_names, flow_runs, run_log
+    from serin.store.run_waits import run_waits
     from serin.store.stage_keys import notes
 
     server = find_server(environment.home())
@@ -93,6 +94,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
         "seconds": run.get("estimated_run_time"),
         "parameters": run["parameters"],
         "stages": notes(environment.home(), run["id"]),
+        "waits": [str(wait) for wait in run_waits(environment.home(), run["id"])],
         "log": run_log(api, run["id"]),
     }
 

@@ -18,6 +18,7 @@ from serin.machine import environment
 from serin.machine.hardware import Device
 from serin.machine.typed_json import Document
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
+from serin.store.waits import Wait, longest
 
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
 _IDLE_BELOW = 0.3  # busy share of a GPU under which it is fed too slowly
@@ -56,6 +57,7 @@ class Receipt(Document, form="serin.store.receipt"):
     cost: float | None  # at SERIN_PRICE_PER_HOUR, per GPU, or for the machine without
     bound: Bound | None  # what would have to become faster first
     advice: str
+    waits: tuple[Wait, ...] = ()  # the longest, in and before the work
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -114,6 +116,7 @@ class Measurement:
     data_wait_share: float | None = None
     peak_bytes: dict[str, int] = field(default_factory=dict)  # by device id
     work: Work | None = None
+    waits: list[Wait] = field(default_factory=list)
     receipt: Receipt | None = None
 
 
@@ -166,6 +169,7 @@ def _receipt(
         cost=None if price is None else price * sum(cost.booked_s for cost in device) / 3600,
         bound=bound,
         advice=advice,
+        waits=longest(measured.waits),
     )
 
 

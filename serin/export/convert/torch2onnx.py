@@ -6,11 +6,9 @@ The graph is compared with the module before it is returned, and contains no tra
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from serin.errors import ExportFailed, GateFailed
+from serin.export.convert.quiet import quiet
 from serin.formats.external_data import LIMIT_BYTES, large_tensors
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape
@@ -164,16 +163,3 @@ def _strip_traces(model: onnx.ModelProto) -> None:
 def _clear(message: Any) -> None:
     message.ClearField("doc_string")
     message.ClearField("metadata_props")
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silences advice of the logger `name` ("" for all), such as that of exporters about packages and preprocessing
-    that these graphs do not need."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

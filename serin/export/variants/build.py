@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from serin.export.convert.network import Network
 from serin.export.convert.onnx2trt import missing_tensorrt
-from serin.export.convert.torch2onnx import quiet
+from serin.export.convert.quiet import quiet
 from serin.formats.external_data import references
 from serin.formats.wire import Array
 from serin.scoring.session import Device, float_tensors, run_with_inner

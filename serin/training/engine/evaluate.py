@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from serin.formats.schema import Task
-from serin.scoring.answers import scores_of
 from serin.training.data.tables import MappedTable, ResidentTable
 from serin.training.engine.precision import matrix_products
 from serin.training.parallel.buffers import buffers_kept
@@ -44,7 +43,7 @@ def evaluate(
             begin = min(start + offset, stop)
             end = min(stop, begin + _BATCH_ROWS)
             batch = table.slice(begin, end) if begin < end else table.slice(0, 1)
-            scores = scores_of(network(batch.num, batch.cat), task)
+            scores = _scores_of(network(batch.num, batch.cat), task)
             pieces.append(torch.cat([batch.target.view(len(batch.target), -1), scores], dim=1)[: end - begin])
     network.train()
     mine = torch.cat(pieces)
@@ -69,3 +68,14 @@ def goodness(found: dict[str, float]) -> float:
     if "auc" in found:
         return found["auc"]
     return -next((found[name] for name in ("logloss", "rmse") if name in found), 0.0)
+
+
+def _scores_of(logits: Tensor, task: Task) -> Tensor:
+    """Returns the answers of the served model: a probability, one per class, or the value."""
+    match task:
+        case "binary":
+            return torch.sigmoid(logits)
+        case "multiclass":
+            return torch.softmax(logits, dim=1)
+        case "regression":
+            return logits

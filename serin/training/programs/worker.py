@@ -63,6 +63,7 @@ _LOOKED_AT_ROWS = 100_000  # for the size of numbers
 def main() -> None:
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
+    tell(folder, "imported")
     stop, job = set_by_sigterm(), read_job(folder)
     wanted, per_gpu = gpus_for(environment.torchrun_place()[-1], job.training), job.training.processes_per_gpu
     if job.gpu and torch.cuda.device_count() < wanted:

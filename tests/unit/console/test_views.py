@@ -57,7 +57,7 @@ SHOWN = {
     ],
     f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
     "/runs": ["training-1", "done"],
-    "/runs/training-1": ["train", "compute", "80", "auc"],
+    "/runs/training-1": ["train", "compute", "80", "auc", "start of the training process 3.1 s"],
     "/gpus": ["Stand-in", "GPU-0", "Not leased"],
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -326,3 +328,9 @@ def test_a_version_with_custom_inputs_is_tracked_when_it_is_published(
     assert said[-1].startswith("pictures version 1 is logged as a model of MLflow run")
     (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
     assert metric.read_text().split()[1] == "0.9"
+
+
+def test_what_exports_trees_does_not_load_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import serin.export.build"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
