@@ -37,7 +37,8 @@ class ValueTable:
         chosen = np.arange(len(self.counts))
         if most is not None and most < len(self.counts):
             chosen = np.flatnonzero(self.counts >= np.partition(self.counts, -most)[-most])
-        order = chosen[pc.sort_indices(self.values.take(pa.array(chosen))).to_numpy()]
+        by_value = pc.sort_indices(self.values.take(pa.array(chosen))).to_numpy()
+        order: npt.NDArray[np.intp] = chosen[by_value]
         return order[np.argsort(-self.counts[order], kind="stable")][:most]
 
 
