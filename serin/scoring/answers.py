@@ -29,4 +29,5 @@ def _sigmoid(logits: Array) -> Array:
 def _softmax(logits: Array) -> Array:
     wide = logits.astype(np.float64)
     powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-    return (powers / powers.sum(axis=1, keepdims=True)).astype(logits.dtype)
+    shares: Array = powers / powers.sum(axis=1, keepdims=True)
+    return shares.astype(logits.dtype)
