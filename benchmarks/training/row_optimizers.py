@@ -29,10 +29,10 @@ Step = Callable[[Tensor], None]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training.row_optimizers", description=__doc__)
-    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--batch-rows", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rates", type=float, nargs="+", default=(1e-3, 3e-3, 1e-2, 3e-2))
+    parser.add_argument("--rates", type=float, nargs="+", default=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1))
     asked = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for each other would count as work
     rows = make_rows(asked.rows)
