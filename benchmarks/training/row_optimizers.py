@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def make_rows(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Few ids are frequent and most are rare; each has an effect of its own."""
+    """Few ids are frequent and most are rare; each has its own effect."""
     chance = torch.Generator().manual_seed(3)
     cat = torch.stack([(size * torch.rand(count, generator=chance) ** 6).long() for size in SIZES], dim=1)
     num = torch.randn(count, 1, generator=chance)
