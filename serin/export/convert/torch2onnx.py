@@ -114,7 +114,8 @@ def _capture(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.Tens
     referred = {name: value for name, value in program.model.graph.initializers.items() if name in large}
     for value in referred.values():
         value.const_value = ir.tensor([0.0])  # until the graph refers to it
-    rest = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
+    kept = [value.const_value for value in program.model.graph.initializers.values()]
+    rest = sum(int(tensor.nbytes) for tensor in kept if tensor is not None)
     if rest > LIMIT_BYTES:
         reason = f"the graph needs {rest / 1e9:.1f} GB of weights in another form than they were trained in"
         raise ExportFailed(what="the network", reason=reason)
