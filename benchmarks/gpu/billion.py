@@ -189,7 +189,7 @@ def serve(bundle: Bundle, folder: Path, lines: Lines, *, pretended: bool) -> Non
 
 
 def write_rows(file: Path, seed: int, rows: int, *, on_host: bool) -> None:
-    """Few ids are frequent and most are rare, as in logs of visits; each has an effect of its own."""
+    """Few ids are frequent and most are rare, as in logs of visits; each has its own effect."""
     xp: Any = importlib.import_module("numpy" if on_host else "cupy")
     chance = xp.random.default_rng(seed)
     ids = {name: (size * chance.random(rows) ** 6).astype(xp.int64) for name, size in VALUES.items()}

@@ -29,10 +29,10 @@ Step = Callable[[Tensor], None]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training.row_optimizers", description=__doc__)
-    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--batch-rows", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rates", type=float, nargs="+", default=(1e-3, 3e-3, 1e-2, 3e-2))
+    parser.add_argument("--rates", type=float, nargs="+", default=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1))
     asked = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for each other would count as work
     rows = make_rows(asked.rows)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def make_rows(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Few ids are frequent and most are rare; each has an effect of its own."""
+    """Few ids are frequent and most are rare; each has its own effect."""
     chance = torch.Generator().manual_seed(3)
     cat = torch.stack([(size * torch.rand(count, generator=chance) ** 6).long() for size in SIZES], dim=1)
     num = torch.randn(count, 1, generator=chance)

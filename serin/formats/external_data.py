@@ -73,7 +73,7 @@ def external_tensors(message: Any) -> Iterator[TensorProto]:
 
 def graph_bytes(model: onnx.ModelProto) -> int:
     """Returns the size of a graph with the weights that it refers to."""
-    return model.ByteSize() + sum(int(place_of(tensor)["length"]) for tensor in references(model))
+    return int(model.ByteSize()) + sum(int(place_of(tensor)["length"]) for tensor in references(model))
 
 
 def place_of(tensor: TensorProto) -> dict[str, str]:

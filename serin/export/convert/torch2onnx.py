@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir
 import torch
 from onnx import helper, numpy_helper
 
@@ -96,6 +95,8 @@ def _trace(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.Tensor
 
 def _capture(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """Refuses a user's network whose path depends on the values of the rows: one run would not show all of it."""
+    from onnxscript import ir  # here, because it takes seconds to import
+
     batch = torch.export.Dim("batch", min=1, max=2**30)
     program = torch.onnx.export(
         module,
@@ -111,8 +112,9 @@ def _capture(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.Tens
     assert program is not None
     referred = {name: value for name, value in program.model.graph.initializers.items() if name in large}
     for value in referred.values():
-        value.const_value = onnx_ir.tensor([0.0])  # until the graph refers to it
-    rest = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
+        value.const_value = ir.tensor([0.0])  # until the graph refers to it
+    kept = [value.const_value for value in program.model.graph.initializers.values()]
+    rest = sum(int(tensor.nbytes) for tensor in kept if tensor is not None)
     if rest > LIMIT_BYTES:
         reason = f"the graph needs {rest / 1e9:.1f} GB of weights in another form than they were trained in"
         raise ExportFailed(what="the network", reason=reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,15 +66,14 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     model = settings.release.model
     if choice.backend == "onnxruntime":
         config = onnxruntime_config(schema, settings)
-        return [Part(name=model, config=config, files=_with_data(folder / MODEL))]
+        return [Part(name=model, config=config, files=_with_data(folder, MODEL))]
     if choice.backend == "onnx_native":
         return [_native(folder, schema, choice, settings)]
     if choice.backend == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
-        needed = [_with_data(folder / name) for name in graphs]
-        return [Part(name=model, config=config, files=dict(ChainMap(*needed)), schema=schema)]
+        return [Part(name=model, config=config, files=_with_data(folder, *graphs), schema=schema)]
     assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model name of Serin contains an underscore
@@ -113,8 +111,8 @@ def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) ->
         split=split,
     )
     graphs = (FRONT, CORE) if split else (MODEL,)
-    files = ChainMap({SETTINGS: asked}, *(_with_data(folder / name) for name in graphs))
-    return Part(name=settings.release.model, config=native_config(schema, settings), files=dict(files))
+    files = {**_with_data(folder, *graphs), SETTINGS: asked}
+    return Part(name=settings.release.model, config=native_config(schema, settings), files=files)
 
 
 def _with_trees(
@@ -146,18 +144,24 @@ def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: 
     return Part(
         name=name,
         config=configs[runner](schema, settings, name=name),
-        files=_with_data(graph, PLAN if runner == "tensorrt" else MODEL),
+        files={**_data_of(graph), PLAN if runner == "tensorrt" else MODEL: graph},
         schema=schema if runner == "python" else None,
     )
 
 
-def _with_data(graph: Path | bytes, name: str | None = None) -> dict[str, Path | bytes]:
-    """Returns a graph, under its own or another name, and the files that it refers to."""
-    files: dict[str, Path | bytes] = {name or Path(str(graph)).name: graph}
-    if isinstance(graph, Path) and graph.suffix == ".onnx":
-        names = data_files(onnx.load_model(graph, load_external_data=False))
-        files |= {each: graph.parent / each for each in names}
+def _with_data(folder: Path, *graphs: str) -> dict[str, Path | bytes]:
+    """Returns graphs of the bundle in `folder` and the files that they refer to."""
+    files: dict[str, Path | bytes] = {}
+    for name in graphs:
+        files |= {name: folder / name, **_data_of(folder / name)}
     return files
+
+
+def _data_of(graph: Path | bytes) -> dict[str, Path | bytes]:
+    if not isinstance(graph, Path) or graph.suffix != ".onnx":
+        return {}
+    names = data_files(onnx.load_model(graph, load_external_data=False))
+    return {name: graph.parent / name for name in names}
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:

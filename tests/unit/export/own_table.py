@@ -1,4 +1,4 @@
-"""A user's network with a table of its own."""
+"""A user's network with its own table."""
 
 import torch
 from torch import Tensor, nn
