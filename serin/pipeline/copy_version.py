@@ -63,7 +63,8 @@ def copy_version(source: Store, target: Store, name: str) -> StageResult[Bundle]
 
 
 def _copy_files(folder: Path, work: Path, manifest: Manifest, digest: str) -> None:
-    """Copies the files of the manifest, and compares each with its digest while it is read."""
+    """Copies the files of the manifest, and compares each with its digest while it is read. `digest`: of the manifest
+    whose signature was checked."""
     for relative, entry in manifest.files.items():
         target = work / relative
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def _copy_files(folder: Path, work: Path, manifest: Manifest, digest: str) -> No
         if (size, found.hexdigest()) != (entry.size, entry.sha256):
             raise BundleBroken(path=str(folder), reason=f"{relative} was changed after it was sealed")
     content = (folder / MANIFEST).read_bytes()
-    if hashlib.sha256(content).hexdigest() != digest:
+    if {hashlib.sha256(content).hexdigest(), manifest.digest} != {digest}:
         raise BundleBroken(path=str(folder), reason="its manifest was changed while it was copied")
     (work / MANIFEST).write_bytes(content)
 
