@@ -6,10 +6,8 @@ import secrets
 import subprocess
 import sys
 import textwrap
-import threading
 import tracemalloc
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,26 +17,19 @@ from serin.errors import (
     BundleBroken,
     BundleUntrusted,
     PolicyRefused,
-    RolloutRefused,
     SerinError,
     ServedElsewhere,
     VersionTaken,
 )
 from serin.formats.bundle import verify_bundle
-from serin.formats.cluster.leader import KEY
 from serin.formats.policy import Check, Policy, write_policy
-from serin.machine.process import start_ticks
-from serin.pipeline.copy_version import copy_version, find_target_rollouts, start_copied
-from serin.rollout.run.access import rollouts_at
-from serin.rollout.run.commands import Answer, Command, Inbox
+from serin.pipeline.copy_version import copy_version
 from serin.store.artifacts import Bundle, Release
 from serin.store.bucket import BucketFiles
-from serin.store.objects import FolderObjects
 from serin.store.origin import read_origin
 from serin.store.published import SERVER
 from serin.store.store import Store
 from serin.store.trust import Trust, create_key, public_pem, read_private_key, sign_version, signatures_of
-from tests.kit.commands import serin
 from tests.kit.threads import beside
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
@@ -397,139 +388,3 @@ def test_a_copy_to_a_bucket_that_is_killed_shows_nothing_and_a_repeat_ends_it(
     prod = Store(bucket, cache=tmp_path / "cache")
     assert (prod.models(), prod.versions(MODEL)) == ([], [])
     assert contents(copy_version(dev, prod, MODEL).value) == contents(bundle)
-
-
-@pytest.fixture
-def answered(tmp_path: Path) -> Iterator[tuple[str, list[Command]]]:
-    """A store in which a controller leads that accepts every command, and what it was told."""
-    objects, told, stop = FolderObjects(tmp_path / "prod"), list[Command](), threading.Event()
-    objects.put(KEY, b"{}")
-    inbox = Inbox(objects)
-
-    def lead() -> None:
-        while not stop.wait(0.01):
-            for command in inbox.pending():
-                told.append(command)
-                inbox.answer(Answer(id=command.id, accepted=True, reason="", rollout=command.id))
-
-    with beside(lead, stop=stop):
-        yield objects.url, told
-
-
-SPEC = """
-name: delays
-data: {tables: {rows: rows.parquet}, target: {column: late, task: binary}}
-features: [{columns: [temp], steps: [normalize]}]
-rollout: {steps: [10, 100]}
-"""
-
-
-def test_the_rollout_starts_where_the_target_is_served_by_the_versions_plan(
-    dev: Store, answered: tuple[str, list[Command]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERIN_STORE", dev.url)
-    bundles.publish(dev, bias=0.0, spec=SPEC)
-    url, told = answered
-    said = serin("models", "copy", MODEL, "--to", url, "--rollout", "--why", "the second quarter")
-    assert f"delays version 1 is copied to {url}" in said
-    assert f"SERIN_STORE={url} serin rollout watch delays" in said
-    (command,) = told
-    assert (command.kind, command.model, command.version) == ("start", MODEL, 1)
-    assert command.why == "the second quarter"
-    assert command.plan is not None
-    assert command.plan.steps == (10.0, 100.0)
-    assert f"copied   from {dev.url} by " in serin_in(url, monkeypatch, "models", "show", MODEL)
-
-
-def serin_in(url: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    with monkeypatch.context() as patched:
-        patched.setenv("SERIN_STORE", url)
-        return serin(*words)
-
-
-def test_without_a_controller_to_be_reached_nothing_is_copied(
-    dev: Store, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERIN_STORE", dev.url)
-    bundles.publish(dev, bias=0.0)
-    prod = Store(str(tmp_path / "prod"))
-    with pytest.raises(RolloutRefused, match="run `serin rollout start delays:1` on the machine that serves"):
-        find_target_rollouts(prod, f"{MODEL}:1")
-    assert "no controller that serves from" in serin(
-        "models", "copy", MODEL, "--to", prod.url, "--rollout", code=1
-    )
-    assert prod.versions(MODEL) == []
-
-
-def test_the_stack_of_a_home_is_found_by_the_store_in_it(tmp_path: Path, home: Path) -> None:
-    up = {"supervisor_pid": os.getpid(), "supervisor_ticks": start_ticks(os.getpid())}
-    other = tmp_path / "served"
-    other.mkdir()
-    (other / "stack.json").write_text(json.dumps(up))
-    found = rollouts_at(f"file://{other}/store")
-    assert found is not None
-    assert found.log == other / "gateway" / "requests.jsonl"
-    assert rollouts_at(str(home / "store")) is None
-    home.mkdir()
-    (home / "stack.json").write_text(json.dumps(up))
-    assert rollouts_at(str(home / "store")) is not None
-
-
-def test_a_version_without_a_spec_starts_by_the_default_plan(
-    dev: Store, answered: tuple[str, list[Command]]
-) -> None:
-    bundle = bundles.publish(dev, bias=0.0, spec="")
-    (Path(bundle.path) / "spec.yaml").unlink()
-    rollouts = rollouts_at(answered[0])
-    assert rollouts is not None
-    assert start_copied(rollouts, bundle, why="") is not None
-
-
-def test_the_policy_of_a_store_is_set_and_shown_by_the_command(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "prod"))
-    pem = key(tmp_path, "ci")
-    assert "nobody has to sign a version" in serin("trust", "policy")
-    said = serin(
-        "trust", "policy", "--signer", f"ci={tmp_path / 'ci.pub'}", "--check", "champion", "--check", "gate"
-    )
-    assert "signed by  ci" in said
-    assert "checks     gate, champion" in said
-    found = json.loads(serin("trust", "policy", "--json"))
-    assert found == {
-        "format": "serin.policy", "version": 1, "signers": {"ci": pem}, "checks": ["gate", "champion"],
-    }  # fmt: skip
-    assert "is not NAME=FILE" in serin("trust", "policy", "--signer", "ci", code=2)
-    assert "speed: the checks are gate, champion, groups" in serin(
-        "trust", "policy", "--check", "speed", code=2
-    )
-    assert "is a private key" in serin("trust", "policy", "--signer", f"ci={tmp_path / 'ci'}", code=1)
-    assert json.loads(serin("trust", "policy", "--json")) == found
-    assert "checks     none" in serin("trust", "policy", "--off")
-
-
-def bucket_at(server: str) -> str:
-    name = f"bucket-{secrets.token_hex(8)}"
-    urllib.request.urlopen(urllib.request.Request(f"{server}/{name}", method="PUT"))
-    return f"s3://{name}/serin"
-
-
-def test_a_version_goes_from_development_through_staging_to_production(
-    dev: Store, s3: str, tmp_path: Path, home: Path
-) -> None:
-    """Three stores. Staging takes what CI has signed, production what staging has signed as well."""
-    staging, prod = Store(bucket_at(s3)), Store(bucket_at(s3))
-    made = bundles.publish(dev, bias=0.0, extra=PASSED)
-    write_policy(staging, Policy(signers={"ci": key(tmp_path, "ci")}, checks=("gate",)))
-    write_policy(prod, Policy(signers={"staging": key(tmp_path, "staging")}, checks=("gate",)))
-    sign(dev, made, tmp_path / "ci")
-    copy_version(dev, staging, MODEL)
-    with pytest.raises(PolicyRefused, match="let staging sign it"):
-        copy_version(staging, prod, MODEL)
-    sign(staging, staging.bundle(MODEL, 1), tmp_path / "staging")
-    copied = copy_version(staging, prod, MODEL).value
-    assert contents(copied) == contents(made)
-    assert len(signatures_of(prod, copied) or ()) == 2
-    assert [stop.store for stop in read_origin(prod, MODEL, 1)] == [dev.url, staging.url]
-    check_trusted(prod)(Release(model=MODEL, version=1))
