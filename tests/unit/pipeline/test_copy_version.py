@@ -18,7 +18,6 @@ from serin.errors import (
     BundleUntrusted,
     PolicyRefused,
     SerinError,
-    ServedElsewhere,
     VersionTaken,
 )
 from serin.formats.bundle import verify_bundle
@@ -27,7 +26,6 @@ from serin.pipeline.copy_version import copy_version
 from serin.store.artifacts import Bundle, Release
 from serin.store.bucket import BucketFiles
 from serin.store.origin import read_origin
-from serin.store.published import SERVER
 from serin.store.store import Store
 from serin.store.trust import Trust, create_key, public_pem, read_private_key, sign_version, signatures_of
 from tests.kit.threads import beside
@@ -295,12 +293,6 @@ def test_a_version_that_was_removed_can_be_copied_again(dev: Store, prod: Store)
     prod.remove(f"models/{MODEL}/versions/1")
     assert prod.versions(MODEL) == []
     assert copy_version(dev, prod, MODEL).ran
-
-
-def test_a_server_elsewhere_is_not_copied(dev: Store, tmp_path: Path) -> None:
-    bundles.publish(dev, bias=0.0, extra={SERVER: b"{}"})
-    with pytest.raises(ServedElsewhere, match="a copy needs the graph of delays version 1"):
-        copy_version(dev, Store(str(tmp_path / "prod")), MODEL)
 
 
 KILLED = textwrap.dedent("""
