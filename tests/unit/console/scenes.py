@@ -145,3 +145,4 @@ def _training(home: Path) -> None:
         "bound": "compute", "advice": "",
     }  # fmt: skip
     (folder / "receipt.json").write_text(json.dumps(receipt))
+    (home / "runs" / "search-1").mkdir()
