@@ -80,7 +80,7 @@ COMMAND_LINE = {
     "captures forget": "[MODEL] [--where] [--wait] [--yes -y] [--json]",
     "models list": "[--json]",
     "models diff": "[LEFT] [RIGHT] [--json]",
-    "models import": "[FOLDER] [--name] [--entry] [--with-code]",
+    "models import": "[FOLDER] [--name] [--entry] [--with-code] [--task] [--answer] [--golden]",
     "models show": "[NAME] [--json]",
     "models verify": "[NAME]",
     "models sign": "[NAME] [--key]",
