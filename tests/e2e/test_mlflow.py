@@ -204,7 +204,7 @@ def log_onnx(client: Any, name: str, *, example: bool = True) -> str:
         "linear",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-        [numpy_helper.from_array(np.float32([[1.0], [2.0], [-1.0]]), "w")],
+        [numpy_helper.from_array(np.array([[1.0], [2.0], [-1.0]], np.float32), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     files: dict[str, bytes] = {"model.onnx": model.SerializeToString()}
@@ -236,7 +236,7 @@ def test_an_onnx_model_of_mlflow_becomes_a_version_that_answers_as_it_does(
     assert "sentiment-model version 1 in" in capsys.readouterr().out
     bundle = store.bundle("sentiment-model", 1)
     session = open_session(onnx.load(Path(bundle.path) / "model.onnx"))
-    scores = session.run(["score"], {"x": np.float32([[1, 2, 3], [0, 0, 1]])})[0]
+    scores = session.run(["score"], {"x": np.array([[1, 2, 3], [0, 0, 1]], np.float32)})[0]
     np.testing.assert_allclose(scores[:, 0], 1 / (1 + np.exp([-2.0, 1.0])), rtol=1e-5)
     again = import_registered(
         f"models:/Sentiment_Model/{number}", store, How(task="regression"), name="other"

@@ -40,7 +40,7 @@ def _install(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     uv = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
-    python = folder / "bin" / "python"
+    python = str(folder / "bin" / "python")
     how = (
         [uv, "pip", "install", "--quiet", "--python", python]
         if uv
