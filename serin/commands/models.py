@@ -175,7 +175,11 @@ def diff_models(left: ModelVersion, right: ModelVersion, as_json: Json = False) 
 
 def import_model(
     folder: Annotated[
-        Path, typer.Argument(help="A version's folder from another store, or a Triton repository.")
+        Path,
+        typer.Argument(
+            help="A version's folder from another store, a Triton repository, or models:/NAME/VERSION or "
+            "models:/NAME@ALIAS of MLflow."
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="The model's name here. [default: the version's own]")
@@ -184,11 +188,26 @@ def import_model(
     with_code: Annotated[
         bool, typer.Option("--with-code", help="Also import a repository's own model.py.")
     ] = False,
+    task: Annotated[
+        str | None, typer.Option(help="For ONNX in MLflow: binary, multiclass or regression.")
+    ] = None,
+    answer: Annotated[
+        str, typer.Option(help="For ONNX in MLflow: what it answers, logits or probabilities.")
+    ] = "logits",
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="For ONNX in MLflow: rows to check it with. [default: its input example]"),
+    ] = None,
 ) -> None:
-    """Import a version, or a team's own Triton repository, under the next version number."""
+    """Import a version, a team's own Triton repository, or an ONNX model that is registered in MLflow, under the next
+    version number."""
     from serin.export.take_over import import_bundle, import_repository, is_repository
+    from serin.pipeline.import_registered import PREFIX, How, import_registered
 
-    if is_repository(folder):
+    if str(folder).startswith(PREFIX):
+        how = How(task=task, answer=answer, golden=golden)
+        bundle = import_registered(str(folder), open_store(), how, name=name)
+    elif is_repository(folder):
         if name is None:
             raise SpecError(
                 where=str(folder), problems=[("", "is a Triton repository; name the model with --name")]

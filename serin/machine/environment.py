@@ -28,7 +28,7 @@ SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches; in no spec, for i
                         (SQLite in the search's folder)
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
-MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
+MLFLOW_TRACKING_URI     an MLflow server that gets metrics and versions as well (unset: none)
 XDG_CACHE_HOME   the user's cache, with what a first start prepared once (~/.cache)
 """
 

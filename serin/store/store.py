@@ -235,6 +235,10 @@ class Store:
         place = f"models/{valid_model_name(model)}/versions/{int(version)}"
         return self._places.has_file(place, name, marker=_BUNDLE)
 
+    def read_file(self, model: str, version: int, name: str) -> bytes | None:
+        """One file of a version, without fetching the others; None when there is none."""
+        return self._places.read_file(f"models/{valid_model_name(model)}/versions/{int(version)}", name)
+
     def release(self, name: str, *, prefer: str = "") -> Release:
         """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
         newest. A number is not checked here: `bundle` finds out whether it exists."""

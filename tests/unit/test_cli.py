@@ -82,6 +82,7 @@ COMMAND_LINE = {
     "models diff": "[LEFT] [RIGHT] [--json]",
     "models import": "[FOLDER] [--name] [--entry] [--with-code]",
     "models copy": "[NAME] [--to] [--rollout] [--why]",
+    "models import": "[FOLDER] [--name] [--entry] [--with-code] [--task] [--answer] [--golden]",
     "models show": "[NAME] [--json]",
     "models verify": "[NAME]",
     "models sign": "[NAME] [--key]",

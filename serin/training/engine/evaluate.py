@@ -25,9 +25,11 @@ def evaluate(
     task: Task,
     world: Ranks,
     targets: Sequence[str] = (),
+    *,
+    errors: bool = False,
 ) -> dict[str, float]:
     """Returns the split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of
-    several.
+    several. `errors`: with standard errors (results/judge.py).
 
     Changes nothing in the network, also where its forward changes buffers in evaluation mode. Raises FloatingPointError
     when a score is not finite: such weights must not be kept.
@@ -55,7 +57,7 @@ def evaluate(
         width = len(targets) or 1
         truth, scored = rows[:, :width] if targets else rows[:, 0], rows[:, width:]
         finite = bool(np.isfinite(scored).all())
-        found = judge_scores(truth, scored, task, targets) if finite else {_NOT_FINITE: 1.0}
+        found = judge_scores(truth, scored, task, targets, errors=errors) if finite else {_NOT_FINITE: 1.0}
     found = world.share(found)
     if _NOT_FINITE in found:
         raise FloatingPointError("a score is not finite")

@@ -198,7 +198,8 @@ class _Attempt:
         }
         test = self._table("test") if job.test else None
         if test is not None:
-            metrics |= {f"test_{name}": value for name, value in loop.evaluate(test).items()}
+            found = loop.evaluate(test, errors=True)
+            metrics |= {f"test_{name}": value for name, value in found.items()}
         weights = loop.learner.state.weights()
         if self._world.first:
             publish_result(

@@ -145,3 +145,4 @@ def _training(home: Path) -> None:
         "bound": "compute", "advice": "", "waits": [{"what": "start of the training process", "seconds": 3.1}],
     }  # fmt: skip
     (folder / "receipt.json").write_text(json.dumps(receipt))
+    (home / "runs" / "search-1").mkdir()
