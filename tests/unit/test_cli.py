@@ -80,7 +80,6 @@ COMMAND_LINE = {
     "captures forget": "[MODEL] [--where] [--wait] [--yes -y] [--json]",
     "models list": "[--json]",
     "models diff": "[LEFT] [RIGHT] [--json]",
-    "models import": "[FOLDER] [--name] [--entry] [--with-code]",
     "models copy": "[NAME] [--to] [--rollout] [--why]",
     "models import": "[FOLDER] [--name] [--entry] [--with-code] [--task] [--answer] [--golden]",
     "models show": "[NAME] [--json]",
