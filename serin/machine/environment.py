@@ -17,6 +17,7 @@ SERIN_CONSOLE    a YAML file with the console's settings              (unset: th
 SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
+SERIN_PACKAGE    the digest of the package that this process's run was sent as (unset: none)
 SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
@@ -39,6 +40,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -195,6 +197,35 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | None = None) -> Iterator[None]:
+    """Within the block this process and its children work in `folder`, where relative paths begin, and import from
+    `imports` first. The home and the store stay what they were. `package`: the digest of what is in the folder."""
+    store, path = shared_store_url(), os.environ.get("PYTHONPATH")
+    changes = {
+        "SERIN_HOME": str(home()),
+        "PYTHONPATH": os.pathsep.join([*map(str, imports), *([path] if path else [])]),
+    }
+    if store is not None and "://" not in store:
+        changes["SERIN_STORE"] = str(Path(store).expanduser().absolute())
+    if package is not None:
+        changes["SERIN_PACKAGE"] = package
+    before, came_from, found_in = dict(os.environ), Path.cwd(), list(sys.path)
+    os.environ.update(changes)
+    sys.path[:] = [*map(str, imports), *(str(Path(each).absolute()) for each in found_in)]
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(came_from)
+        sys.path[:] = found_in
+        for name in changes:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def user() -> str:
