@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from serin.errors import NotFound
+from serin.formats.bundle import read_manifest
+from serin.pipeline.pack import REFERENCE
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
@@ -21,6 +24,16 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
         version = versions[-1]
     bundle = store.bundle(model, version, hold=True)
     return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
+
+
+def sent_version(release: Release) -> str | dict[str, Any]:
+    """What opens the spec of a version again, on any worker: its package, or for one that was made without the spec
+    itself."""
+    bundle = Path(Store.open().bundle(release.model, release.version, hold=True).path)
+    package = read_manifest(bundle).lineage.get("package")
+    if package is not None:
+        return f"{REFERENCE}{package}"
+    return load_spec(bundle / "spec.yaml").model_dump(mode="json", by_alias=True)
 
 
 def live_models() -> list[str]:

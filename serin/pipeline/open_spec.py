@@ -6,6 +6,7 @@ machine, or the spec itself. What cannot be used is refused before any work begi
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,13 +16,13 @@ from typing import Any
 
 from serin.errors import SpecError
 from serin.machine import environment
-from serin.pipeline.pack import IMPORTS, REFERENCE, SPEC, pack_spec
+from serin.pipeline.pack import REFERENCE, SPEC, pack_spec
 from serin.spec.load import WrittenSpec, checked_spec, load_spec, read_spec, spec_file, written_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import located
 from serin.spec.yaml_file import parse_mapping, read_mapping
 from serin.store.file_systems import file_system, reason_of, remote_errors
-from serin.store.packages import fetch_package
+from serin.store.packages import fetch_package, inside_package, read_manifest
 from serin.store.store import Store
 
 _SEND = "send it with `serin run SPEC`, which packs what it needs"
@@ -32,18 +33,28 @@ def opened_spec(source: str | Mapping[str, Any] | PipelineSpec) -> Iterator[Pipe
     """The spec, for the block. A package is the working folder then: relative paths begin there, and the user's modules
     are imported from there, by this process and its children."""
     if isinstance(source, str) and source.startswith(REFERENCE):
-        digest = source.removeprefix(REFERENCE)
-        folder = fetch_package(Store.open(), digest)
-        with environment.working_in(folder, imports=(folder, folder / IMPORTS), package=digest):
+        with inside_package(Store.open(), source.removeprefix(REFERENCE)) as folder:
             yield checked_spec(read_mapping(folder / SPEC), where=source[:20])
     else:
         yield _located(source)
 
 
-def package_name(reference: str) -> str:
-    """The name of the pipeline in a package."""
-    folder = fetch_package(Store.open(), reference.removeprefix(REFERENCE))
-    return str(read_mapping(folder / SPEC).get("name", ""))
+def package_spec(reference: str) -> Mapping[str, Any]:
+    """The spec in a package, as it is written there."""
+    return read_mapping(fetch_package(Store.open(), reference.removeprefix(REFERENCE)) / SPEC)
+
+
+def copy_package(reference: str, target: Path | None = None) -> Path:
+    """Copies the files of a package to a new folder, by default one that is called like its model and digest."""
+    source = fetch_package(Store.open(), reference.removeprefix(REFERENCE))
+    manifest = read_manifest(Store.open(), reference.removeprefix(REFERENCE))
+    target = target or Path(f"{package_spec(reference).get('name')}-{manifest.digest[:12]}")
+    if target.exists() and any(target.iterdir()):
+        raise SpecError(where=str(target), problems=[("--to", "is there already; name a new folder")])
+    for name in manifest.files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    return target
 
 
 def sent_spec(source: str | Mapping[str, Any], spec: PipelineSpec) -> str:

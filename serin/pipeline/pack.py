@@ -31,16 +31,22 @@ from serin.spec.load import WrittenSpec
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import DeltaTable, SqlTable, TableSource, located
-from serin.store.packages import MOST_BYTES, MOST_FILES, PackageManifest, manifest_of, publish_package
+from serin.store.packages import (
+    IMPORTS,
+    MOST_BYTES,
+    MOST_FILES,
+    PackageManifest,
+    manifest_of,
+    publish_package,
+)
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 SPEC: Final = "spec.yaml"
-IMPORTS: Final = "imports"
 REFERENCE: Final = "package:"
 """What a reference to a package begins with; its digest follows."""
-_SECRET = re.compile(
+SECRET = re.compile(
     r"(?i)(^|/)(\.|id_(rsa|dsa|ecdsa|ed25519)|(credential|secret)s?(\.(json|ya?ml|ini|toml|txt))?$)|"
     r"\.(pem|key|p12|pfx|jks|kdbx|ppk|env)$"
 )
@@ -188,7 +194,7 @@ class _Packing:
         if self._bytes > MOST_BYTES or len(self.contents) >= MOST_FILES:
             most = f"a run sends at most {MOST_BYTES >> 20} MiB and {MOST_FILES:,} files"
             self.problems.append((key, f"{path} has {size / 1e6:,.1f} MB: {most}; {_PUSH}, {_EVERYWHERE}"))
-        elif _SECRET.search(name):
+        elif SECRET.search(name):
             self.problems.append((key, f"{path} looks like a secret and is not sent; give it another name"))
         else:
             self._take(key, name, path.read_bytes())

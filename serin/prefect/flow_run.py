@@ -11,7 +11,7 @@ from pathlib import Path
 from serin.errors import RunNotResumable, SpecError
 from serin.host.process_scan import run_processes
 from serin.machine import environment
-from serin.pipeline.open_spec import package_name
+from serin.pipeline.open_spec import package_spec
 from serin.pipeline.pack import Package, pack_spec
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.prefect.login import PrefectServer, needed_server
@@ -48,7 +48,7 @@ def run_pipeline(
     server = needed_server(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     if isinstance(spec, str):
-        reference, name = spec, package_name(spec)
+        reference, name = spec, str(package_spec(spec)["name"])
     else:
         package = pack_for(server, spec)
         package.send()

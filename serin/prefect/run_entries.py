@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from serin.errors import StoreError
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.documents import read_if_any
@@ -91,9 +92,33 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
         "message": (run.get("state") or {}).get("message") or "",
         "began": run.get("start_time") or "",
         "seconds": run.get("estimated_run_time"),
+        **_sent(run["parameters"].get("spec")),
         "parameters": run["parameters"],
         "stages": notes(environment.home(), run["id"]),
         "log": run_log(api, run["id"]),
+    }
+
+
+def _sent(spec: Any) -> dict[str, str]:
+    """What a run was started with: the spec, the package with its code, and the environment that its stages have."""
+    from serin.pipeline.open_spec import package_spec
+    from serin.pipeline.pack import REFERENCE
+
+    if isinstance(spec, dict):
+        return {"spec": str(spec.get("name"))}
+    if not isinstance(spec, str):
+        return {}
+    if not spec.startswith(REFERENCE):
+        return {"spec": spec}
+    try:
+        written = package_spec(spec)
+    except (StoreError, OSError) as error:
+        return {"code": spec, "spec": f"unknown: {error}"}
+    own = written.get("environment")
+    return {
+        "spec": str(written["name"]),
+        "code": spec,
+        "environment": json.dumps(own) if own else "the worker's",
     }
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from serin.errors import BundleBroken, NameInvalid, ObjectExists, PackageRefused
+from serin.machine import environment
 from serin.machine.documents import canonical
 from serin.machine.typed_json import Document
 from serin.store.file_list import RENEWED_S, ListedFile, Published
@@ -27,6 +28,8 @@ from serin.store.store import Store
 
 MANIFEST: Final = "package.json"
 FOLDER: Final = "packages"
+IMPORTS: Final = "imports"
+"""The folder in a package of code that is not beside its spec, under the names it is imported by."""
 MOST_BYTES: Final = 16 << 20
 """What a package may take: it is read into memory, and a table belongs into the store."""
 MOST_FILES: Final = 2000
@@ -97,6 +100,15 @@ def fetch_package(store: Store, digest: str) -> Path:
             store, digest, f"a file is missing or was changed ({error}); send the run again"
         ) from None
     return copies.get(place, published, download, hold=True)
+
+
+@contextmanager
+def inside_package(store: Store, digest: str) -> Iterator[Path]:
+    """The package's folder, in which this process and its children work during the block: relative paths begin there,
+    and modules are imported from there."""
+    folder = fetch_package(store, digest)
+    with environment.working_in(folder, imports=(folder, folder / IMPORTS), package=digest):
+        yield folder
 
 
 def read_manifest(store: Store, digest: str) -> PackageManifest:

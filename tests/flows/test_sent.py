@@ -68,4 +68,6 @@ def test_two_machines_that_send_the_same_get_one_dataset_one_training_and_one_ve
             lineage = read_manifest(Path(found.bundle(NAME, 1).path)).lineage
             assert f"package:{lineage['package']}" == reference
     assert Path.cwd() != tmp_path
-    assert "layers" not in sys.modules or not str(sys.modules["layers"].__file__).startswith(str(tmp_path / "ann"))
+    assert "layers" not in sys.modules or not str(sys.modules["layers"].__file__).startswith(
+        str(tmp_path / "ann")
+    )
