@@ -79,8 +79,6 @@ class Package:
         if publish_package(Store.open(), self.contents):
             count, size = len(manifest.files), manifest.size / 1000
             logger.info(f"sent package {manifest.digest[:12]} to the store: {count} files, {size:,.1f} kB")
-        else:
-            logger.info(f"package {manifest.digest[:12]} is in the store; nothing was sent")
 
 
 def pack_spec(written: WrittenSpec, *, elsewhere: bool) -> Package:

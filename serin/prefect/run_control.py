@@ -15,6 +15,7 @@ from serin.pipeline.pack import REFERENCE
 from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.prefect.login import needed_server
 from serin.prefect.rest_api import Api, call, flow_runs, query, run_log
+from serin.prefect.run_entries import model_asked_for
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
@@ -134,9 +135,8 @@ def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
 
 def _head(run: dict[str, Any]) -> str:
     seconds = run.get("total_run_time") or 0.0
-    spec = run["parameters"].get("spec")
-    name = spec.get("name") if isinstance(spec, dict) else spec
-    return f"## {run['state_name']}: {name or run['name']}\n\nRun `{run['name']}`, {seconds:,.0f} s.\n"
+    name = model_asked_for(run) or run["parameters"].get("spec") or run["name"]
+    return f"## {run['state_name']}: {name}\n\nRun `{run['name']}`, {seconds:,.0f} s.\n"
 
 
 def _section(page: str) -> str:

@@ -56,14 +56,14 @@ def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
         name=run["name"],
         kind=flow,
         state=str(run["state_name"]).lower(),
-        model=made[0] if made else _model_asked_for(run),
+        model=made[0] if made else model_asked_for(run),
         version=made[1] if made else None,
         began=_timestamp(run.get("start_time") or run.get("created")),
         seconds=run.get("estimated_run_time"),
     )
 
 
-def _model_asked_for(run: dict[str, Any]) -> str | None:
+def model_asked_for(run: dict[str, Any]) -> str | None:
     """`serin run` tags a run with its model; other flows have it as a parameter."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
