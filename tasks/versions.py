@@ -7,10 +7,10 @@ from typing import Any
 
 from serin.errors import NotFound
 from serin.formats.bundle import read_manifest
-from serin.pipeline.pack import REFERENCE
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
+from serin.store.packages import REFERENCE
 from serin.store.store import Store
 
 

@@ -324,8 +324,8 @@ def _load(path: Path, as_of: str | None = None) -> PipelineSpec:
 
 def _written(spec: str, as_of: str | None) -> str | WrittenSpec:
     """A reference to a package stays one."""
-    from serin.pipeline.pack import REFERENCE
     from serin.spec.load import read_spec
+    from serin.store.packages import REFERENCE
 
     if not spec.startswith(REFERENCE):
         return read_spec(spec).as_of(as_of)

@@ -35,7 +35,7 @@ MEANT = {
 
 
 PANELS = {
-    "Build": ("init", "check", "run", "etl", "train", "search", "export", "models", "runs", "tables"),
+    "Build": ("init", "check", "run", "etl", "train", "search", "export", "models", "runs"),
     "Serve": ("up", "down", "status", "rollout", "predict", "explain", "tune", "logs", "retire"),
     "Watch": ("slo", "drift", "quality", "labels", "captures", "alerts"),
     "Operate": ("doctor", "keys", "trust", "hosts", "gc", "backup"),

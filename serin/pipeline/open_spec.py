@@ -16,13 +16,12 @@ from typing import Any
 
 from serin.errors import SpecError
 from serin.machine import environment
-from serin.pipeline.pack import REFERENCE, SPEC, pack_spec
+from serin.pipeline.pack import SPEC, pack_spec
 from serin.spec.load import WrittenSpec, checked_spec, load_spec, read_spec, spec_file, written_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import located
 from serin.spec.yaml_file import parse_mapping, read_mapping
-from serin.store.file_systems import file_system, reason_of, remote_errors
-from serin.store.packages import fetch_package, inside_package, read_manifest
+from serin.store.packages import REFERENCE, fetch_package, inside_package, read_manifest
 from serin.store.store import Store
 
 _SEND = "send it with `serin run SPEC`, which packs what it needs"
@@ -88,6 +87,8 @@ def _located(source: str | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
 
 def _at_url(url: str) -> PipelineSpec:
     """Tables are relative to the spec's URL. Code beside it is not fetched: what it imports is not known there."""
+    from serin.store.file_systems import file_system, reason_of, remote_errors  # fsspec: for URLs alone
+
     try:
         system, path = file_system(url)
         text = system.cat_file(path).decode(errors="replace")

@@ -35,6 +35,7 @@ from serin.store.packages import (
     IMPORTS,
     MOST_BYTES,
     MOST_FILES,
+    REFERENCE,
     PackageManifest,
     manifest_of,
     publish_package,
@@ -44,12 +45,11 @@ from serin.store.store import Store
 logger = logging.getLogger(__name__)
 
 SPEC: Final = "spec.yaml"
-REFERENCE: Final = "package:"
-"""What a reference to a package begins with; its digest follows."""
 SECRET = re.compile(
     r"(?i)(^|/)(\.|id_(rsa|dsa|ecdsa|ed25519)|(credential|secret)s?(\.(json|ya?ml|ini|toml|txt))?$)|"
     r"\.(pem|key|p12|pfx|jks|kdbx|ppk|env)$"
 )
+_SECRET_LENGTH: Final = 8
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PUSH = "put its folder into the store once (`serin tables push FOLDER`) and write the URL that is printed"
 _EVERYWHERE = "or name by its absolute path what every worker has there"
@@ -167,7 +167,12 @@ class _Packing:
         from serin.etl.sources.files import find_files
 
         for file in find_files(key.rpartition(".")[2], str(place)):
-            self._take_file(key, Path(file.path))
+            if _real(Path(file.path)).is_relative_to(_real(self.folder)):
+                self._take_file(key, Path(file.path))
+            else:
+                self.problems.append(
+                    (key, f"{file.path} is a link to outside of {self.folder} and is not sent")
+                )
 
     def _take_program(self, key: str, place: Path) -> None:
         if place.is_file():
@@ -187,11 +192,14 @@ class _Packing:
         name = name or Path(path).relative_to(self.folder).as_posix()
         if name in self.contents and name != SPEC:
             return
-        size = path.stat().st_size
+        size, before = path.stat().st_size, self._bytes
         self._bytes += size
         if self._bytes > MOST_BYTES or len(self.contents) >= MOST_FILES:
             most = f"a run sends at most {MOST_BYTES >> 20} MiB and {MOST_FILES:,} files"
-            self.problems.append((key, f"{path} has {size / 1e6:,.1f} MB: {most}; {_PUSH}, {_EVERYWHERE}"))
+            if before <= MOST_BYTES:  # the first of them is named
+                self.problems.append(
+                    (key, f"{path} has {size / 1e6:,.1f} MB: {most}; {_PUSH}, {_EVERYWHERE}")
+                )
         elif SECRET.search(name):
             self.problems.append((key, f"{path} looks like a secret and is not sent; give it another name"))
         else:
@@ -199,7 +207,7 @@ class _Packing:
 
     def _take(self, key: str, name: str, content: bytes) -> None:
         if name in self.contents:
-            self.problems.append((key, f"{name} is a name that every package has; give it another name"))
+            self.problems.append((key, f"{name} is in every package; give your own file another name"))
         elif _PRIVATE_KEY.search(content) or any(each in content for each in _secrets()):
             self.problems.append(
                 (key, f"{name} holds a secret and is not sent; read it from a variable instead")
@@ -214,4 +222,5 @@ def _real(path: Path) -> Path:
 
 @functools.cache
 def _secrets() -> tuple[bytes, ...]:
-    return tuple(value.encode() for value in environment.secrets())
+    """Shorter ones occur in tables by chance."""
+    return tuple(value.encode() for value in environment.secrets() if len(value) >= _SECRET_LENGTH)

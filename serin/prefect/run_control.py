@@ -11,11 +11,11 @@ from typing import Any
 
 from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable, SpecError
 from serin.host.process_scan import run_processes
-from serin.pipeline.pack import REFERENCE
 from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.prefect.login import needed_server
 from serin.prefect.rest_api import Api, call, flow_runs, query, run_log
 from serin.prefect.run_entries import model_asked_for
+from serin.store.packages import REFERENCE
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5

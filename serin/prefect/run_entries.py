@@ -102,7 +102,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
 def _sent(spec: Any) -> dict[str, str]:
     """What a run was started with: the spec, the package with its code, and the environment that its stages have."""
     from serin.pipeline.open_spec import package_spec
-    from serin.pipeline.pack import REFERENCE
+    from serin.store.packages import REFERENCE
 
     if isinstance(spec, dict):
         return {"spec": str(spec.get("name"))}

@@ -28,6 +28,8 @@ from serin.store.store import Store
 
 MANIFEST: Final = "package.json"
 FOLDER: Final = "packages"
+REFERENCE: Final = "package:"
+"""What a reference to a package begins with; its digest follows."""
 IMPORTS: Final = "imports"
 """The folder in a package of code that is not beside its spec, under the names it is imported by."""
 MOST_BYTES: Final = 16 << 20

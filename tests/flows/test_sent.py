@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from flows.pipeline import pipeline
-from serin.formats.bundle import read_manifest
+from flows.watch import watch
+from serin.machine import environment
 from serin.pipeline.pack import pack_spec
-from serin.spec.load import read_spec
+from serin.pipeline.run_stage import run_export
+from serin.scoring.explain.explainer import Explainer
+from serin.spec.load import load_spec, read_spec
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from tasks.versions import sent_version
 from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import NAME
 
@@ -47,27 +51,44 @@ def send(root: Path, home: Path, store: str) -> str:
     return package.reference
 
 
-@pytest.fixture
-def store(bucket: str) -> str:
-    return bucket
-
-
 def test_two_machines_that_send_the_same_get_one_dataset_one_training_and_one_version(
-    tmp_path: Path, store: str, prefect_server: None
+    tmp_path: Path, bucket: str, prefect_server: None
 ) -> None:
     references = set()
     for name in ("ann", "a-long-way/bob"):
-        write_project(tmp_path / name)
-        references.add(send(tmp_path / name, tmp_path / f"home-of-{name}", store))
+        write_project(tmp_path / name, monitoring={"retrain": ["data"]})
+        references.add(send(tmp_path / name, tmp_path / f"home-of-{name}", bucket))
     (reference,) = references
     for worker in ("one", "two"):
-        with host(tmp_path / worker, store, tmp_path):
+        with host(tmp_path / worker, bucket, tmp_path):
             assert asyncio.run(pipeline(reference, serve=False)) == FIRST
             found = Store.open()
             assert (len(found.datasets()), found.versions(NAME)) == (1, [1])
-            lineage = read_manifest(Path(found.bundle(NAME, 1).path)).lineage
-            assert f"package:{lineage['package']}" == reference
+            assert sent_version(FIRST) == reference
     assert Path.cwd() != tmp_path
-    assert "layers" not in sys.modules or not str(sys.modules["layers"].__file__).startswith(
-        str(tmp_path / "ann")
-    )
+    with host(tmp_path / "two", bucket, tmp_path):
+        _is_watched_and_explained()
+
+
+def _is_watched_and_explained() -> None:
+    """By a host that trained nothing: its code and tables are those of the package."""
+    store = Store.open()
+    store.set_alias(NAME, "live", 1)
+    asyncio.run(watch())
+    assert not (environment.home() / "watch").exists(), "no table has changed"
+    assert Explainer(store.bundle(NAME, 1).path).schema.task == "binary"
+
+
+def test_what_a_run_on_this_machine_has_made_is_found_by_the_commands_and_the_other_way_round(
+    tmp_path: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = write_project(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    with host(tmp_path / "home", "", tmp_path):
+        package = pack_spec(read_spec(spec), elsewhere=False)
+        package.send()
+        assert asyncio.run(pipeline(package.reference, serve=False)) == FIRST
+        exported = run_export(load_spec(spec))
+        assert (exported.ran, exported.value.version) == (False, 1)
+        again = run_export(load_spec(spec), fresh=True)  # which loads the network of the package's training
+        assert (again.ran, again.value.version) == (True, 2)

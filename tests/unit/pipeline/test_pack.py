@@ -99,6 +99,14 @@ def test_a_table_that_must_not_travel_is_refused_by_its_key(spec: Path, name: st
     assert packed(spec, elsewhere=False).contents.keys() == CODE
 
 
+def test_a_link_in_a_folder_of_tables_is_refused(spec: Path) -> None:
+    (spec.parent / "data").mkdir()
+    (spec.parent / "data" / "link.parquet").symlink_to("/etc/hostname")
+    change(spec, "data", tables={"parcels": "data"})
+    with pytest.raises(SpecError, match=r"data/link\.parquet is a link to outside of"):
+        packed(spec)
+
+
 def test_absolute_paths_are_those_of_the_workers(spec: Path) -> None:
     change(spec, "data", tables={"parcels": "/mnt/tables/parcels.parquet"})
     package = packed(spec)
