@@ -45,7 +45,12 @@ class Senders:
                     self.cluster.network[name].run(["mount", "-t", "tmpfs", "none", other])
 
     def start(self) -> None:
-        server = {"PREFECT_HOME": str(self.disks["a"] / "prefect"), "PREFECT_SERVER_API_AUTH_STRING": _LOGIN}
+        server = {
+            "PREFECT_HOME": str(self.disks["a"] / "prefect"),
+            "PREFECT_SERVER_API_AUTH_STRING": _LOGIN,
+            "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # to `prefect deployment run --watch`
+            "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
+        }
         host, _, port = self.url.removeprefix("http://").removesuffix("/api").partition(":")
         command = [*PREFECT, "server", "start", "--host", host, "--port", port]
         self._keep(command, "prefect", **server)
