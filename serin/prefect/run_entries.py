@@ -15,7 +15,7 @@ from serin.machine.documents import read_if_any
 from serin.prefect.login import find_server
 
 _LAST_LINES = 20
-_TAGS_OF_DEPLOYMENTS = ("serin", "auto-scheduled")
+_TAGS_OF_DEPLOYMENTS = ("serin", "stage", "auto-scheduled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
 
 
 def model_asked_for(run: dict[str, Any]) -> str | None:
-    """`serin run` tags a run with its model; other flows have it as a parameter."""
+    """`serin run` tags a run with its model, and so are its stages' runs; other flows have it as a parameter."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
