@@ -187,8 +187,44 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
     if memory_bytes:
         most = min(memory_bytes, gpu_memory_bytes() or memory_bytes)
         shown["SERIN_GPU_MEMORY"] = str(max(most, _LEAST_GPU_BYTES))
-    before = {name: os.environ.get(name) for name in shown}
-    os.environ.update(shown)
+    with _having(shown):
+        yield
+
+
+@contextmanager
+def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | None = None) -> Iterator[None]:
+    """Within the block this process and its children work in `folder`, where relative paths begin, and import from
+    `imports` first. The home and the store stay what they were. `package`: the digest of what is in the folder."""
+    store, changes = shared_store_url(), {"SERIN_HOME": str(home())}
+    if store is not None and "://" not in store:
+        changes["SERIN_STORE"] = str(Path(store).expanduser().absolute())
+    if package is not None:
+        changes["SERIN_PACKAGE"] = package
+    came_from = Path.cwd()
+    with _having(changes), importing_from(imports):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(came_from)
+
+
+@contextmanager
+def importing_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Within the block this process and its children import from these folders first."""
+    before, path = list(sys.path), os.environ.get("PYTHONPATH")
+    sys.path[:] = [*map(str, folders), *(str(Path(each).absolute()) for each in before)]
+    try:
+        with _having({"PYTHONPATH": os.pathsep.join([*map(str, folders), *([path] if path else [])])}):
+            yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _having(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -197,35 +233,6 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | None = None) -> Iterator[None]:
-    """Within the block this process and its children work in `folder`, where relative paths begin, and import from
-    `imports` first. The home and the store stay what they were. `package`: the digest of what is in the folder."""
-    store, path = shared_store_url(), os.environ.get("PYTHONPATH")
-    changes = {
-        "SERIN_HOME": str(home()),
-        "PYTHONPATH": os.pathsep.join([*map(str, imports), *([path] if path else [])]),
-    }
-    if store is not None and "://" not in store:
-        changes["SERIN_STORE"] = str(Path(store).expanduser().absolute())
-    if package is not None:
-        changes["SERIN_PACKAGE"] = package
-    before, came_from, found_in = dict(os.environ), Path.cwd(), list(sys.path)
-    os.environ.update(changes)
-    sys.path[:] = [*map(str, imports), *(str(Path(each).absolute()) for each in found_in)]
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(came_from)
-        sys.path[:] = found_in
-        for name in changes:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                os.environ.pop(name, None)
 
 
 def user() -> str:

@@ -16,15 +16,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from serin.errors import BundleBroken, NameInvalid, ObjectExists, PackageRefused
+from serin.errors import BundleBroken, NameInvalid, ObjectExists, PackageRefused, SpecError
 from serin.machine import environment
-from serin.machine.documents import canonical
+from serin.machine.documents import canonical, read_if_any
 from serin.machine.typed_json import Document
 from serin.store.file_list import RENEWED_S, ListedFile, Published
 from serin.store.objects import checked_key
 from serin.store.store import Store
+
+if TYPE_CHECKING:
+    from serin.spec.pipeline import PipelineSpec
 
 MANIFEST: Final = "package.json"
 FOLDER: Final = "packages"
@@ -111,6 +114,24 @@ def inside_package(store: Store, digest: str) -> Iterator[Path]:
     folder = fetch_package(store, digest)
     with environment.working_in(folder, imports=(folder, folder / IMPORTS), package=digest):
         yield folder
+
+
+def stored_spec(bundle: Path) -> PipelineSpec:
+    """The spec of a published version. An operator that was sent with its run is imported from the run's package."""
+    from serin.spec.load import load_spec  # takes a while to import
+
+    try:
+        return load_spec(bundle / "spec.yaml")
+    except SpecError as error:
+        package = read_if_any(bundle / "manifest.json").get("lineage", {}).get("package")
+        if package is None:
+            raise
+        try:
+            folder = fetch_package(Store.open(), package)
+        except PackageRefused:
+            raise error from None
+        with environment.importing_from((folder, folder / IMPORTS)):
+            return load_spec(bundle / "spec.yaml")
 
 
 def read_manifest(store: Store, digest: str) -> PackageManifest:
