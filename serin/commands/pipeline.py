@@ -26,6 +26,15 @@ SearchSpec = Annotated[
     Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
 ]
 
+SentSpec = Annotated[
+    str | None,
+    typer.Argument(
+        help="The pipeline's YAML file, or the folder of pipeline.yaml; or package:DIGEST of an earlier run; none "
+        "with --resume.",
+        metavar="SPEC",
+    ),
+]
+
 ApprovedBy = Annotated[
     str | None,
     typer.Option(
@@ -110,14 +119,7 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
 
 
 def run(
-    spec: Annotated[
-        str | None,
-        typer.Argument(
-            help="The pipeline's YAML file, or the folder of pipeline.yaml; or package:DIGEST of an earlier run; none "
-            "with --resume.",
-            metavar="SPEC",
-        ),
-    ] = None,
+    spec: SentSpec = None,
     placed: Annotated[bool, typer.Option("--placed", help="Run each stage on a suitable worker.")] = False,
     fresh: Annotated[list[Stage] | None, typer.Option(help="Run this stage again. Can be repeated.")] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,

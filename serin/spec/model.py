@@ -114,8 +114,8 @@ class ModelSpec(Section):
         return self.kind in ("mlp", "dcn", "ft_transformer", "tabm") and not scales
 
     def without_folders(self) -> Self:
-        """The section with the names of its files alone: where they are decides no result, and what they hold is in a
-        digest of its own."""
+        """The section with the names of its files alone: where they are decides no result, and a separate digest covers
+        what they hold."""
         paths = {key: getattr(self, key) for key in (*SOURCES, "golden")}
         return self.model_copy(
             update={key: Path(path).name for key, path in paths.items() if path is not None}
