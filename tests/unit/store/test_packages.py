@@ -23,7 +23,7 @@ from tests.fakes.locks import forget_own_locks
 CONTENTS = {
     "spec.yaml": b"name: flights\n",
     "net.py": b"WIDTH = 8\n",
-    "imports/ours/steps.py": b"STEPS = 3\n",
+    "imports/packed_steps.py": b"STEPS = 3\n",
 }
 DIGEST = manifest_of(CONTENTS).digest
 
@@ -94,9 +94,9 @@ def test_within_a_package_its_files_and_modules_are_found(
     monkeypatch.setenv("SERIN_HOME", "relative-home")
     monkeypatch.chdir(tmp_path)
     with inside_package(store, DIGEST) as folder:
-        import ours.steps  # type: ignore[import-not-found]
+        import packed_steps  # type: ignore[import-not-found]
 
-        assert (Path("spec.yaml").read_bytes(), ours.steps.STEPS) == (CONTENTS["spec.yaml"], 3)
+        assert (Path("spec.yaml").read_bytes(), packed_steps.STEPS) == (CONTENTS["spec.yaml"], 3)
         from serin.machine import environment
 
         assert environment.home() == tmp_path / "relative-home"
