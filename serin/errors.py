@@ -35,6 +35,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ObjectChanged           an object that another process wrote in the meantime
 │   ├── VersionInUse            a version that cannot be deleted now
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
+│   ├── PackageRefused          a package of a run that is not in the store, or is not what its digest says
 │   ├── BundleUntrusted         a version that no trusted key has signed, where signatures are required
 │   ├── PolicyRefused           a version that the policy of a store refuses: who has signed it, or its checks
 │   ├── VersionTaken            a version that cannot be copied: another one has its number there
@@ -479,6 +480,12 @@ VersionInUse = _kind(StoreError, "VersionInUse", "version {version} of {model!r}
 
 class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
+
+
+class PackageRefused(StoreError):
+    """`place`: the store's URL."""
+
+    template = "package {digest} in {place} cannot be used: {reason}"
 
 
 class BundleUntrusted(StoreError):

@@ -205,6 +205,7 @@ async def request_run(
         idempotency_key=key,
         parent_task_run_id=above.id,
         job_variables=job_variables,
+        tags=list(flow_run.tags),  # the model's among them
         enforce_parameter_schema=False,
     )
     response = await client.request(

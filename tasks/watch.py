@@ -13,8 +13,9 @@ from prefect.events import emit_event
 from serin.formats.reason import Reason
 from serin.machine import environment
 from serin.machine.durable import write_whole
+from serin.pipeline.open_spec import opened_spec
 from serin.store.store import Store
-from tasks.versions import find_version
+from tasks.versions import find_version, sent_version
 
 DATA_CHANGED = "serin.data.changed"
 _TELL_AGAIN_S = 3600.0
@@ -30,7 +31,8 @@ async def look_at_tables(model: str) -> None:
     from serin.etl.identity import current_key  # imports pandas: only when needed
 
     store = Store.open()
-    key = await asyncio.to_thread(current_key, spec.data, spec.features, store)
+    with opened_spec(sent_version(release)) as sent:
+        key = await asyncio.to_thread(current_key, sent.data, sent.features, store)
     note, now = environment.home() / "watch" / f"{model}.json", time.time()
     told = json.loads(note.read_text()) if note.exists() else {}
     again_s = max(spec.monitoring.retrain_budget.cool_down, _TELL_AGAIN_S)

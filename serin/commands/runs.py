@@ -1,9 +1,10 @@
-"""`serin runs`: what ran and how it ended; its log; how to cancel it."""
+"""`serin runs`: what ran and how it ended; its log; how to cancel it; the package it was sent as."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command("logs")(log_of_run)
     group.command("cancel")(cancel)
     group.command("report")(report_run)
+    group.command("fetch")(fetch_run)
     app.add_typer(group, name="runs")
 
 
@@ -123,3 +125,21 @@ def report_run(
     from serin.prefect.run_control import report
 
     show(report(needed_server(environment.home()).api, run))
+
+
+def fetch_run(
+    run: Annotated[str, typer.Argument(help="A run's name, or package:DIGEST.")],
+    to: Annotated[
+        Path | None, typer.Option(help="The folder to make. [default: the name of the model and the digest]")
+    ] = None,
+) -> None:
+    """Bring the package of a run back: its spec, its code and the files that were sent with it."""
+    from serin.pipeline.open_spec import copy_package
+    from serin.prefect.run_control import package_of
+
+    reference = package_of(environment.home(), run)
+    folder = copy_package(reference, to)
+    show(f"{reference} is in {folder}")
+    own = folder / "imports"
+    show(f"run it as it was: serin run {reference}")
+    show(f"run it with your changes: {f'PYTHONPATH={own} ' if own.is_dir() else ''}serin run {folder}")

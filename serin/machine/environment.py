@@ -17,6 +17,7 @@ SERIN_CONSOLE    a YAML file with the console's settings              (unset: th
 SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
+SERIN_PACKAGE    the digest of the package that this process's run was sent as (unset: none)
 SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
@@ -39,6 +40,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -185,8 +187,44 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
     if memory_bytes:
         most = min(memory_bytes, gpu_memory_bytes() or memory_bytes)
         shown["SERIN_GPU_MEMORY"] = str(max(most, _LEAST_GPU_BYTES))
-    before = {name: os.environ.get(name) for name in shown}
-    os.environ.update(shown)
+    with _having(shown):
+        yield
+
+
+@contextmanager
+def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | None = None) -> Iterator[None]:
+    """Within the block this process and its children work in `folder`, where relative paths begin, and import from
+    `imports` first. The home and the store stay what they were. `package`: the digest of what is in the folder."""
+    store, changes = shared_store_url(), {"SERIN_HOME": str(home())}
+    if store is not None and "://" not in store:
+        changes["SERIN_STORE"] = str(Path(store).expanduser().absolute())
+    if package is not None:
+        changes["SERIN_PACKAGE"] = package
+    came_from = Path.cwd()
+    with _having(changes), importing_from(imports):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(came_from)
+
+
+@contextmanager
+def importing_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Within the block this process and its children import from these folders first."""
+    before, path = list(sys.path), os.environ.get("PYTHONPATH")
+    sys.path[:] = [*map(str, folders), *(str(Path(each).absolute()) for each in before)]
+    try:
+        with _having({"PYTHONPATH": os.pathsep.join([*map(str, folders), *([path] if path else [])])}):
+            yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _having(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

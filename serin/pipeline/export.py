@@ -82,7 +82,8 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
     trained = read_record(checkpoint.path).model
     operators = json.dumps([feature.operators for feature in spec.features if feature.operators])
     return key_of(
-        "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
+        "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl,
+        model=spec.model.without_folders(),
         training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
         rollout=spec.rollout, monitoring=spec.monitoring, objectives=spec.objectives,
         dataset=f"{dataset.digest} {dataset.edition}",
@@ -106,6 +107,8 @@ def _export(
         from serin.export import build  # not for a call that only looks
 
     lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
+    if (package := environment.text("SERIN_PACKAGE")) is not None:
+        lineage["package"] = package
     if reason is not None:
         lineage = {"reason": reason.to_json(), **lineage}
     store = Store.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -38,10 +39,34 @@ def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> Pipeline
     Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file."""
     if isinstance(source, PipelineSpec):
         return source
+    return read_spec(source).resolved()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSpec:
+    """A spec with its paths as they are written: relative ones begin at `folder`."""
+
+    spec: PipelineSpec
+    folder: Path
+    where: str
+
+    def resolved(self) -> PipelineSpec:
+        """The spec with absolute paths."""
+        data = absolute_tables(self.spec.data, self.folder)
+        model = self.spec.model.model_copy(update=_own_files(self.spec.model, self.folder))
+        return self.spec.model_copy(update={"data": data, "model": model})
+
+    def as_of(self, moment: str | None) -> WrittenSpec:
+        """The spec with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
+        return self if moment is None else replace(self, spec=_as_of(self.spec, moment, self.where))
+
+
+def read_spec(source: str | Path | Mapping[str, Any]) -> WrittenSpec:
+    """A spec as it is written, from its file or folder, or from a mapping."""
     if isinstance(source, Mapping):
-        return spec_from_mapping(source, where="spec", base=Path.cwd())
+        return written_spec(source, where="spec", base=Path.cwd())
     path = spec_file(Path(source))
-    return spec_from_mapping(read_mapping(path), where=str(path), base=path.absolute().parent)
+    return written_spec(read_mapping(path), where=str(path), base=path.absolute().parent)
 
 
 def spec_file(path: Path) -> Path:
@@ -56,19 +81,15 @@ def spec_file(path: Path) -> Path:
     return found[0]
 
 
-def load_spec_as_of(path: Path, moment: str | None) -> PipelineSpec:
-    """A spec from its file, with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
-    spec = load_spec(path)
-    if moment is None:
-        return spec
+def _as_of(spec: PipelineSpec, moment: str, where: str) -> PipelineSpec:
     try:
         tables = as_of(spec.data.tables, datetime.fromisoformat(moment))
     except ValueError:
         problem = f"{moment!r} is not a valid time: use for example 2026-01-31 or 2026-01-31T12:00:00Z"
-        raise SpecError(where=str(path), problems=[("--as-of", problem)]) from None
+        raise SpecError(where=where, problems=[("--as-of", problem)]) from None
     if tables == spec.data.tables:
         problem = "is for Delta tables, and data.tables has none whose version is open"
-        raise SpecError(where=str(path), problems=[("--as-of", problem)])
+        raise SpecError(where=where, problems=[("--as-of", problem)])
     return spec.model_copy(update={"data": spec.data.model_copy(update={"tables": tables})})
 
 
@@ -90,7 +111,7 @@ def checked_spec(raw: Mapping[str, Any], *, where: str) -> PipelineSpec:
         raise SpecError(where=where, problems=_problems(error)) from error
 
 
-def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
+def written_spec(raw: Mapping[str, Any], *, where: str, base: Path) -> WrittenSpec:
     spec = checked_spec(raw, where=where)
     if spec.served_elsewhere and not (base / "server.json").is_file():
         command = "`serin rollout start MODEL --stable URL --candidate URL --spec FILE`"
@@ -98,9 +119,7 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
             f"server is for versions that are served elsewhere, and nothing is trained of them: {command}"
         )
         raise SpecError(where=where, problems=[("model.kind", problem)])
-    changes: dict[str, Any] = {"data": absolute_tables(spec.data, base)}
-    changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
-    return spec.model_copy(update=changes)
+    return WrittenSpec(spec=spec, folder=base, where=where)
 
 
 def absolute_tables(data: DataSpec, base: Path) -> DataSpec:

@@ -141,7 +141,7 @@ class LocalPlaces:
     def remove(self, place: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
         path = self._root / place
-        for marker in ("dataset.json", "manifest.json"):
+        for marker in ("dataset.json", "manifest.json", "package.json"):
             (path / marker).unlink(missing_ok=True)
         if path.is_dir():
             shutil.rmtree(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PredictionFailed
+from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PackageRefused, PredictionFailed
 from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
 from serin.formats.external_data import read_graph
@@ -31,6 +32,8 @@ from serin.scoring.explain.explanation import Contributions, Method, Parts, Scal
 from serin.scoring.explain.integrated_gradients import integrated_gradients
 from serin.scoring.session import RUNTIME_ERRORS, open_session, run_in_batches, with_tensors
 from serin.spec.yaml_file import read_yaml
+from serin.store.packages import inside_package
+from serin.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,9 +108,17 @@ class Explainer:
         if module is not None and "imported" in self.manifest.lineage:
             raise self._refusal(f"its network is code ({module}) that came with an imported version")
         try:
-            return open_trained(self._folder / FOLDER, self._record)
-        except Unexplained as error:
+            with self._beside(module):
+                return open_trained(self._folder / FOLDER, self._record)
+        except (Unexplained, PackageRefused) as error:
             raise self._refusal(str(error)) from error
+
+    def _beside(self, module: str | None) -> AbstractContextManager[object]:
+        """A module that was sent with its run is in the run's package, with all that it imports."""
+        package = self.manifest.lineage.get("package")
+        if module is None or package is None or Path(module).is_absolute():
+            return nullcontext()
+        return inside_package(Store.open(), package)
 
     def _run(self, inputs: Mapping[str, Array]) -> _Run:
         name = self.schema.outputs[-1].name  # the score, or the probabilities
