@@ -51,9 +51,10 @@ async def pipeline(
         needs: Needs | None = None
         if checkpoint is None:
             # The needs of the export are found in the meantime: that may import ONNX Runtime.
-            checkpoint, needs = await asyncio.gather(
+            trained, needs = await asyncio.gather(
                 _train(plan, dataset, "train" in fresh, shared), asyncio.to_thread(export_needs, plan)
             )
+            checkpoint = trained
         else:
             found_before("train", checkpoint.path)
         bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)

@@ -19,6 +19,11 @@ class SearchChart:
     importance: Mapping[str, float]
 
 
+def search_file(chart: SearchChart) -> str:
+    """The chart as the content of an SVG file."""
+    return search_chart(chart).standalone()
+
+
 def search_chart(chart: SearchChart) -> Drawing:
     """Draws a search. Left: every complete trial; right: the settings, the most important first."""
     order = sorted(chart.importance, key=lambda path: -chart.importance[path])

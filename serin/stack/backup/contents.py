@@ -37,6 +37,7 @@ LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
         "cluster-watch",
         "gateway",
         "gpus",
+        "imported",  # graphs of a registry: the versions made of them have a copy
         "locks",
         "logs",
         "native",

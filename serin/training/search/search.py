@@ -40,7 +40,7 @@ from serin.errors import (
 from serin.machine.durable import write_whole
 from serin.machine.hardware import inventory
 from serin.machine.leases import lease
-from serin.reports.search import SearchChart, search_chart
+from serin.reports.search import SearchChart, search_file
 from serin.spec.model import ModelSpec
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.training import TrainingSpec
@@ -146,7 +146,7 @@ def write_report(folder: Path, tried: Sequence[Tried], best: Tried, importance: 
         "trials": [_row(one) for one in tried],
     }
     write_whole(folder / "result.json", json.dumps(document, indent=1) + "\n")
-    write_whole(folder / CHART, search_chart(_chart(tried, best, importance)).standalone())
+    write_whole(folder / CHART, search_file(_chart(tried, best, importance)))
 
 
 def trials_csv(tried: Sequence[Tried]) -> str:

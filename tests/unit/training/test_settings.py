@@ -244,7 +244,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
     write, written = checkpoint._write_through, []
 
     def write_until_full(path: Path, data: bytes) -> None:
-        if len(written) == 4:  # the second checkpoint's first file
+        if len(written) == 2:  # the state of the second checkpoint, after its tensors
             path.write_bytes(data[:100])
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)
