@@ -34,6 +34,8 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
         rows.append((device["name"], f"booked {device['booked_s']:,.1f} s{busy}{memory}{energy}"))
     if receipt.get("cost") is not None:
         rows.append(("cost", f"{receipt['cost']:,.4f}"))
+    if receipt.get("environment"):
+        rows.append(("environment", receipt["environment"]))
     if receipt["bound"]:
         rows.append(("bound by", receipt["bound"]))
     if receipt["advice"]:

@@ -84,7 +84,8 @@ def show_run(run: Run, as_json: Json = False) -> None:
         if name not in ("log", "stages"):
             show(f"{name:<12} {value if isinstance(value, str) else json.dumps(value)}")
     for stage in details.get("stages", []):
-        show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}")
+        where = f", in environment {stage['environment']}" if stage.get("environment") else ""
+        show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}{where}")
     for line in details.get("log", []):
         show(f"  {line}")
 

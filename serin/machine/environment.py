@@ -19,6 +19,7 @@ SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-rel
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
 SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
+SERIN_IMAGE      the image of this Job, set by Serin's worker for Kubernetes (unset: not in such a Job)
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset: in the store)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
@@ -39,6 +40,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -295,6 +297,14 @@ def replace(variables: Mapping[str, str]) -> None:
 def prefer(name: str, value: str) -> None:
     """Sets a variable that a library is about to read, unless somebody has set it."""
     os.environ.setdefault(name, value)
+
+
+def import_from(folder: Path) -> None:
+    """Modules in `folder` can be imported here and in processes that are started."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{before}{os.pathsep}{folder}" if before else str(folder)
 
 
 def runtime_folder(of: Path) -> Path:

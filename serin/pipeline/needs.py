@@ -83,9 +83,19 @@ def export_needs(spec: PipelineSpec) -> Needs:
     return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why=why)
 
 
-def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
+def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float | str]:
     """Returns what a stage asks of a cluster, as variables of its work pool; a pool that does not know them ignores
     them. The cluster's machines are not visible here, so these are facts of the spec and of its data."""
+    return {**image_variable(spec), **_size_variables(stage, spec)}
+
+
+def image_variable(spec: PipelineSpec) -> dict[str, str]:
+    """The image of a run's Jobs, where the spec names one. A worker without images ignores it; its stages refuse it."""
+    image = None if spec.environment is None else spec.environment.image
+    return {} if image is None else {"image": image}
+
+
+def _size_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
     if stage == "train" and isinstance(spec.training.processes, int):
         return {"processes": spec.training.processes}
     if stage == "etl":

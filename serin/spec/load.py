@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
@@ -30,13 +32,17 @@ _RENAMED = {
 }  # keys of earlier versions of Serin
 _REMOVED = {("training.strategy", "pipeline"): "use fsdp, or tensor for a table too large for any device"}
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
+_PACKAGES = "serin.machine.packages"  # in a higher layer, so it is imported by its name, as operators are
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
     """A spec from its file (or the folder that `serin init` wrote it to), from a mapping, or as it is.
 
-    Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file."""
+    Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file.
+    This process enters the spec's environment."""
     if isinstance(source, PipelineSpec):
+        if source.environment is not None:
+            importlib.import_module(_PACKAGES).enter(source.environment)
         return source
     if isinstance(source, Mapping):
         return spec_from_mapping(source, where="spec", base=Path.cwd())
@@ -91,6 +97,7 @@ def checked_spec(raw: Mapping[str, Any], *, where: str) -> PipelineSpec:
 
 
 def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
+    packages = _enter(raw, where=where, base=base)
     spec = checked_spec(raw, where=where)
     if spec.served_elsewhere and not (base / "server.json").is_file():
         command = "`serin rollout start MODEL --stable URL --candidate URL --spec FILE`"
@@ -100,7 +107,39 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
         raise SpecError(where=where, problems=[("model.kind", problem)])
     changes: dict[str, Any] = {"data": absolute_tables(spec.data, base)}
     changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
+    if packages is not None:
+        changes["environment"] = packages
     return spec.model_copy(update=changes)
+
+
+def _enter(raw: Mapping[str, Any], *, where: str, base: Path) -> EnvironmentSpec | None:
+    """The section `environment` with an absolute path. Checking a spec imports your operators, so this process enters
+    their environment first; for the spec of a bundle only then, because nothing else of it is run here. None: there is
+    no section, or it is wrong, which the check reports with all else."""
+    given = raw.get("environment")
+    if not isinstance(given, Mapping | EnvironmentSpec):
+        return None
+    try:
+        found = EnvironmentSpec.model_validate(given)
+    except ValidationError:
+        return None
+    if found.lock is not None:
+        found = found.model_copy(update={"lock": _absolute(found.lock, base)})
+    stored = (base / "manifest.json").is_file()
+    if stored and not _names_operators(raw.get("features")):
+        return found
+    if found.lock is not None and not Path(found.lock).is_file():
+        problem = f"no file at {found.lock}; `uv lock` writes one (the path is relative to the spec's file)"
+        raise SpecError(where=where, problems=[("environment.lock", problem)])
+    importlib.import_module(_PACKAGES).enter(found, stored=stored)
+    return found
+
+
+def _names_operators(features: Any) -> bool:
+    """Whether a step is an import path, in features that are not checked yet."""
+    features = [each for each in features or () if isinstance(each, Mapping)]
+    steps = [step for each in features for step in each.get("steps") or ()]
+    return any(":" in str(next(iter(step), "") if isinstance(step, Mapping) else step) for step in steps)
 
 
 def absolute_tables(data: DataSpec, base: Path) -> DataSpec:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from serin.machine import environment
 from serin.machine.hardware import Device
+from serin.machine.packages import entered
 from serin.machine.typed_json import Document
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
 
@@ -43,7 +44,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt(Document, form="serin.store.receipt"):
+class Receipt(Document, form="serin.store.receipt", omit=("environment",)):
     stage: str
     started: float  # seconds since 1970
     seconds: float
@@ -56,6 +57,7 @@ class Receipt(Document, form="serin.store.receipt"):
     cost: float | None  # at SERIN_PRICE_PER_HOUR, per GPU, or for the machine without
     bound: Bound | None  # what would have to become faster first
     advice: str
+    environment: str | None = None  # in which the user's code ran
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -166,6 +168,7 @@ def _receipt(
         cost=None if price is None else price * sum(cost.booked_s for cost in device) / 3600,
         bound=bound,
         advice=advice,
+        environment=None if entered() is None else str(entered()),
     )
 
 

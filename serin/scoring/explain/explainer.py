@@ -23,6 +23,7 @@ from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
 from serin.formats.wire import Array, to_wire
+from serin.machine.packages import enter_stored
 from serin.models.build import load_model
 from serin.models.foreign.module import ANY_FAULT
 from serin.models.trees import Booster, feature_table, margins, read_booster
@@ -104,6 +105,8 @@ class Explainer:
         module = read_record(self._folder / FOLDER).model.module
         if module is not None and "imported" in self.manifest.lineage:
             raise self._refusal(f"its network is code ({module}) that came with an imported version")
+        if module is not None:
+            enter_stored(self._folder)
         try:
             return open_trained(self._folder / FOLDER, self._record)
         except Unexplained as error:

@@ -1,0 +1,333 @@
+"""The environment of a spec: packages that the user's code imports and that are not installed here."""
+
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uv
+
+from serin.errors import EnvironmentFailed, EnvironmentRefused, SpecError
+from serin.machine import packages
+from serin.machine.packages import RECORD, Entered, obtain
+from serin.spec.environment import EnvironmentSpec
+from serin.spec.features import FeatureSpec
+from serin.spec.load import load_spec
+from serin.spec.model import ModelSpec
+from serin.spec.training import TrainingSpec
+from serin.store.artifacts import Dataset
+from serin.store.retention import Policy, collect_garbage
+from serin.store.stage_keys import environment_part
+from serin.store.store import Store
+from serin.training.launch.run_dir import training_parts
+from tests.fakes.locks import forget_own_locks
+from tests.fakes.small_pipeline import small_spec, write_spec
+from tests.kit.commands import run, serin_process
+from tests.kit.index import Gate, served_index, write_wheel
+from tests.signals import send_group
+
+NUMPY = importlib.metadata.version("numpy")
+OBTAIN = """
+import sys
+from serin.machine.packages import obtain
+from serin.spec.environment import EnvironmentSpec
+print(obtain(EnvironmentSpec(requirements=sys.argv[1:])))
+"""
+HALVE = """
+import numpy as np
+from tiny_numbers import HALF
+
+
+class Halve:
+    makes, reads = "numeric", "numbers"
+
+    def transform(self, values):
+        return values * np.float32(HALF)
+
+    def to_onnx(self, graph, values):
+        return graph.op("Mul", values, graph.constant(np.float32(HALF)))
+
+    def describe(self):
+        return "halved"
+
+    def to_json(self):
+        return {}
+
+    @classmethod
+    def from_json(cls, document):
+        return cls()
+"""
+NET = """
+import torch
+from tiny_numbers import HALF
+
+
+class Net(torch.nn.Module):
+    def __init__(self, numeric, sizes, outputs):
+        super().__init__()
+        self.layer = torch.nn.Linear(numeric, outputs)
+
+    def forward(self, num, cat):
+        return self.layer(num) * HALF
+"""
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index, and the only one that uv knows."""
+    folder = tmp_path / "index"
+    write_wheel(folder, "tiny-numbers", "1.0", {"tiny_numbers.py": "HALF = 0.5\n"}, ["numpy>=2"])
+    write_wheel(folder, "tiny-operators", "2.1", {"tiny_operators.py": HALVE}, ["tiny-numbers"])
+    write_wheel(folder, "tiny-old", "0.1", {"tiny_old.py": ""}, ["numpy<2"])
+    monkeypatch.setenv("UV_DEFAULT_INDEX", folder.as_uri())
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    return folder
+
+
+def asks(*requirements: str) -> EnvironmentSpec:
+    return EnvironmentSpec(requirements=requirements)
+
+
+def added(folder: Path) -> list[str]:
+    return list(json.loads((folder / RECORD).read_text())["packages"])
+
+
+def test_an_environment_has_what_is_lacking_here_and_is_used_again(home: Path, index: Path) -> None:
+    made = obtain(asks("tiny-operators", f"numpy=={NUMPY}"))
+    assert added(made) == ["tiny-numbers==1.0", "tiny-operators==2.1"]
+    assert sorted(path.name for path in (made / "site-packages").glob("*.py")) == [
+        "tiny_numbers.py",
+        "tiny_operators.py",
+    ]
+    index.rename(index.with_name("gone"))
+    assert (
+        obtain(asks(f"numpy=={NUMPY}", "Tiny_Operators")) == made
+    )  # the order and the spelling do not count
+    with pytest.raises(EnvironmentRefused, match="tiny-numbers was not found"):
+        obtain(asks("tiny-numbers"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("numpy<2", f"numpy<2 is asked for and the worker has {NUMPY}"),
+        ("tiny-old", f"tiny-old depend on numpy<2 .*the worker has numpy {NUMPY}, which stays"),
+        ("tiny-numbers==7", "tiny-numbers==7"),
+    ],
+)
+def test_what_cannot_be_beside_the_installed_packages_is_refused_in_one_sentence(
+    home: Path, index: Path, asked: str, words: str
+) -> None:
+    with pytest.raises(EnvironmentRefused, match=words) as refused:
+        obtain(asks(asked))
+    assert "\n" not in str(refused.value)
+    assert not any((home / "environments").glob(f"*/{RECORD}"))
+
+
+def test_an_index_that_does_not_answer_is_named_in_one_sentence(
+    home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+    with pytest.raises(EnvironmentFailed, match=rf"{url}/tiny-numbers/ cannot be read") as failed:
+        obtain(asks("tiny-numbers"))
+    assert "\n" not in str(failed.value)
+    assert failed.value.retryable
+
+
+def test_a_module_that_is_installed_here_stays_the_one_that_is_imported(home: Path, index: Path) -> None:
+    write_wheel(index, "other-yaml", "1.0", {"yaml/__init__.py": "", "other_yaml.py": ""})
+    made = obtain(asks("other-yaml"))
+    assert {path.name for path in (made / "site-packages").iterdir()} >= {"other_yaml.py"}
+    assert not (made / "site-packages" / "yaml").exists()
+
+
+@contextmanager
+def obtaining(*requirements: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that makes an environment, with all that it starts; it is ended with the block."""
+    command = [sys.executable, "-c", OBTAIN, *requirements]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        send_group(signal.SIGKILL, process.pid)
+        process.communicate(timeout=60)
+
+
+def test_what_a_killed_process_left_is_not_used(
+    home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    with served_index(index, gate) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        with obtaining("tiny-numbers") as process:
+            assert gate.first.wait(120)
+            assert send_group(signal.SIGKILL, process.pid)
+            process.wait(60)
+        (left,) = (home / "environments").glob("*.making-*")
+        assert not any((home / "environments").glob(f"*/{RECORD}"))
+        gate.opened.set()
+        made = obtain(asks("tiny-numbers"))
+    assert added(made) == ["tiny-numbers==1.0"]
+    assert not left.exists()
+
+
+def test_two_processes_that_need_it_at_once_make_it_once(
+    home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    with served_index(index, gate) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+        with obtaining("tiny-numbers") as one, obtaining("tiny-numbers") as other:
+            assert gate.first.wait(120)
+            gate.opened.set()
+            said = {process.communicate(timeout=120)[0] for process in (one, other)}
+        assert one.returncode == other.returncode == 0
+    assert len(said) == 1
+    assert len(gate.asked) == 1
+
+
+def test_a_lock_gives_its_versions_and_refuses_others_than_the_installed_ones(
+    home: Path, index: Path, tmp_path: Path
+) -> None:
+    write_wheel(index, "numpy", "2.0.0", {"numpy.py": ""})
+    write_wheel(index, "numpy", NUMPY, {"numpy.py": ""})
+    for version, words in ((NUMPY, None), ("2.0.0", f"numpy==2.0.0 is asked for and the worker has {NUMPY}")):
+        project = tmp_path / version
+        project.mkdir()
+        needs = f'["tiny-operators", "numpy=={version}"]'
+        (project / "pyproject.toml").write_text(
+            f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = {needs}\n'
+        )
+        run(uv.find_uv_bin(), "lock", "--python", sys.executable, cwd=project)
+        lock = EnvironmentSpec(lock=str(project / "uv.lock"))
+        if words is None:
+            assert added(obtain(lock)) == ["tiny-numbers==1.0", "tiny-operators==2.1"]
+        else:
+            with pytest.raises(EnvironmentRefused, match=words):
+                obtain(lock)
+
+
+def test_an_environment_that_nobody_used_for_long_is_removed(home: Path, index: Path, tmp_path: Path) -> None:
+    made, store = obtain(asks("tiny-numbers")), Store(str(tmp_path / "store"))
+    left = made.with_name(f"{made.name}.making-half")
+    left.mkdir()
+    for path in (made / RECORD, left):
+        os.utime(path, (0, 0))
+    assert collect_garbage(store, home, Policy(), remove=True) == []  # this process uses it
+    forget_own_locks()
+    found = collect_garbage(store, home, Policy(), remove=True)
+    assert {(one.kind, one.name) for one in found} == {("environment", made.name), ("environment", left.name)}
+    assert not made.exists()
+    assert not left.exists()
+    assert obtain(asks("tiny-numbers")) == made
+
+
+@pytest.fixture
+def in_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def enter(spec: EnvironmentSpec) -> None:
+        monkeypatch.setattr(packages, "_entered", [Entered(spec=spec, digest=spec.digest())])
+
+    return enter
+
+
+def test_the_environment_is_in_the_keys_of_stages_that_run_own_code(
+    tmp_path: Path, in_environment: Any
+) -> None:
+    (tmp_path / "net.py").write_text("import json\n")
+    own, built_in = ModelSpec(module=f"{tmp_path / 'net.py'}:Net"), ModelSpec()
+    dataset = Dataset(path="", digest="d", rows={})
+    keys = {}
+    for asked in (None, asks("a==1"), asks("a==2")):
+        if asked is not None:
+            in_environment(asked)
+        keys[asked] = [training_parts(model, TrainingSpec(), dataset) for model in (own, built_in)]
+    assert len({own.digest for own, _ in keys.values()}) == 3
+    assert len({built_in.digest for _, built_in in keys.values()}) == 1
+    assert "environment" not in keys[None][0].parts
+    assert environment_part(runs_own_code=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "needs exactly one of requirements, lock, image, not none"),
+        ({"requirements": ["a"], "image": "b"}, "not requirements and image"),
+        ({"requirements": ["-e ."]}, "'-e .' is not a requirement; write for example lightgbm==4.6.0"),
+        ({"lock": "uv.lock"}, "environment.lock: no file at .*uv.lock; `uv lock` writes one"),
+        ({"requirement": ["a"]}, "environment.requirement: unknown key; did you mean 'requirements'"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_what_to_do(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    spec = write_spec(tmp_path, small_spec(tmp_path, environment=given))
+    with pytest.raises(SpecError, match=words):
+        load_spec(spec)
+
+
+def test_a_process_is_in_one_environment_only(home: Path, tmp_path: Path, in_environment: Any) -> None:
+    in_environment(asks("a==1"))
+    with pytest.raises(EnvironmentRefused, match=r"is in the environment \w+ \(a==1\) already"):
+        load_spec(small_spec(tmp_path, environment={"requirements": ["b"]}))
+    (tmp_path / "manifest.json").touch()  # a published version: it does not run here
+    path = write_spec(tmp_path, small_spec(tmp_path, environment={"requirements": ["b"]}))
+    assert load_spec(path).environment == asks("b")
+
+
+def test_own_operators_and_modules_import_what_the_spec_asks_for(
+    home: Path, index: Path, tmp_path: Path
+) -> None:
+    """Every stage as a process: the dataset with an operator of a package, the training in processes of its own, and
+    the export, which needs both."""
+    (tmp_path / "net.py").write_text(NET)
+    sections: dict[str, Any] = {
+        "features": [{"columns": ["weight", "distance"], "steps": ["fill_median", "tiny_operators:Halve"]}],
+        "model": {"module": "net.py:Net"},
+        "environment": {"requirements": ["tiny-operators==2.1"]},
+    }
+    spec = write_spec(tmp_path, small_spec(tmp_path, rows=600, **sections))
+    env = {**os.environ, "SERIN_HOME": str(home)}
+    said = serin_process("check", str(spec), env=env).stdout
+    assert "your code has tiny-numbers==1.0, tiny-operators==2.1" in said
+    trained = json.loads(serin_process("train", str(spec), "--json", env=env).stdout)
+    receipt = json.loads((Path(trained["path"]).parent / "receipt.json").read_text())
+    assert "(tiny-operators==2.1)" in receipt["environment"]
+    made = json.loads(serin_process("export", str(spec), "--json", env=env).stdout)
+    manifest = json.loads((Path(made["path"]) / "manifest.json").read_text())
+    assert manifest["lineage"]["environment"] == "tiny-numbers==1.0, tiny-operators==2.1"
+
+
+def test_an_image_is_refused_by_every_process_outside_of_it(home: Path, tmp_path: Path) -> None:
+    image = {"image": "registry/mine:1"}
+    spec = write_spec(tmp_path, small_spec(tmp_path, rows=600, environment=image))
+    env = {**os.environ, "SERIN_HOME": str(home)}
+    assert "only workers on Kubernetes take it" in serin_process("check", str(spec), env=env).stdout
+    said = serin_process("etl", str(spec), env=env, code=2).stderr
+    assert "the image of a Job on Kubernetes (registry/mine:1), and this process is not in a Job" in said
+    other = serin_process("etl", str(spec), env={**env, "SERIN_IMAGE": "serin-cpu:0.1.0"}, code=2).stderr
+    assert "this one runs in serin-cpu:0.1.0" in other
+    serin_process("etl", str(spec), env={**env, "SERIN_IMAGE": "registry/mine:1"})
+
+
+def test_features_of_own_operators_know_the_environment(in_environment: Any) -> None:
+    from serin.etl.identity import dataset_key
+    from serin.spec.data import DataSpec
+    from serin.spec.target import TargetSpec
+
+    data = DataSpec.model_construct(tables={}, target=TargetSpec(expression="x", task="regression"))
+    own = FeatureSpec(columns=("x",), steps=("tests.fakes.own_operators:Squash",))
+    usual = FeatureSpec(columns=("x",), steps=("normalize",))
+    in_environment(asks("a==1"))
+    assert "environment" in dataset_key(data, [own], []).parts
+    assert "environment" not in dataset_key(data, [usual], []).parts
