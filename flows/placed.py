@@ -61,6 +61,7 @@ async def pipeline(
             Bundle,
             deployment=export_deployment(plan, needs),
             needs=str(needs),
+            job_variables=job_variables("export", plan),
             checkpoint=checkpoint,
             dataset=dataset,
             fresh="export" in fresh,

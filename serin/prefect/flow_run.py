@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serin.errors import RunNotResumable
+from serin.errors import RunNotResumable, SpecError
 from serin.host.process_scan import run_processes
+from serin.host.state import POOLS
 from serin.machine import environment
+from serin.pipeline.needs import image_variable
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
-from serin.prefect.login import needed_server
+from serin.prefect.login import PrefectServer, needed_server
+from serin.prefect.processes import KUBERNETES_TYPE
 from serin.prefect.reconcile import schedule_again
+from serin.prefect.rest_api import pool_type
 from serin.prefect.run_control import find_run
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
@@ -45,15 +49,29 @@ def run_pipeline(
     """
     server = needed_server(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
-    name = load_spec(spec).name
+    plan = load_spec(spec)
+    refuse_image(server, plan)
+    name = plan.name
     what = name if isinstance(spec, PipelineSpec) else str(spec)
     parameters = {"spec": _parameter(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {server.ui_url}")
-    run = begin_run(server.api, deployment, parameters, tags=[name])  # so that a model's runs can be found
+    tags = [name]  # so that a model's runs can be found
+    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=image_variable(plan))
     logger.info(f"{run['name']}: {server.ui_url}/runs/flow-run/{run['id']}")
     if follow:
         with _saying_how_to_cancel(run["name"]):
             follow_run(server, run["id"], what=what, log=RunLog(server.api, run["id"]))
+
+
+def refuse_image(server: PrefectServer, spec: PipelineSpec) -> None:
+    """Raises SpecError for an image where the stages would be no Jobs on Kubernetes."""
+    if not image_variable(spec):
+        return
+    kinds = {pool: pool_type(server.api, pool) for pool in POOLS}
+    if others := [f"{pool} ({kind})" for pool, kind in kinds.items() if kind not in (KUBERNETES_TYPE, None)]:
+        problem = f"is for pools of type {KUBERNETES_TYPE}; these are others: {', '.join(others)}"
+        advice = "use environment.requirements or environment.lock"
+        raise SpecError(where=spec.name, problems=[("environment.image", f"{problem}; {advice}")])
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from serin.cli import app
-from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectLoginRefused
+from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectLoginRefused, SpecError
 from serin.host.state import Stack
+from serin.machine import packages
 from serin.prefect import deploy, follow, rest_api
 from serin.prefect.flow_run import run_pipeline
 from serin.prefect.follow import RunLog, follow_run, last_line
@@ -56,9 +57,9 @@ def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def start(folder: Path, *, placed: bool = True) -> None:
+def start(folder: Path, *, placed: bool = True, more: str = "") -> None:
     spec = folder / "spec.yaml"
-    spec.write_text(SPEC)
+    spec.write_text(SPEC + more)
     run_pipeline(folder / "home", spec, placed=placed, fresh=[], serve=True, follow=True)
 
 
@@ -73,6 +74,20 @@ def test_a_client_without_a_stack_reads_the_log_and_the_reason_of_its_failed_run
     assert [(body["tags"], body["parameters"]["spec"]) for body in created] == [
         (["flights"], str(tmp_path / "spec.yaml"))
     ]
+
+
+def test_an_image_is_refused_by_name_where_stages_are_no_jobs_on_kubernetes(
+    elsewhere: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_entered", [])
+    image = "environment: {image: registry/mine:1}"
+    with pytest.raises(SpecError, match=r"environment.image: is for pools of type .*: cpu \(serin\)"):
+        start(tmp_path, more=image)
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin-kubernetes"})
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, more=image)
+    (created,) = [body for call, body in elsewhere.asked if call.endswith("/create_flow_run")]
+    assert created["job_variables"] == {"image": "registry/mine:1"}
 
 
 def test_a_deployment_that_the_server_lacks_is_named_with_those_it_has(
