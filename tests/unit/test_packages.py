@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from typing import Any
 import pytest
 import uv
 
-from serin.errors import EnvironmentFailed, EnvironmentRefused, SpecError
+from serin.errors import EngineFailed, EnvironmentFailed, EnvironmentRefused, SpecError
+from serin.etl.engines.dask_engine import _share_environment
+from serin.etl.identity import dataset_key
 from serin.machine import packages
 from serin.machine.packages import RECORD, Entered, obtain
+from serin.spec.data import DataSpec
 from serin.spec.environment import EnvironmentSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
+from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.store.retention import Policy, collect_garbage
@@ -321,13 +325,32 @@ def test_an_image_is_refused_by_every_process_outside_of_it(home: Path, tmp_path
 
 
 def test_features_of_own_operators_know_the_environment(in_environment: Any) -> None:
-    from serin.etl.identity import dataset_key
-    from serin.spec.data import DataSpec
-    from serin.spec.target import TargetSpec
-
     data = DataSpec.model_construct(tables={}, target=TargetSpec(expression="x", task="regression"))
     own = FeatureSpec(columns=("x",), steps=("tests.fakes.own_operators:Squash",))
     usual = FeatureSpec(columns=("x",), steps=("normalize",))
     in_environment(asks("a==1"))
     assert "environment" in dataset_key(data, [own], []).parts
     assert "environment" not in dataset_key(data, [usual], []).parts
+
+
+class Workers:
+    """Dask workers that somebody else has started, in this process."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        return {"tcp://worker": function(*arguments)}
+
+
+def test_dask_workers_elsewhere_import_from_the_environment_or_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    spec = asks("a==1")
+    for folder in (tmp_path, tmp_path / "not-mounted"):
+        monkeypatch.setattr(packages, "_entered", [Entered(spec=spec, digest=spec.digest(), folder=folder)])
+        if folder.is_dir():
+            _share_environment(Workers(), "tcp://scheduler")
+            assert sys.path[-1] == os.environ["PYTHONPATH"] == str(tmp_path)
+        else:
+            with pytest.raises(EngineFailed, match=r"do not see the environment .*not-mounted: tcp://worker"):
+                _share_environment(Workers(), "tcp://scheduler")
