@@ -35,7 +35,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test unit coverage chaos cluster-test parity faults gpu-test gpu-scale soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
+.PHONY: help install demo test unit coverage chaos cluster-test parity faults gpu-test gpu-scale gpu-billion soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ gpu-test: ## everything that needs a GPU, in under ten minutes, as one table: ma
 
 gpu-scale: ## 100 M rows with strings on a GPU, in ten minutes: make gpu-scale PYTHON=python3
 	@$(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.scale $(ARGS)
+
+gpu-billion: ## a network with a billion weights, trained, exported and served on a GPU, in ten minutes: make gpu-billion PYTHON=python3
+	@$(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.billion $(ARGS)
 
 soak: $(INSTALLED) ## the long runs: a table larger than the memory of its workers, thousands of random tables, 30 minutes of requests
 	$(BIN)/python -m tests.soak.larger_than_memory $(ARGS)

@@ -12,7 +12,7 @@ Stage = Literal["etl", "train", "export"]
 """A stage that can be run again on request."""
 
 Spec = str | Annotated[dict[str, Any], WithJsonSchema(inlined_schema())]
-"""A path (relative to the application folder) or the spec itself.
+"""A package (`package:DIGEST`), a URL, a path on the worker or the spec itself (serin/pipeline/open_spec.py).
 
 Prefect shows a form for it and refuses a value of another type; the run reports every other mistake.
 """

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.parameters import Spec, Stage
-from serin.spec.load import load_spec
+from serin.pipeline.open_spec import opened_spec
 from serin.store.artifacts import Release
 from tasks.etl import build_dataset
 from tasks.export import export_model
@@ -28,16 +28,21 @@ async def pipeline(
 ) -> Release:
     """From raw tables to a served, validated model version.
 
-    `spec`: a path (relative to the application folder) or the spec itself. `fresh`: stages to run again although their
+    `spec`: a package (`package:DIGEST`, what `serin run` sends), a URL, a path on the worker (relative to the
+    application folder) or the spec itself, without relative paths. `fresh`: stages to run again although their
     result exists. `serve`: if false, the version is published and not rolled out. `approved_by`: the person who
     approves a version that is worse than the live one. `reason`: why the model is trained again (flow `retrain`).
     """
-    plan = load_spec(spec)
-    dataset = await build_dataset(plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh)
-    checkpoint = await train_model(plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh)
-    bundle = await export_model(
-        plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by, reason=reason
-    )
+    with opened_spec(spec) as plan:
+        dataset = await build_dataset(
+            plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh
+        )
+        checkpoint = await train_model(
+            plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh
+        )
+        bundle = await export_model(
+            plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by, reason=reason
+        )
     release = Release(model=bundle.model, version=bundle.version)
     if serve:
         await roll_out_release(plan, release)

@@ -15,6 +15,7 @@ from flows.parameters import Spec, Stage
 from serin.pipeline.etl import find_dataset
 from serin.pipeline.export import find_bundle
 from serin.pipeline.needs import (
+    Needs,
     etl_deployment,
     etl_needs,
     export_deployment,
@@ -22,8 +23,8 @@ from serin.pipeline.needs import (
     job_variables,
     train_needs,
 )
+from serin.pipeline.open_spec import opened_spec, sent_spec
 from serin.pipeline.train import find_checkpoint
-from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset, Release
 from serin.training.launch.machines import machines_told
@@ -43,34 +44,24 @@ async def pipeline(
     reason: dict[str, Any] | None = None,
 ) -> Release:
     """From raw tables to a served, validated model version. The parameters are those of `pipeline/inline`."""
-    plan = load_spec(spec)
-    # The spec's present content: no stage reads the file again, which may be edited in the meantime.
-    whole = plan.model_dump(mode="json", by_alias=True)
-    shared: dict[str, Any] = {"spec": whole, "attempt": str(flow_run.id)}
-    dataset = await _dataset(plan, "etl" in fresh, shared)
-    checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
-    if checkpoint is None:
-        checkpoint = await _train(plan, dataset, "train" in fresh, shared)
-    else:
-        found_before("train", checkpoint.path)
-    bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
-    if bundle is None:
-        needs = export_needs(plan)
-        bundle = await run_stage(
-            "export",
-            Bundle,
-            deployment=export_deployment(plan, needs),
-            needs=str(needs),
-            job_variables=job_variables("export", plan),
-            checkpoint=checkpoint,
-            dataset=dataset,
-            fresh="export" in fresh,
-            approved_by=approved_by,
-            reason=reason,
-            **shared,
-        )
-    else:
-        found_before("export", f"{bundle.model} version {bundle.version}")
+    with opened_spec(spec) as plan:
+        shared: dict[str, Any] = {"spec": sent_spec(spec, plan), "attempt": str(flow_run.id)}
+        dataset = await _dataset(plan, "etl" in fresh, shared)
+        checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)
+        needs: Needs | None = None
+        if checkpoint is None:
+            # The needs of the export are found in the meantime: that may import ONNX Runtime.
+            checkpoint, needs = await asyncio.gather(
+                _train(plan, dataset, "train" in fresh, shared), asyncio.to_thread(export_needs, plan)
+            )
+        else:
+            found_before("train", checkpoint.path)
+        bundle = None if "export" in fresh else find_bundle(plan, checkpoint, dataset)
+        if bundle is None:
+            asked = {"fresh": "export" in fresh, "approved_by": approved_by, "reason": reason, **shared}
+            bundle = await _export(plan, needs or export_needs(plan), checkpoint, dataset, asked)
+        else:
+            found_before("export", f"{bundle.model} version {bundle.version}")
     release = Release(model=bundle.model, version=bundle.version)
     if serve:
         await roll_out_release(plan, release)
@@ -109,3 +100,19 @@ async def _train(plan: PipelineSpec, dataset: Dataset, fresh: bool, shared: dict
         )
     )
     return made[0]
+
+
+async def _export(
+    plan: PipelineSpec, needs: Needs, checkpoint: Checkpoint, dataset: Dataset, asked: dict[str, Any]
+) -> Bundle:
+    made: Bundle = await run_stage(
+        "export",
+        Bundle,
+        deployment=export_deployment(plan, needs),
+        needs=str(needs),
+        job_variables=job_variables("export", plan),
+        checkpoint=checkpoint,
+        dataset=dataset,
+        **asked,
+    )
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.parameters import Spec
+from serin.pipeline.open_spec import opened_spec
 from serin.spec.load import load_search_spec
 from serin.training.search.search import SearchResult
 from tasks.etl import build_dataset
@@ -17,8 +18,9 @@ from tasks.search import search_settings
 async def search(spec: Spec) -> SearchResult:
     """Tries the settings that `search.space` of the spec allows; the spec with the best ones is in the result's
     folder."""
-    plan = load_search_spec(spec)
-    datasets = [
-        await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
-    ]
-    return await search_settings(plan, datasets)
+    with opened_spec(spec) as opened:
+        plan = load_search_spec(opened)
+        datasets = [
+            await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
+        ]
+        return await search_settings(plan, datasets)

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from serin.spec.load import load_spec
+from serin.pipeline.open_spec import opened_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from tasks.etl import build_dataset
 from tasks.export import export_model
@@ -21,10 +21,10 @@ from tasks.train import train_model
 async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | None = None) -> Dataset:
     """Builds and publishes a dataset from raw tables. `attempt`: what a fresh build belongs to, when not to this run
     alone."""
-    plan = load_spec(spec)
-    return await build_dataset(
-        plan.data, plan.features, plan.etl, name=plan.name, fresh=fresh, attempt=attempt
-    )
+    with opened_spec(spec) as plan:
+        return await build_dataset(
+            plan.data, plan.features, plan.etl, name=plan.name, fresh=fresh, attempt=attempt
+        )
 
 
 @flow(persist_result=True, result_serializer="json")
@@ -39,8 +39,10 @@ async def train(
 ) -> Checkpoint:
     """Trains weights on a dataset. `attempt`: what a fresh training belongs to, when not to this run alone. `part`: its
     number among the hosts that train together."""
-    plan = load_spec(spec)
-    return await train_model(plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt)
+    with opened_spec(spec) as plan:
+        return await train_model(
+            plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt
+        )
 
 
 @flow(persist_result=True, result_serializer="json")
@@ -56,7 +58,7 @@ async def export(
     reason: dict[str, Any] | None = None,
 ) -> Bundle:
     """Exports trained weights to a validated and published model version, unless it is worse than the live one."""
-    plan = load_spec(spec)
-    return await export_model(
-        plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by, reason=reason
-    )
+    with opened_spec(spec) as plan:
+        return await export_model(
+            plan, checkpoint, dataset, fresh=fresh, attempt=attempt, approved_by=approved_by, reason=reason
+        )

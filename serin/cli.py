@@ -20,6 +20,7 @@ MODULES = {
     "pipeline": "init check run etl train export search schema",
     "stack": "up down status deploy doctor env install console backup",
     "runs": "runs",
+    "tables": "tables",
     "hosts": "agent controller worker hosts",
     "rollout": "rollout logs retire",
     "models": "models gpus gc",

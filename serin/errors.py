@@ -37,7 +37,10 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ObjectChanged           an object that another process wrote in the meantime
 │   ├── VersionInUse            a version that cannot be deleted now
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
+│   ├── PackageRefused          a package of a run that is not in the store, or is not what its digest says
 │   ├── BundleUntrusted         a version that no trusted key has signed, where signatures are required
+│   ├── PolicyRefused           a version that the policy of a store refuses: who has signed it, or its checks
+│   ├── VersionTaken            a version that cannot be copied: another one has its number there
 │   ├── SigningKeyUnfit         a key that cannot sign, or cannot be trusted (exit code 2)
 │   └── RingBroken              a ring of recorded requests that cannot be read
 ├── LeaseUnavailable            no GPU became free in time (retryable)
@@ -487,12 +490,27 @@ class BundleBroken(StoreError):
     template = "{path} is not what its manifest says: {reason}"
 
 
+class PackageRefused(StoreError):
+    """`place`: the store's URL."""
+
+    template = "package {digest} in {place} cannot be used: {reason}"
+
+
 class BundleUntrusted(StoreError):
     template = (
         "{release} cannot be loaded: {reason}; sign it with `serin models sign`, or trust its key with "
         "`serin trust add`"
     )
     release: str
+
+
+PolicyRefused = _kind(StoreError, "PolicyRefused", "the policy of {url} refuses {release}: {reason}")
+VersionTaken = _kind(
+    StoreError,
+    "VersionTaken",
+    "{release} is not copied: in {url} another version has its number ({other}). Copy the versions of a model from one "
+    "store, or take these files there as a new version: `serin models import FOLDER`",
+)
 
 
 class SigningKeyUnfit(StoreError):

@@ -32,6 +32,7 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
         energy = "" if device["joules"] is None else f", {device['joules']:,.0f} J"
         memory = "" if device["peak_bytes"] is None else f", {device['peak_bytes'] / 1e9:,.1f} GB at most"
         rows.append((device["name"], f"booked {device['booked_s']:,.1f} s{busy}{memory}{energy}"))
+    rows += [("waited", f"{wait['what']} {wait['seconds']:,.1f} s") for wait in receipt["waits"]]
     if receipt.get("cost") is not None:
         rows.append(("cost", f"{receipt['cost']:,.4f}"))
     if receipt.get("environment"):

@@ -35,6 +35,7 @@ from serin.pipeline.silence import RunHost
 from serin.store.stage_keys import note, notes
 from serin.store.stage_results import read_outcome
 from tasks.run_end import listening_for_end
+from tasks.waits import note_stage_waits
 
 Result = TypeVar("Result")
 
@@ -88,10 +89,12 @@ async def _run_once(
     where = f"placed as {stage}/{deployment}{f', needs {needs}' if needs else ''}"
     get_run_logger().info("%s %s", stage, where)
     note(environment.home(), str(flow_run.id), stage, ran=True, why=where)
+    asked = time.time()
     try:
         async with get_client() as client:
             run = await _begin(client, stage, deployment, plain, job_variables)
             run = await _ended(client, stage, run)
+            noticed, states = time.time(), await client.read_flow_run_states(run.id)
     except asyncio.CancelledError:
         await _pass_on_the_cancelling(stage, deployment, plain, job_variables)
         raise
@@ -104,6 +107,7 @@ async def _run_once(
     get_run_logger().info("%s done by run %r", stage, run.name)
     outcome = await asyncio.to_thread(read_outcome, str(run.id))
     _note(run, notes(environment.home(), str(run.id)) if outcome is None else outcome.notes)
+    note_stage_waits(stage, run, states, asked=asked, noticed=noticed)
     if outcome is not None:
         return TypeAdapter(kind).validate_python(outcome.value)
     try:
@@ -202,6 +206,7 @@ async def request_run(
         idempotency_key=key,
         parent_task_run_id=above.id,
         job_variables=job_variables,
+        tags=list(flow_run.tags),  # the model's among them
         enforce_parameter_schema=False,
     )
     response = await client.request(

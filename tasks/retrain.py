@@ -23,7 +23,7 @@ from serin.store.artifacts import Release
 from serin.store.stage_keys import note
 from serin.watcher.cluster_state import find_book
 from tasks.place import run_stage
-from tasks.versions import find_version, live_models
+from tasks.versions import find_version, live_models, sent_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +77,12 @@ async def retrain_models(due: list[Due]) -> list[Release]:
 
 async def _retrain(due: Due) -> Release:
     book = RetrainBook(environment.home(), due.spec.name)
-    whole = due.spec.model_dump(mode="json", by_alias=True)
     try:
         release = await run_stage(
             "pipeline",
             Release,
-            job_variables=image_variable(due.spec),
-            spec=whole,
+            job_variables=image_variable(due.spec.environment),
+            spec=sent_version(due.live),
             reason=due.reason.to_json(),
         )
     except SerinError as error:

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from functools import partial
 
 from prefect import get_run_logger
+from prefect.runtime import flow_run
 
 from serin.machine import environment
 from serin.machine.log_times import log_at
@@ -23,6 +24,7 @@ from serin.pipeline.follow_files import PROCESSES
 from serin.pipeline.roll_out import DECISIONS
 from serin.prefect.run_summary import summary
 from serin.store.artifacts import Release
+from serin.store.run_waits import run_waits
 
 Say = Callable[[str, float], None]  # a line, and when it was logged
 
@@ -130,5 +132,8 @@ class _Passing(logging.Handler):
 
 def log_result(release: Release, *, served: bool) -> None:
     """Log what a pipeline has made, as its last lines. `served`: the version was rolled out and is live."""
+    waits = run_waits(environment.home(), str(flow_run.id))
+    if waits:
+        get_run_logger().info("longest waits: %s", ", ".join(map(str, waits)))
     for line in summary(environment.home(), release, served=served):
         get_run_logger().info(line)

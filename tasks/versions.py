@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from serin.errors import NotFound
-from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
+from serin.store.packages import REFERENCE, package_of, stored_spec
 from serin.store.store import Store
 
 
@@ -20,7 +21,16 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
             raise NotFound(kind="model", name=model, known=store.models())
         version = versions[-1]
     bundle = store.bundle(model, version, hold=True)
-    return Release(model=model, version=bundle.version), load_spec(Path(bundle.path) / "spec.yaml")
+    return Release(model=model, version=bundle.version), stored_spec(Path(bundle.path))
+
+
+def sent_version(release: Release) -> str | dict[str, Any]:
+    """What opens the spec of a version again, on any worker: its package, or for one that was made without the spec
+    itself."""
+    bundle = Path(Store.open().bundle(release.model, release.version, hold=True).path)
+    if (package := package_of(bundle)) is not None:
+        return f"{REFERENCE}{package}"
+    return stored_spec(bundle).model_dump(mode="json", by_alias=True)
 
 
 def live_models() -> list[str]:

@@ -24,8 +24,10 @@ from benchmarks.claims.preparation import preparation
 from benchmarks.claims.smaller import int8, pruning
 from benchmarks.claims.trainings import Place, Settings, Table, train
 from benchmarks.machine import machine
+from benchmarks.quality.data_sets import FLIGHTS_TABLES, prepare
 from benchmarks.race import EVERYTHING, Choice
 from benchmarks.report import Report
+from benchmarks.training.benchmark import PEERS
 from serin.errors import SerinError
 from serin.machine.hardware import core_count
 
@@ -37,7 +39,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         os.environ["SERIN_HOME"] = str(folder / "home")
-        table = Table(folder / "table", ROWS[place] * (4 if full else 1))
+        table = Table.generated(folder / "table", ROWS[place] * (4 if full else 1))
         train(
             table, Settings(hidden=(64,), rows=2**14, batch_rows=1024, epochs=1, place=place)
         )  # starts the device
@@ -49,7 +51,7 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
             "joined": lambda: joined(table, place),
         }
         anywhere: dict[str, Callable[[], Claim]] = {
-            "schedule": lambda: schedule(table, place),
+            "schedule": lambda: schedule(_flights(folder, table.rows // 2, say), place),
             "pruning": lambda: pruning(table, place),
             "int8": lambda: int8(table, place),
             "preparation": lambda: preparation(folder, place),
@@ -68,6 +70,14 @@ def measure(*, full: bool, say: Callable[[str], None], choice: Choice = EVERYTHI
         tables=[claim.show() for claim in claims],
         figures={claim.name: {**asdict(claim), "verdict": claim.verdict} for claim in claims},
     )
+
+
+def _flights(folder: Path, rows: int, say: Callable[[str], None]) -> dict[str, Table]:
+    """The tables of flights that are here, split by time: `make bench-setup` fetches them."""
+    sets, notes = prepare(folder, full=True, peers=PEERS, say=say, only=FLIGHTS_TABLES)
+    for note in notes:
+        say(note)
+    return {each.name: Table.of_dataset(each.folder, most_rows=rows) for each in sets}
 
 
 def _measured(

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.training.table import EMBEDDING, NUMERIC, SIZES, make_table, read_table
-from serin.formats.shards import Array, SplitArrays
+from serin.formats.dataset import read_dataset
+from serin.formats.shards import Array, SplitArrays, read_split
 from serin.machine.hardware import core_count, inventory
 from serin.models.build import build_model
-from serin.models.shape import TableShape
+from serin.models.shape import TableShape, shape_of
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.receipt import measure
@@ -64,13 +66,26 @@ class Trained:
 
 
 class Table:
-    """The rows, once on each device that asks for them: the last eighth is valid."""
+    """The rows, once on each device that asks for them: those of training first, then the valid ones."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        make_table(folder, rows)
-        self._arrays = read_table(str(folder))
-        self.rows, self.train_rows = rows, rows - rows // 8
+    def __init__(self, arrays: tuple[Array, Array, Array], train_rows: int, shape: TableShape) -> None:
+        self._arrays, self.train_rows, self.shape = arrays, train_rows, shape
+        self.rows = len(arrays[2])
         self._made: dict[tuple[str, int, int], ResidentTable] = {}
+
+    @classmethod
+    def generated(cls, folder: Path, rows: int) -> Table:
+        """The table of the training benchmark; the last eighth is valid."""
+        make_table(folder, rows)
+        return cls(read_table(str(folder)), rows - rows // 8, SHAPE)
+
+    @classmethod
+    def of_dataset(cls, folder: str, *, most_rows: int) -> Table:
+        """The last train rows, and the valid rows, of a dataset that the ETL has built."""
+        train, valid = (read_split(folder, split).whole() for split in ("train", "valid"))
+        pairs = ((train.num, valid.num), (train.cat, valid.cat), (train.target, valid.target))
+        num, cat, target = (np.concatenate((one[-most_rows:], other)) for one, other in pairs)
+        return cls((num, cat, target), len(target) - len(valid.target), shape_of(read_dataset(folder)))
 
     def arrays(self, begin: int, end: int) -> tuple[Array, Array, Array]:
         """num, cat and target."""
@@ -96,7 +111,7 @@ def train(
     world = Ranks(rank=0, size=1, device=torch.device(wanted.place))
     torch.manual_seed(wanted.seed)
     spec = start.model if start else ModelSpec(kind="mlp", hidden=wanted.hidden, embedding=EMBEDDING)
-    network = build_model(spec, SHAPE)
+    network = build_model(spec, table.shape)
     if start:
         network.load_state_dict(dict(start.state))
     threads = choose_threads(products_of(network)(wanted.batch_rows), cores=core_count())

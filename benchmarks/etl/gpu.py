@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import pyarrow.parquet as pq
 from benchmarks.etl.cases import Case
 from benchmarks.etl.ours import run as run_ours
 from benchmarks.etl.sampling import sampled
-from benchmarks.etl.string_table import write_string_table
+from benchmarks.etl.string_table import numbers, times, write_files, write_string_table
 from serin.etl.engines.device import memory_pool
 from tests.logs import heard
 
@@ -48,7 +47,6 @@ NEEDED = (
 NUMERIC = [f"n{index}" for index in range(13)]
 CATEGORICAL = [f"c{index}" for index in range(8)]
 SIZES = (4, 20, 100, 500, 2_000, 10_000, 50_000, 200_000)
-FILE_ROWS = 1_000_000
 ROWS = {"speed": 20_000_000, "strings": 6_000_000}
 
 
@@ -184,29 +182,21 @@ def _laps(
 def write_table(folder: Path, rows: int) -> Case:
     """Writes 13 numbers, 8 integer categories, a target and a time; a tenth of the numbers are null."""
     folder.mkdir(parents=True)
-    starts = range(0, rows, FILE_ROWS)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+    write_files(folder, rows, _columns)
     return Case(
         name="numbers", table=str(folder), joins={}, target="y", above=0.5, time="t", numeric=NUMERIC,
         categorical=CATEGORICAL,
     )  # fmt: skip
 
 
-def _write_file(folder: Path, start: int, rows: int) -> None:
-    random = np.random.default_rng(start)
-    columns: dict[str, Any] = {}
-    for index, name in enumerate(NUMERIC):
-        values = random.normal(index, 1 + index, rows).astype(np.float32)
-        columns[name] = pa.array(values, mask=random.random(rows) < 0.1 if index % 2 else None)
+def _columns(chance: np.random.Generator, start: int, rows: int) -> dict[str, pa.Array]:
+    columns = numbers(chance, NUMERIC, rows)
     for name, size in zip(CATEGORICAL, SIZES, strict=True):
-        values = (size * random.random(rows) ** 2).astype(np.int64)
-        columns[name] = pa.array(values, mask=random.random(rows) < 0.01)
-    columns["y"] = pa.array(random.random(rows).astype(np.float32))
-    times = 1_700_000_000_000_000 + (start + np.arange(rows)) * 1_000_000 + random.integers(0, 10**9, rows)
-    columns["t"] = pa.array(times, pa.timestamp("us"))
-    path = folder / f"part-{start:012d}.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=FILE_ROWS)
+        values = (size * chance.random(rows) ** 2).astype(np.int64)
+        columns[name] = pa.array(values, mask=chance.random(rows) < 0.01)
+    columns["y"] = pa.array(chance.random(rows).astype(np.float32))
+    columns["t"] = times(chance, start, rows)
+    return columns
 
 
 def _stages(run: Callable[[], object], *, profile: bool) -> None:

@@ -15,7 +15,7 @@ from serin.store.store import Store
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    spec = _spec(request["case"], request.get("engine", "process"), request.get("workers", "auto"))
+    spec = spec_of(request["case"], request.get("engine", "process"), request.get("workers", "auto"))
     memory_limit_bytes = psutil.virtual_memory().available // 2  # the ETL's memory budget
     dataset = build_dataset(spec.data, spec.features, spec.etl, store=Store(request["out"]))
     description = read_dataset(Path(dataset.path))
@@ -27,7 +27,8 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spec(case: dict[str, Any], engine: str, workers: int | str) -> PipelineSpec:
+def spec_of(case: dict[str, Any], engine: str, workers: int | str) -> PipelineSpec:
+    """Returns the pipeline that does the work of a case."""
     joins = [
         {"with": name, "on": join["on"], "columns": join["columns"], "source": "request"}
         for name, join in case["joins"].items()

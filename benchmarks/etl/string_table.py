@@ -3,9 +3,9 @@ and a derived column; a tenth of the numbers and a hundredth of the categories a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,37 @@ def write_string_table(folder: Path, rows: int) -> Case:
     """Writes the main table, in files of a million rows, and the table of places."""
     (folder / "main").mkdir(parents=True)
     write_places(folder)
-    starts = range(0, rows, FILE_ROWS)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda start: _write_file(folder, start, min(FILE_ROWS, rows - start)), starts))
+    write_files(folder / "main", rows, _columns)
     return case_of(folder)
+
+
+def write_files(
+    folder: Path, rows: int, make: Callable[[np.random.Generator, int, int], dict[str, pa.Array]]
+) -> None:
+    """Writes files of a million rows. `make`: the columns of so many rows from a row on."""
+
+    def write(start: int) -> None:
+        made = make(np.random.default_rng(start), start, min(FILE_ROWS, rows - start))
+        pq.write_table(pa.table(made), folder / f"part-{start:012d}.parquet", row_group_size=FILE_ROWS)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(0, rows, FILE_ROWS)))
+
+
+def numbers(chance: np.random.Generator, columns: Sequence[str], rows: int) -> dict[str, pa.Array]:
+    """Normal numbers; a tenth of every second column is null."""
+    made = {}
+    for index, name in enumerate(columns):
+        values = chance.normal(index, 1 + index, rows).astype(np.float32)
+        made[name] = pa.array(values, mask=chance.random(rows) < 0.1 if index % 2 else None)
+    return made
+
+
+def times(chance: np.random.Generator, start: int, rows: int) -> pa.Array:
+    """A row a second, up to a quarter of an hour late."""
+    seconds = start + np.arange(rows)
+    late = chance.integers(0, 10**9, rows)
+    return pa.array(1_700_000_000_000_000 + seconds * 1_000_000 + late, pa.timestamp("us"))
 
 
 def write_places(folder: Path) -> None:
@@ -62,20 +89,13 @@ def names(word: str, count: int) -> pa.Array:
     return pa.array([f"{word}-{number:06d}" for number in range(count)])
 
 
-def _write_file(folder: Path, start: int, rows: int) -> None:
-    chance = np.random.default_rng(start)
-    columns: dict[str, Any] = {}
-    for index, name in enumerate(NUMERIC):
-        values = chance.normal(index, 1 + index, rows).astype(np.float32)
-        columns[name] = pa.array(values, mask=chance.random(rows) < 0.1 if index % 2 else None)
+def _columns(chance: np.random.Generator, start: int, rows: int) -> dict[str, pa.Array]:
+    columns = numbers(chance, NUMERIC, rows)
     for name, size in [*TEXTS.items(), *CODES.items()]:
         codes = pa.array((size * chance.random(rows) ** 2).astype(np.int64), mask=chance.random(rows) < 0.01)
         columns[name] = names(f"{name} of many", size).take(codes) if name in TEXTS else codes
     columns["place"] = names("place", PLACES).take(pa.array(chance.integers(0, PLACES, rows)))
     columns["y"] = pa.array(chance.random(rows).astype(np.float32))
-    times = 1_700_000_000_000_000 + (start + np.arange(rows)) * 1_000_000 + chance.integers(0, 10**9, rows)
-    columns["t"] = pa.array(times, pa.timestamp("us"))
-    unused = {"note": pa.array(chance.integers(0, 2**40, rows))}  # as most tables have
-    pq.write_table(
-        pa.table(columns | unused), folder / "main" / f"part-{start:012d}.parquet", row_group_size=FILE_ROWS
-    )
+    columns["t"] = times(chance, start, rows)
+    columns["note"] = pa.array(chance.integers(0, 2**40, rows))  # not used, as in most tables
+    return columns

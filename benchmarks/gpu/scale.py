@@ -27,6 +27,7 @@ from serin.machine.hardware import inventory
 from tests.logs import heard
 
 FILE_ROWS = 5_000_000
+WIDE = NUMERIC[::2]  # float64, as databases write numbers
 POOL_BYTES = 8 << 30
 
 
@@ -91,8 +92,8 @@ def write_on_gpu(folder: Path, rows: int) -> Case:
         count, chance = min(FILE_ROWS, rows - start), cupy.random.default_rng(start)
         frame = cudf.DataFrame()
         for index, name in enumerate(NUMERIC):
-            values = chance.standard_normal(count, dtype=np.float32) * (1 + index) + index
-            frame[name] = values
+            kind = np.float64 if name in WIDE else np.float32
+            frame[name] = chance.standard_normal(count, dtype=kind) * (1 + index) + index
             if index % 2:
                 frame[name] = frame[name].mask(chance.random(count) < 0.1)
         for name, size in (TEXTS | CODES).items():
@@ -104,6 +105,7 @@ def write_on_gpu(folder: Path, rows: int) -> Case:
         moments = 1_700_000_000_000_000 + (start + cupy.arange(count)) * 1_000_000
         frame["t"] = cudf.Series(moments + chance.integers(0, 10**9, count)).astype("datetime64[us]")
         frame["note"] = chance.integers(0, 2**40, count)
+        frame["reference"] = chance.integers(0, 2**62, count)
         frame.to_parquet(folder / "main" / f"part-{start:012d}.parquet", row_group_size_rows=1_000_000)
     return case_of(folder)
 

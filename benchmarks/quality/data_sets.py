@@ -114,6 +114,7 @@ def _flights(peers: Path, say: Callable[[str], None]) -> tuple[dict[str, Pipelin
     if not (flights.exists() and thin.exists()):
         cases, notes = prepare_cases(full=False, peers=peers, choice=EVERYTHING, say=say)
         if any(each.name == case.name for each in cases):
+            DATA.mkdir(parents=True, exist_ok=True)
             every = pq.read_metadata(case.table).num_rows // _FLIGHTS_3M_ROWS
             table = pq.read_table(case.table)
             pq.write_table(table.take(list(range(0, table.num_rows, every))), thin)

@@ -1,7 +1,11 @@
-"""Curves of the ETL: CPU seconds against rows, columns and distinct values."""
+"""Curves of the ETL: CPU seconds against rows, columns and distinct values.
+
+python -m benchmarks.scale.etl_curves --full --only rows
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable
@@ -9,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.child import Child, ContenderFailed
 from benchmarks.machine import core_count
-from benchmarks.scale.curves import Curve
+from benchmarks.scale.curves import Curve, table
 
 FIXED = {"rows": 50_000, "columns": 10, "cardinality": 1000}  # the size of the other axes
 QUICK = {
@@ -33,7 +37,16 @@ WHAT = {
 EXPECTED = {"rows": 1.0, "columns": 1.0, "cardinality": 1.0}
 
 
-def measure_etl(*, full: bool, say: Callable[[str], None]) -> list[Curve]:
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.etl_curves")
+    parser.add_argument("--full", action="store_true", help="up to 100 million rows: 25 GB of disk")
+    parser.add_argument("--only", choices=sorted(WHAT), help="measure only this curve")
+    chosen = parser.parse_args()
+    print("\n".join(table(measure_etl(full=chosen.full, say=print, only=chosen.only))))
+    return 0
+
+
+def measure_etl(*, full: bool, say: Callable[[str], None], only: str | None = None) -> list[Curve]:
     """The faster of two runs at sizes that take a moment, after a small one that reads the libraries."""
     rows, curves = FULL_ROWS if full else QUICK_ROWS, []
     with (
@@ -42,6 +55,8 @@ def measure_etl(*, full: bool, say: Callable[[str], None]) -> list[Curve]:
     ):
         child.run({**FIXED, "folder": f"{scratch}/first"})
         for axis, sizes in (FULL if full else QUICK).items():
+            if only not in (None, axis):
+                continue
             fixed = {**FIXED, **({"rows": rows[axis]} if axis in rows else {})}
             points = {
                 size: _cheapest(child, {**fixed, axis: size, "folder": str(Path(scratch) / f"{axis}-{size}")})
@@ -68,3 +83,7 @@ def _cheapest(child: Child, request: dict[str, object]) -> float:
             raise ContenderFailed(f"{lap.answer['rows']:,} rows of {request['rows']:,} were written")
         found.append(lap.seconds)
     return min(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -109,4 +109,5 @@ def key_figures(results: Mapping[str, Mapping[str, Result]]) -> dict[str, float]
         if ratios:
             line[name] = statistics.geometric_mean(ratios)
     line["worst"] = min(case["eager"].times_as_long_as(case["ours"]) for case in results.values())
-    return line
+    shares = {name: [lap.answer["mfu"] for lap in case["ours"].laps] for name, case in results.items()}
+    return line | {f"mfu_{name}": statistics.median(own) for name, own in shares.items() if None not in own}

@@ -21,11 +21,13 @@ from serin.training.data.tables import ResidentTable
 from serin.training.engine.learner import Learner
 from serin.training.engine.loop import Loop
 from serin.training.engine.tuning.autotune import choose_threads, products_of
+from serin.training.engine.tuning.roofline import Peaks, measure_peaks, weigh
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.parallel.gradients import loss_of
 from serin.training.parallel.ranks import Ranks
 
 _tables: dict[str, ResidentTable] = {}
+_peaks: dict[str, Peaks] = {}
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,22 @@ def train(request: dict[str, Any], world: Ranks) -> dict[str, Any]:
         "step": loop.choices.execution,
         "reason": loop.choices.execution_reason,
         "precision": loop.choices.precision,
+        "mfu": _mfu(loop, request, world),
     }
+
+
+def _mfu(loop: Loop, request: dict[str, Any], world: Ranks) -> float | None:
+    """Returns the model FLOPs utilisation as a receipt has it: products of the steps over the device's best rate."""
+    spec = ModelSpec(kind=request["kind"], hidden=request["hidden"], embedding=EMBEDDING)
+    shape = TableShape(numeric=NUMERIC, sizes=SIZES, outputs=1)
+    cost = weigh(build_model(spec, shape), shape, optimizer="adamw")
+    if cost is None or world.group or loop.choices.precision == "auto":
+        return None
+    place = f"{world.device} {loop.choices.precision}"
+    if place not in _peaks:
+        _peaks[place] = measure_peaks(world.device, loop.choices.precision)
+    flops = loop.step * loop.choices.batch_rows * cost.flops_per_row
+    return flops / loop.work_s / _peaks[place].flops_per_s
 
 
 def _table(folder: str, on: torch.device) -> ResidentTable:

@@ -5,13 +5,17 @@ Importing takes longer than many stages. A worker keeps one such process (standb
 run as one message on the socket that is its standard input. The fork has its own session, records which run it has,
 and runs Prefect's engine. This process reports pids and exit codes on the same socket.
 
-Only what survives a fork may be in memory: no Python thread, no CUDA. Where that does not hold, or where a run would
-find something else in a new process (another environment is wanted, a source file was edited), the fork replaces itself
-with `python -m prefect.engine`, which is the command that Prefect's own process worker starts.
+What a training and an export import is imported later, when no run has arrived for a second: torch takes as long as
+everything else together.
+
+Only what survives a fork may be in memory: no Python thread, no open GPU. Where that does not hold, or where a run
+would find something else in a new process (another environment is wanted, a source file was edited), the fork replaces
+itself with `python -m prefect.engine`, which is the command that Prefect's own process worker starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -24,7 +28,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,24 +47,21 @@ _IMPORTED = (
     "serin.prefect.pull", "flows.placed", "flows.pipeline", "flows.stages", "serin.etl.build",
     "fsspec.implementations.local", "graphviz", "encodings.idna",  # what Prefect imports in its first run
 )  # fmt: skip
+_IMPORTED_LATER = ("torch", "onnx")  # not ONNX Runtime: its import starts a thread
+_IDLE_S = 1.0
 _STARTING_S, _LOOK_S = 60.0, 0.1
 _OF_THE_RUN = "PREFECT__"  # variables that differ from run to run; no import reads them
-_CUDA_DRIVER = "libcuda.so"
+_GPU_FILES = "/dev/nvidia"
 
 
 def main() -> None:
     _wait_for_the_stack()
-    began = time.time_ns()
-    gc.disable()
-    for module in _IMPORTED:
-        importlib.import_module(module)
-    gc.freeze()  # a collection in a fork would copy the pages of everything that was imported
-    gc.enable()
-    imported = Sources.of_this_process(began)
-    wanted = _fork_for_each_run(socket.socket(fileno=0), imported)
+    imports = Imports()
+    imports.add(_IMPORTED)
+    wanted = _fork_for_each_run(socket.socket(fileno=0), imports)
     if wanted is None:  # the worker has ended
         return
-    if not (fits(wanted) and survives_a_fork() and imported.are_unchanged()):
+    if not (fits(wanted) and survives_a_fork() and imports.sources.are_unchanged()):
         os.execve(sys.executable, [sys.executable, "-m", _ENGINE], wanted)
     environment.replace(wanted)
     _draw_other_numbers()
@@ -78,14 +79,45 @@ def _wait_for_the_stack() -> None:
             return
 
 
-def _fork_for_each_run(channel: socket.socket, imported: Sources) -> dict[str, str] | None:
+class Imports:
+    """What this process has imported for its forks."""
+
+    def __init__(self) -> None:
+        self._began = time.time_ns()
+        self._later = list(_IMPORTED_LATER)
+        self.sources = Sources(began=self._began, files={})
+
+    def add(self, modules: Sequence[str]) -> None:
+        gc.disable()
+        try:
+            for module in modules:
+                importlib.import_module(module)
+        finally:
+            gc.freeze()  # a collection in a fork would copy the pages of everything that was imported
+            gc.enable()
+        self.sources = Sources.of_this_process(self._began)
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long to wait for a run before the next import; None: there is none left."""
+        return _IDLE_S if self._later else None
+
+    def add_next(self) -> None:
+        """Imports one of the modules for later."""
+        with contextlib.suppress(ImportError):  # the stage that needs it says so
+            self.add([self._later.pop(0)])
+
+
+def _fork_for_each_run(channel: socket.socket, imports: Imports) -> dict[str, str] | None:
     """Returns in each fork, with the environment of its run; in this process when the worker has ended, with None."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler is needed for the wake-up
     _report_ended(channel)  # of an earlier program of this process
     while True:
-        ready, _, _ = select.select([channel.fileno(), woken], [], [])
+        ready, _, _ = select.select([channel.fileno(), woken], [], [], imports.idle_s)
+        if not ready:
+            imports.add_next()
         if woken in ready:
             os.read(woken, 4096)
             _report_ended(channel)
@@ -112,7 +144,7 @@ def _fork_for_each_run(channel: socket.socket, imported: Sources) -> dict[str, s
         os.read(begun, 1)  # it can be signalled from now on, or has ended
         os.close(begun)
         _report(channel, {"run": asked["run"], "pid": pid})
-        if not imported.are_unchanged():
+        if not imports.sources.are_unchanged():
             os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # its forks remain its children
 
 
@@ -157,10 +189,17 @@ def _draw_other_numbers() -> None:
 
 
 def survives_a_fork() -> bool:
-    """Returns whether a fork of this process works as a new process would: threads and CUDA do not survive."""
+    """Returns whether a fork of this process works as a new process would: threads do not survive, nor does CUDA once
+    it has opened a GPU. The driver's library may be loaded: torch may do that."""
     if threading.active_count() > 1:
         return False
-    return _CUDA_DRIVER not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return not any(name.startswith(_GPU_FILES) for name in _open_files())
+
+
+def _open_files() -> Iterator[str]:
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of this folder
+            yield str(file.readlink())
 
 
 def fits(wanted: Mapping[str, str]) -> bool:

@@ -16,7 +16,7 @@ from serin.errors import SpecError
 from serin.machine import environment
 from serin.pipeline.stage import StageResult
 from serin.spec.kind_settings import without_unused
-from serin.spec.load import load_spec
+from serin.spec.load import WrittenSpec, load_spec, spec_file
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import Release
@@ -40,14 +40,16 @@ class Pipeline:
         200
     """
 
-    def __init__(self, spec: PipelineSpec | Mapping[str, Any]) -> None:
+    def __init__(self, spec: PipelineSpec | Mapping[str, Any], *, folder: Path | None = None) -> None:
+        """`folder`: where the spec's own code is, which `run` sends; None: the working directory."""
         self._spec = load_spec(spec)
+        self._folder = folder or Path.cwd()
         self._commented: str | None = None
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
         """The pipeline of a YAML file. Paths in it are relative to the file. SpecError lists every problem."""
-        return cls(load_spec(path))
+        return cls(load_spec(path), folder=spec_file(Path(path)).absolute().parent)
 
     @classmethod
     def draft(
@@ -99,7 +101,7 @@ class Pipeline:
             document = without_unused(document)
         for section, value in sections.items():
             document[section] = _changed(document.get(section), value)
-        return type(self)(document)
+        return type(self)(document, folder=self._folder)
 
     def to_yaml(self, path: str | Path | None = None) -> str:
         """The spec as YAML, also written to `path` when it is given; the comments of a draft are kept until `replace`
@@ -166,24 +168,29 @@ class Pipeline:
         serve: bool = True,
         approved_by: str | None = None,
     ) -> Model:
-        """Runs all stages on the stack's workers (`serin up`), shows their progress and returns the version.
+        """Runs all stages on the stack's workers (`serin up`), shows their progress and returns the version. What the
+        run needs is sent as `serin run` does: code in the folder of the spec (or the working directory) and all that it
+        imports, and small files where the workers are elsewhere.
 
         `placed`: each stage on the worker that suits it. `fresh`: stages to do again. `serve`: roll the version out.
         `approved_by`: as for `export`. PipelineFailed names the run that did not complete."""
+        from serin.pipeline.open_spec import opened_spec
         from serin.pipeline.run_stage import run_export
         from serin.prefect.flow_run import run_pipeline
 
+        written = WrittenSpec(spec=self._spec, folder=self._folder, where=self.name)
         with showing_progress(f"run of {self.name}"):
-            run_pipeline(
+            sent = run_pipeline(
                 environment.home(),
-                self._spec,
+                written,
                 placed=placed,
                 fresh=fresh,
                 serve=serve,
                 follow=True,
                 approved_by=approved_by,
             )
-            return Model(run_export(self._spec))
+            with opened_spec(sent) as spec:
+                return Model(run_export(spec))
 
     def __repr__(self) -> str:
         spec = self._spec

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from serin.errors import NotFound
 from serin.formats.bundle import REPOSITORY
+from serin.formats.policy import check_policy
 from serin.formats.schema import Schema, read_schema
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
@@ -55,8 +56,9 @@ def stored_schema(store: Store) -> Callable[[Release], Schema]:
 
 
 def check_trusted(store: Store, external: External | None = None) -> Callable[[Release], None]:
-    """The check raises BundleUntrusted when signatures are required and no trusted key has signed the version. A server
-    elsewhere must answer, unless the model is Serin's: then its traffic does not leave without a signature."""
+    """The check raises BundleUntrusted when signatures are required and no trusted key has signed the version, and
+    PolicyRefused when the store's policy refuses it. A server elsewhere must answer, unless the model is Serin's: then
+    its traffic does not leave without a signature."""
 
     def check(release: Release) -> None:
         if external is not None and external.has(release):
@@ -64,7 +66,7 @@ def check_trusted(store: Store, external: External | None = None) -> Callable[[R
             every = (replace(release, version=number) for number in store.versions(release.model))
             if all(map(external.has, every)):
                 return  # what it runs is not known here
-        find_trusted(store, release.model, release.version)
+        check_policy(store, find_trusted(store, release.model, release.version))
 
     return check
 

@@ -80,6 +80,15 @@ class Column:
         extended = xp.append(self.values, xp.asarray([null_of(self.kind)], dtype=self.values.dtype))
         return Column(kind=self.kind, values=beside(extended, rows)[rows], dictionary=self.dictionary)
 
+    def with_few_texts(self) -> Column:
+        """The same column, on the host. Where its dictionary is longer than the column, without unused texts."""
+        if self.dictionary is None or len(self.dictionary) <= len(self):
+            return self
+        used, codes = np.unique(self.values, return_inverse=True)
+        nulls = int((used < 0).sum())
+        texts = self.dictionary.take(pa.array(used[nulls:], pa.int64()))
+        return Column(kind=self.kind, values=(codes - nulls).astype(np.int32), dictionary=texts)
+
     def floats(self) -> npt.NDArray[np.float32]:
         """Numbers as float32 with NaN for null. A string or a time has no such form (ValueError)."""
         if self.kind == "float":
@@ -96,9 +105,10 @@ class Column:
         """One value per row as it travels in a request; strings as an object array, "" for null."""
         if self.kind != "string":
             return self.values
-        assert self.dictionary is not None
-        texts = np.asarray([*self.dictionary.to_pylist(), ""], dtype=object)
-        return texts[self.values]
+        few = self.with_few_texts()
+        assert few.dictionary is not None
+        texts = np.asarray([*few.dictionary.to_pylist(), ""], dtype=object)
+        return texts[few.values]
 
     def to_arrow(self) -> pa.Array:
         """Returns the column as an Arrow array with true nulls."""

@@ -35,7 +35,7 @@ class KeyIndex:
         self._distinct = [_distinct(key) for key in keys]
         self._grids = [Grid.of(distinct) for distinct in self._distinct]
         self._sorted = [
-            Sorted.of(distinct) if grid is None else None
+            Sorted.of(distinct) if grid is None and len(distinct) >= _SMALL else None
             for distinct, grid in zip(self._distinct, self._grids, strict=True)
         ]
         self.keys = tuple(keys)
@@ -88,23 +88,24 @@ class KeyIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sorted:
-    """Many sorted integers: searching them for a few values takes less time than hashing all of them."""
+    """Sorted integers. Searching many for a few values takes less time than hashing all of them; a GPU always does."""
 
     numbers: Positions
     order: Positions
 
     @classmethod
     def of(cls, distinct: pa.Array) -> Sorted | None:
-        if len(distinct) < _SMALL or not pa.types.is_int64(distinct.type):
+        if not len(distinct) or not pa.types.is_int64(distinct.type):
             return None
         values = np.asarray(distinct.to_numpy())
         order = np.argsort(values)
         return cls(values[order], order)
 
-    def places(self, values: npt.NDArray[Any]) -> Positions:
-        """For each value its place among the numbers, or -1."""
-        near = np.minimum(np.searchsorted(self.numbers, values), len(self.numbers) - 1)
-        return np.where(self.numbers[near] == values, self.order[near], -1)
+    def places(self, values: Any) -> Positions:
+        """For each value its place among the numbers, or -1, where the values are."""
+        numbers, order = beside(self.numbers, values), beside(self.order, values)
+        near = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+        return np.where(numbers[near] == values, order[near], np.int64(-1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,12 +176,8 @@ def _places(values: Any, distinct: pa.Array) -> Positions:
     if xp is np:
         own = pa.array(values)
         return _positions(pc.index_in(own, value_set=distinct.cast(own.type)))
-    if len(distinct) == 0:
-        return xp.full(len(values), -1, np.int64)  # type: ignore[no-any-return]
-    order = np.asarray(pc.sort_indices(distinct).to_numpy()).astype(np.int64)
-    known = xp.asarray(distinct.to_numpy()[order].astype(np.int64))
-    near = xp.minimum(xp.searchsorted(known, values), len(order) - 1)
-    return xp.where(known[near] == values, xp.asarray(order)[near], np.int64(-1))  # type: ignore[no-any-return]
+    ordered = Sorted.of(distinct.cast(pa.int64()))
+    return xp.full(len(values), -1, np.int64) if ordered is None else ordered.places(values)
 
 
 def _positions(found: pa.Array) -> Positions:

@@ -1,4 +1,4 @@
-"""Model versions: list, show, diff, import, delete; and what may go: gc. Who holds which GPU: gpus."""
+"""Model versions: list, show, diff, import, copy, delete; and what may go: gc. Who holds which GPU: gpus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands import signing
-from serin.commands.arguments import Commands, DurationOption, ModelVersion, Yes, add_group, open_store
+from serin.commands.arguments import (
+    Commands,
+    DurationOption,
+    ModelVersion,
+    Why,
+    Yes,
+    add_group,
+    open_store,
+)
 from serin.commands.output import (
     Json,
     confirm,
@@ -20,6 +28,7 @@ from serin.commands.output import (
     show_json,
     show_problems,
     show_table,
+    when,
 )
 from serin.errors import SerinError, SpecError
 from serin.machine import environment
@@ -39,7 +48,7 @@ _SHOWN_COLUMNS = 10
 def register(app: typer.Typer) -> None:
     commands: Commands = {
         "list": list_models, "show": show_model, "diff": diff_models, "verify": signing.verify_model,
-        "sign": signing.sign_model, "import": import_model, "remove": remove_model,
+        "sign": signing.sign_model, "import": import_model, "copy": copy_model, "remove": remove_model,
     }  # fmt: skip
     add_group(app, "models", "Published model versions.", commands)
     for command in (gpus, gc):
@@ -90,9 +99,11 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
     from serin.formats.importance import read_importance
     from serin.formats.reason import read_reason
     from serin.formats.schema import read_schema
+    from serin.store.origin import read_origin
 
-    bundle = open_store().find(name)
-    folder = Path(bundle.path)
+    store = open_store()
+    bundle = store.find(name)
+    folder, stops = Path(bundle.path), read_origin(store, bundle.model, bundle.version)
     manifest, schema, importance = read_manifest(folder), read_schema(folder), read_importance(folder)
     if as_json:
         show_json(
@@ -101,6 +112,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
                 "schema": dataclasses.asdict(schema),
                 "importance": None if importance is None else dataclasses.asdict(importance),
                 "path": bundle.path,
+                "copied": [dataclasses.asdict(stop) for stop in stops],
                 "costs": _cost(bundle, manifest.lineage).to_json(),
             }
         )
@@ -115,6 +127,8 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
             continue
         for line in value if name == "sources" else [value]:
             show(f"  {name:<8} {_lineage(line)}")
+    for stop in stops:
+        show(f"  copied   from {stop.store} by {stop.by} on {stop.host}, {when(stop.at)}")
     show("  clients send")
     if not schema.inputs:
         show("    not known: its server did not describe its tensors when it was registered")
@@ -161,7 +175,11 @@ def diff_models(left: ModelVersion, right: ModelVersion, as_json: Json = False) 
 
 def import_model(
     folder: Annotated[
-        Path, typer.Argument(help="A version's folder from another store, or a Triton repository.")
+        Path,
+        typer.Argument(
+            help="A version's folder from another store, a Triton repository, or models:/NAME/VERSION or "
+            "models:/NAME@ALIAS of MLflow."
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="The model's name here. [default: the version's own]")
@@ -170,11 +188,26 @@ def import_model(
     with_code: Annotated[
         bool, typer.Option("--with-code", help="Also import a repository's own model.py.")
     ] = False,
+    task: Annotated[
+        str | None, typer.Option(help="For ONNX in MLflow: binary, multiclass or regression.")
+    ] = None,
+    answer: Annotated[
+        str, typer.Option(help="For ONNX in MLflow: what it answers, logits or probabilities.")
+    ] = "logits",
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="For ONNX in MLflow: rows to check it with. [default: its input example]"),
+    ] = None,
 ) -> None:
-    """Import a version, or a team's own Triton repository, under the next version number."""
+    """Import a version, a team's own Triton repository, or an ONNX model that is registered in MLflow, under the next
+    version number."""
     from serin.export.take_over import import_bundle, import_repository, is_repository
+    from serin.pipeline.import_registered import PREFIX, How, import_registered
 
-    if is_repository(folder):
+    if str(folder).startswith(PREFIX):
+        how = How(task=task, answer=answer, golden=golden)
+        bundle = import_registered(str(folder), open_store(), how, name=name)
+    elif is_repository(folder):
         if name is None:
             raise SpecError(
                 where=str(folder), problems=[("", "is a Triton repository; name the model with --name")]
@@ -183,6 +216,35 @@ def import_model(
     else:
         bundle = import_bundle(folder, open_store(), name=name)
     show(f"{bundle.model} version {bundle.version} in {bundle.path}")
+
+
+def copy_model(
+    name: ModelVersion,
+    to: Annotated[str, typer.Option("--to", metavar="STORE", help="A folder, or the URL of a bucket.")],
+    rollout: Annotated[
+        bool, typer.Option("--rollout", help="Start the rollout there, by the plan of the version's spec.")
+    ] = False,
+    why: Why = "",
+) -> None:
+    """Copy a version to another store, under the same number. [default: the newest]
+
+    Its lineage and signatures go with it, and every file is compared with its digest. The policy of that store
+    (`serin trust policy`) may refuse it. Golden rows are checked on the hosts that serve it, before it gets traffic.
+    """
+    from serin.pipeline.copy_version import copy_version, find_target_rollouts, start_copied
+    from serin.store.store import Store
+
+    source, target = open_store(), Store(to)
+    rollouts = find_target_rollouts(target, name) if rollout else None
+    done = copy_version(source, target, name)
+    what = f"{done.value.model} version {done.value.version}"
+    show(f"{what} {f'is copied to {to}' if done.ran else f'is in {to} already'} ({done.value.digest[:12]})")
+    if rollouts is None:
+        return
+    if start_copied(rollouts, done.value, why=why or f"copied from {source.url}") is None:
+        show(f"{what} is live there already")
+    else:
+        show(f"its rollout has begun; follow it with SERIN_STORE={to} serin rollout watch {done.value.model}")
 
 
 def remove_model(name: ModelVersion, yes: Yes = False) -> None:

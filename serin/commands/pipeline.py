@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serin.api.progress import showing_progress
-from serin.commands.output import Json, show, show_json, write_file
+from serin.commands.output import Json, show, show_json, show_table, write_file
 from serin.errors import SourceMissing, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.spec.load import WrittenSpec
     from serin.spec.pipeline import PipelineSpec
 
 SpecFile = Annotated[
@@ -23,6 +24,15 @@ SpecFile = Annotated[
 ]
 SearchSpec = Annotated[
     Path, typer.Argument(help="The pipeline's YAML file, with a section `search`.", metavar="SPEC")
+]
+
+SentSpec = Annotated[
+    str | None,
+    typer.Argument(
+        help="The pipeline's YAML file, or the folder of pipeline.yaml; or package:DIGEST of an earlier run; none "
+        "with --resume.",
+        metavar="SPEC",
+    ),
 ]
 
 ApprovedBy = Annotated[
@@ -110,13 +120,7 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
 
 
 def run(
-    spec: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The pipeline's YAML file, or the folder of pipeline.yaml; none with --resume.",
-            metavar="SPEC",
-        ),
-    ] = None,
+    spec: SentSpec = None,
     placed: Annotated[bool, typer.Option("--placed", help="Run each stage on a suitable worker.")] = False,
     fresh: Annotated[list[Stage] | None, typer.Option(help="Run this stage again. Can be repeated.")] = None,
     serve: Annotated[bool, typer.Option(help="Roll the new version out.")] = True,
@@ -127,8 +131,16 @@ def run(
     approved_by: ApprovedBy = None,
     follow: Annotated[bool, typer.Option(help="Show progress until the run has ended.")] = True,
     as_of: AsOf = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent, and what would not; start nothing.")
+    ] = False,
 ) -> None:
-    """Run the pipeline on the stack. With --follow (the default), exit code 0 means that it completed."""
+    """Run the pipeline on the stack, or on the workers of the Prefect server that PREFECT_API_URL names.
+
+    What the run needs is sent to the store by content: the spec, your code with all local modules it imports and, to
+    workers on other machines, the small files that the spec names. With --follow (the default), exit code 0 means that
+    it completed.
+    """
     from serin.prefect.flow_run import resume_run, run_pipeline
 
     if resume is not None:
@@ -141,10 +153,13 @@ def run(
         raise SpecError(
             where="serin run", problems=[("SPEC", "name the pipeline's file, or a run: --resume RUN")]
         )
-    loaded = _load(spec, as_of)  # a bad spec is reported here, not in a worker's log
+    written = _written(spec, as_of)  # a bad spec is reported here, not in a worker's log
+    if dry_run:
+        _show_package(written)
+        return
     run_pipeline(
         environment.home(),
-        spec.absolute() if as_of is None else loaded,
+        written,
         placed=placed,
         fresh=[stage.value for stage in fresh or []],
         serve=serve,
@@ -312,13 +327,45 @@ def _check_image(spec: PipelineSpec) -> None:
     from serin.prefect.login import find_server
 
     if (server := find_server(environment.home())) is not None:
-        refuse_image(server, spec)
+        refuse_image(server, spec.environment, where=spec.name)
 
 
 def _load(path: Path, as_of: str | None = None) -> PipelineSpec:
-    from serin.spec.load import load_spec_as_of
+    from serin.spec.load import read_spec
 
-    return load_spec_as_of(path, as_of)
+    return read_spec(path).as_of(as_of).resolved()
+
+
+def _written(spec: str, as_of: str | None) -> str | WrittenSpec:
+    """A reference to a package stays one."""
+    from serin.spec.load import read_spec
+    from serin.store.packages import REFERENCE
+
+    if not spec.startswith(REFERENCE):
+        return read_spec(spec).as_of(as_of)
+    if as_of is not None:
+        raise SpecError(
+            where=spec, problems=[("--as-of", "a package has its tables' versions; leave it out")]
+        )
+    return spec
+
+
+def _show_package(spec: str | WrittenSpec) -> None:
+    from serin.prefect.flow_run import pack_for
+    from serin.prefect.login import find_server
+
+    if isinstance(spec, str):
+        show(f"{spec} is in the store; nothing is sent")
+        return
+    package = pack_for(find_server(environment.home()), spec)
+    show_table(
+        ("sent", "bytes", "sha256"),
+        [(name, file.size, file.sha256[:12]) for name, file in package.manifest.files.items()],
+        empty="nothing",
+    )
+    for path, why in package.stays:
+        show(f"not sent: {path} ({why})")
+    show(f"{package.reference} ({package.manifest.size:,} bytes)")
 
 
 def _only_table(folder: Path) -> Path:

@@ -197,7 +197,7 @@ def rollback(name: ModelVersion, why: Why = "", follow: Follow = True) -> None:
 def _unwatched(model: str, version: int | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
     from serin.monitoring.alerts.book import read_alerts
-    from serin.spec.load import load_spec
+    from serin.store.packages import stored_spec
     from serin.watcher.cluster_state import watch_home
 
     found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
@@ -207,8 +207,8 @@ def _unwatched(model: str, version: int | None) -> str:
         version = now.previous
     if not alerts or version is None:
         return ""
-    spec = Path(open_store().bundle(model, version).path) / "spec.yaml"
-    if spec.is_file() and load_spec(spec).monitoring.drift is not None:
+    bundle = Path(open_store().bundle(model, version).path)
+    if (bundle / "spec.yaml").is_file() and stored_spec(bundle).monitoring.drift is not None:
         return ""
     return (
         f"version {version} is not watched: its spec has no monitoring.drift. "

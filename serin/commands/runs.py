@@ -1,9 +1,10 @@
-"""`serin runs`: what ran and how it ended; its log; how to cancel it."""
+"""`serin runs`: what ran and how it ended; its log; how to cancel it; the package it was sent as."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command("logs")(log_of_run)
     group.command("cancel")(cancel)
     group.command("report")(report_run)
+    group.command("fetch")(fetch_run)
     app.add_typer(group, name="runs")
 
 
@@ -81,11 +83,12 @@ def show_run(run: Run, as_json: Json = False) -> None:
         show_json(details)
         return
     for name, value in details.items():
-        if name not in ("log", "stages"):
+        if name not in ("log", "stages", "waits"):
             show(f"{name:<12} {value if isinstance(value, str) else json.dumps(value)}")
     for stage in details.get("stages", []):
-        where = f", in environment {stage['environment']}" if stage.get("environment") else ""
-        show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}{where}")
+        show(f"{stage['stage']:<12} {'ran' if stage['ran'] else 'did not run'}: {stage['why']}")
+    for wait in details.get("waits", []):
+        show(f"{'waited':<12} {wait}")
     for line in details.get("log", []):
         show(f"  {line}")
 
@@ -122,3 +125,21 @@ def report_run(
     from serin.prefect.run_control import report
 
     show(report(needed_server(environment.home()).api, run))
+
+
+def fetch_run(
+    run: Annotated[str, typer.Argument(help="A run's name, or package:DIGEST.")],
+    to: Annotated[
+        Path | None, typer.Option(help="The folder to make. [default: the name of the model and the digest]")
+    ] = None,
+) -> None:
+    """Bring the package of a run back: its spec, its code and the files that were sent with it."""
+    from serin.pipeline.open_spec import copy_package
+    from serin.prefect.run_control import package_of
+
+    reference = package_of(environment.home(), run)
+    folder = copy_package(reference, to)
+    show(f"{reference} is in {folder}")
+    own = folder / "imports"
+    show(f"run it as it was: serin run {reference}")
+    show(f"run it with your changes: {f'PYTHONPATH={own} ' if own.is_dir() else ''}serin run {folder}")

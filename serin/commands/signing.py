@@ -13,6 +13,7 @@ from serin.errors import BundleUntrusted, SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
+    from serin.formats.policy import Policy
     from serin.store.store import Store
     from serin.store.trust import Trust
 
@@ -20,7 +21,9 @@ Name = Annotated[str, typer.Argument(help="Who signs with the key.")]
 
 
 def register(app: typer.Typer) -> None:
-    commands: Commands = {"create": create, "add": add, "list": list_keys, "remove": remove, "off": off}
+    commands: Commands = {
+        "create": create, "add": add, "list": list_keys, "remove": remove, "off": off, "policy": policy,
+    }  # fmt: skip
     add_group(app, "trust", "Keys that must have signed a version before it is loaded.", commands)
 
 
@@ -132,6 +135,57 @@ def off() -> None:
         raise SpecError(where="serin trust off", problems=[("", problem)])
     _trust().end()
     show("signatures are not asked for: every version in the store can be loaded")
+
+
+def policy(
+    signer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE", help="Set it: the public key of one who may sign; several may be given."
+        ),
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Set it: what a version must have passed: gate, champion, groups; several may be given."
+        ),
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Set it: nothing is asked for.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show or set the policy of the store: what a version must have to be copied there or rolled out from there.
+
+    It is kept in the store, and adds to the trusted keys of each host that serves from it.
+    """
+    from serin.formats.policy import read_policy, write_policy
+
+    store = open_store()
+    if off or signer or check:
+        write_policy(store, _wanted([], []) if off else _wanted(signer or [], check or []))
+    found = read_policy(store)
+    if as_json:
+        show_json(found.to_json())
+        return
+    show(f"policy of {store.url}")
+    show(f"  signed by  {' or '.join(sorted(found.signers)) or 'nobody has to sign a version'}")
+    show(f"  checks     {', '.join(found.checks) or 'none'}")
+
+
+def _wanted(signers: list[str], checks: list[str]) -> Policy:
+    from serin.formats.policy import CHECKS, Policy
+    from serin.store.trust import public_key_at, public_pem
+
+    keys = {}
+    for each in signers:
+        name, _, file = each.partition("=")
+        if not name or not file:
+            raise typer.BadParameter(f"{each!r} is not NAME=FILE", param_hint="--signer")
+        keys[name] = public_pem(public_key_at(Path(file)))
+    known = [check for check in CHECKS if check in checks]
+    if unknown := set(checks) - set(known):
+        named = ", ".join(sorted(unknown))
+        raise typer.BadParameter(f"{named}: the checks are {', '.join(CHECKS)}", param_hint="--check")
+    return Policy(signers=keys, checks=tuple(known))
 
 
 def _trust() -> Trust:

@@ -180,7 +180,7 @@ def _why_not(model: str) -> str:
     from serin.commands.recording import again_with_it, why_not_recorded
     from serin.formats.drift import read_drift as read_statistics
     from serin.monitoring.capture.counters import models_captured
-    from serin.spec.load import load_spec
+    from serin.store.packages import stored_spec
     from serin.watcher.served import served_models
 
     status = next((each for each in served_models(environment.home()) if each.name == model), None)
@@ -189,7 +189,7 @@ def _why_not(model: str) -> str:
     bundle = Path(open_store().bundle(model, status.live).path)
     if not (bundle / "spec.yaml").is_file():
         return f"version {status.live} was imported without a spec"
-    monitoring = load_spec(bundle / "spec.yaml").monitoring
+    monitoring = stored_spec(bundle).monitoring
     if monitoring.drift is None:
         return (
             f"the spec of version {status.live} has no monitoring.drift; add it and {again_with_it(bundle)}"

@@ -26,7 +26,7 @@ from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
 from serin.console.login import Login
 from serin.console.state import STATIC, Console
-from serin.console.views import machines, models, monitoring, rollouts, traffic
+from serin.console.views import experiments, machines, models, monitoring, rollouts, searches, traffic
 from serin.console.views.traffic import SPANS, chosen_span, span_history
 from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
@@ -46,6 +46,14 @@ VIEWS: Final = (
     View("/alerts", "alerts", "alerts", "Alerts", monitoring.read_alert_list),
     View("/runs", "runs", "runs", "Runs", machines.read_runs, every_s=5.0),
     View("/runs/{run}", "run", "runs", "Run {run}", machines.read_run, every_s=5.0),
+    View("/experiments", "experiments", "experiments", "Experiments", experiments.read_experiments, every_s=5.0,
+         query=("model", "kind", "state", "text", "sort", "page")),
+    View("/experiments/compare", "compare", "experiments", "Trainings side by side", experiments.read_compared,
+         every_s=5.0, query=("run",)),
+    View("/experiments/searches", "searches", "experiments", "Searches", searches.read_searches, every_s=5.0,
+         query=("page",)),
+    View("/experiments/searches/{run}", "search", "experiments", "{run}", searches.read_search, every_s=5.0,
+         query=("page",)),
     View("/gpus", "gpus", "gpus", "GPUs", machines.read_gpus),
     View(_MODEL, "model", "models", "{model}", models.read_model),
     View(f"{_MODEL}/rollout", "rollout", "models", "Rollout of {model}", rollouts.read_rollout, every_s=1.0),

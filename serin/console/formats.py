@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -75,6 +76,11 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TB"
 
 
+def short(run: str) -> str:
+    """Returns a run's name with the beginning of its digest only."""
+    return _DIGEST.sub(lambda found: found[0][:_SHOWN_OF_DIGEST], run)
+
+
 def figure(value: float | None) -> str:
     return "-" if value is None else number(value)
 
@@ -83,7 +89,9 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+_SHOWN_OF_DIGEST: Final = 8
+_DIGEST: Final = re.compile(r"\b[0-9a-f]{12,}\b")
 FILTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "moment": moment, "ago": ago, "duration": duration, "ms": ms, "percent": percent, "share": share, "size": size,
-    "figure": figure, "count": count, "marked": marked,
+    "figure": figure, "count": count, "marked": marked, "short": short,
 }  # fmt: skip

@@ -26,6 +26,7 @@ from serin.formats.dataset import FEATURES, DatasetDescription, read_dataset
 from serin.formats.drift import FILE as DRIFT
 from serin.formats.drift import DriftStatistics
 from serin.formats.explain import FeatureColumns
+from serin.formats.external_data import write_graph
 from serin.formats.importance import FILE as IMPORTANCE
 from serin.formats.importance import Importance
 from serin.formats.quality import FILE as QUALITY
@@ -151,7 +152,7 @@ def _fill(
         graphs |= {FRONT: proven.features.model, CORE: proven.core}
     for name, graph in graphs.items():
         name_model(graph, properties)
-        (work / name).write_bytes(graph.SerializeToString(deterministic=True))
+        write_graph(graph, work / name)
     if proven.plan_file is not None:
         (work / PLAN).write_bytes(proven.plan_file)
     if proven.core is not None and read_record(trained).file == TREES:

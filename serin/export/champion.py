@@ -37,9 +37,9 @@ from serin.formats.wire import Array, RawRows
 from serin.metrics import measure, paired_bootstrap
 from serin.scoring.predict import Scorer
 from serin.spec.features import FeatureSpec
-from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 
@@ -119,7 +119,7 @@ def _compare(
     unreadable = (BundleBroken, ExportFailed, PredictionFailed, ServedElsewhere, SpecError, OSError)
     with _needed("the live model cannot be opened", *unreadable):
         scorer = Scorer(live.path, digest=live.digest)
-        before = load_spec(Path(live.path) / "spec.yaml")
+        before = stored_spec(Path(live.path))
     changed = _changed_target(spec, schema, before, scorer.schema)
     if changed:
         report = ChampionReport(verdict="not compared", reason=changed, live_version=live.version)

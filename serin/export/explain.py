@@ -24,10 +24,10 @@ from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_e
 from serin.formats.importance import ColumnImportance, Importance
 from serin.formats.schema import Task
 from serin.formats.shards import read_split
-from serin.formats.trained import BLEND, GRAPH, RECORD, read_trained
+from serin.formats.trained import BLEND, GRAPH, RECORD, find_trained
 from serin.formats.wire import Array
 from serin.machine.stopping import check_stopped
-from serin.models.build import Margins
+from serin.models.trees import Margins
 from serin.scoring.answers import answers
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,14 @@ def keep_for_explanations(
     """Fills the folder `explain` of the bundle in `work`. The pruned variant is another network than the one it was
     cut from, so it is the one that is kept when it is served."""
     trained = checkpoint / "pruned" if variant == "pruned" else checkpoint
-    record, _ = read_trained(trained)
+    record, file = find_trained(trained)
     if record.file in (GRAPH, BLEND):
         return
     folder = work / FOLDER
     folder.mkdir()
-    for name in (RECORD, record.file):
-        shutil.copyfile(trained / name, folder / name)
+    shutil.copyfile(trained / RECORD, folder / RECORD)
+    if not (work / record.file).exists():  # else the graph refers to it, and `find_trained` finds it there
+        shutil.copyfile(file, folder / record.file)
     num, cat = _training_rows(dataset)
     write_explain(
         folder,

@@ -44,8 +44,8 @@ def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bun
     check_has_graph(manifest, "an import")
     model = valid_model_name(name or manifest.name)
     graphs = {path.name: onnx.load_model_from_string(path.read_bytes()) for path in folder.glob("*.onnx")}
-    for graph in graphs.values():
-        open_session(graph)
+    for file in graphs:
+        open_session(folder / file)
     read_golden(folder)
     release = Release(model=model, version=store.reserve_version(model))
     with store.workspace() as work:

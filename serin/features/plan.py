@@ -389,4 +389,4 @@ def _entries(column: Column) -> tuple[Column, npt.NDArray[Any]] | None:
 def _without_null(values: Floats) -> Floats:
     """A number that is still null after its steps becomes 0: a network never sees NaN."""
     null = np.isnan(values)
-    return np.where(null, np.float32(0), values) if null.any() else values
+    return np.where(null, np.float32(0), values) if any_true(null) else values

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import BundleBroken, NameInvalid, ServedElsewhere
 from serin.formats.schema import ELEMENTS, OutputTensor, Schema, read_schema
+from serin.formats.trained import file_sha256
 from serin.formats.wire import Array, to_wire
 from serin.machine.documents import write_facts
 from serin.machine.typed_json import Document
@@ -87,7 +88,7 @@ def write_manifest(
     """Seal `folder`: every file in it becomes part of the bundle."""
     _check_release(folder, name, model_version)
     files = {
-        relative: ManifestFile(sha256=_sha256(path), size=path.stat().st_size)
+        relative: ManifestFile(sha256=file_sha256(path), size=path.stat().st_size)
         for relative, path in sorted(_regular_files(folder))
         if relative != MANIFEST
     }
@@ -137,10 +138,18 @@ def verify_bundle(folder: Path, *, digest: str | None = None) -> Manifest:
         raise BundleBroken(path=str(folder), reason=f"{relative} is not in the manifest")
     for relative, path in present.items():
         entry = manifest.files[relative]
-        if path.stat().st_size != entry.size or _sha256(path) != entry.sha256:
+        if path.stat().st_size != entry.size or file_sha256(path) != entry.sha256:
             raise BundleBroken(path=str(folder), reason=f"{relative} was changed after it was sealed")
         if path.suffix == ".onnx":
-            check_self_contained(path)
+            beside = PurePosixPath(relative).parent
+            _check_references(
+                path,
+                {
+                    PurePosixPath(name).name: file.size
+                    for name, file in manifest.files.items()
+                    if PurePosixPath(name).parent == beside
+                },
+            )
     return manifest
 
 
@@ -150,20 +159,29 @@ def check_has_graph(manifest: Manifest, what: str) -> None:
         raise ServedElsewhere(what=what, model=manifest.name, version=manifest.model_version)
 
 
-def check_self_contained(path: Path) -> None:
-    """BundleBroken when an ONNX file is none, or keeps weights in another file."""
+def _check_references(path: Path, sizes: Mapping[str, int]) -> None:
+    """BundleBroken when an ONNX file is none, or has weights that are not inside one of the files beside it."""
     import onnx  # here, because most readers of a bundle need only its schema
     from google.protobuf.message import DecodeError
+
+    from serin.formats.external_data import external_tensors, place_of
 
     try:
         model = onnx.load_model_from_string(path.read_bytes())
     except DecodeError as error:
         raise BundleBroken(path=str(path), reason="it is not an ONNX model") from error
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-            raise BundleBroken(
-                path=str(path), reason=f"tensor {tensor.name!r} is stored in a file outside the model"
+    for tensor in external_tensors(model):
+        place = place_of(tensor)
+        location = place.get("location", "")
+        if location not in sizes or len(place) < len(tensor.external_data):
+            reason = (
+                f"tensor {tensor.name!r} refers to {location!r}, which is not a file of the bundle beside it"
             )
+            raise BundleBroken(path=str(path), reason=reason)
+        numbers = [place.get(key, "") for key in ("offset", "length")]
+        if not all(number.isdecimal() for number in numbers) or sum(map(int, numbers)) > sizes[location]:
+            reason = f"tensor {tensor.name!r} refers to bytes that {location!r} does not have"
+            raise BundleBroken(path=str(path), reason=reason)
 
 
 def read_golden(folder: Path, schema: Schema | None = None) -> Golden:
@@ -239,20 +257,3 @@ def _check_release(folder: Path, name: str, version: int) -> None:
         raise BundleBroken(
             path=str(folder / MANIFEST), reason=f"{name!r} version {version!r}: {error}"
         ) from error
-
-
-def _tensors(message: Any) -> Iterator[Any]:
-    """Every TensorProto at any depth: initializers, attributes, subgraphs, functions."""
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
-            continue
-        for inner in (value,) if hasattr(value, "ListFields") else value:
-            if descriptor.message_type.name == "TensorProto":
-                yield inner
-            else:
-                yield from _tensors(inner)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

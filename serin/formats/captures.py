@@ -202,16 +202,6 @@ def last_number(home: Path, model: str) -> int:
     return max((part.last for folder in folders for part in parts_of_hour(folder)), default=0)
 
 
-def write_part(home: Path, model: str, version: int, table: pa.Table) -> list[Part]:
-    """Records the rows of `table`, which has at least `_id`, `_row` and `_t`; metadata columns that it lacks are null.
-
-    Rows of several hours make several parts. For small amounts of rows from outside the rings, and for tests.
-    """
-    with writing(home, model) as folder:
-        document = {**read_document(home, model), "last": last_number(home, model)}
-        return commit(folder, document, [(version, complete(table))])
-
-
 def commit(folder: Path, document: dict[str, Any], tables: Sequence[tuple[int, pa.Table]]) -> list[Part]:
     """Adds the rows of each version and replaces counters.json by `document`: both happen, or neither does.
 

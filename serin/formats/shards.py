@@ -19,7 +19,7 @@ import numpy.typing as npt
 from serin.errors import BundleBroken
 from serin.machine.durable import begin_sync
 from serin.machine.typed_json import checked
-from serin.store.file_digests import TreeDigest
+from serin.store.file_digests import Each, TreeDigest
 
 FORMAT, VERSION = "serin.shard", 2
 PART_ROWS = 2**20
@@ -167,11 +167,14 @@ def seal_part(
     numeric: Sequence[str],
     categorical: Sequence[str],
     approximate: Sequence[str] = (),
+    *,
+    each: Each = map,
 ) -> str:
     """Writes the header of a part of a split of `rows` rows; the part's digest: a tree over its four files in
     order (store/file_digests.py).
 
-    Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out.
+    Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out. `each`:
+    see `TreeDigest.add_file`.
     """
     count = min(PART_ROWS, rows - index * PART_ROWS)
     folder = part_folder(split, index)
@@ -182,7 +185,7 @@ def seal_part(
             _digest_columns(digest, _map(folder / name, dtype, (count, len(numeric))), numeric, approximate)
             continue
         with (folder / name).open("rb") as content:
-            digest.add_file(content.fileno(), expected_bytes=size)
+            digest.add_file(content.fileno(), expected_bytes=size, each=each)
     header = {
         "format": FORMAT,
         "version": VERSION,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -54,12 +55,16 @@ class ModelRecord(_Record):
     weights_sha256: str = ""  # of the file
 
 
-def write_trained(folder: Path, data: bytes, model_json: Mapping[str, Any]) -> None:
-    """The file and model.json into an existing folder. `model_json` holds the other fields; the digest is added."""
-    digest = hashlib.sha256(data).hexdigest()
-    record = ModelRecord.model_validate({**model_json, "weights_sha256": digest})
-    record = record.model_copy(update={"layout": _layout(record)})
-    (folder / record.file).write_bytes(data)
+def write_trained(folder: Path, data: bytes | Callable[[Path], None], model_json: Mapping[str, Any]) -> None:
+    """The file and model.json into an existing folder. `data`: the file's content, or what writes it. `model_json`
+    holds the other fields; the digest is added."""
+    record = ModelRecord.model_validate({**model_json})
+    file = folder / record.file
+    if isinstance(data, bytes):
+        file.write_bytes(data)
+    else:
+        data(file)
+    record = record.model_copy(update={"layout": _layout(record), "weights_sha256": file_sha256(file)})
     (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n")
 
 
@@ -81,16 +86,37 @@ def read_record(folder: Path | str) -> ModelRecord:
     return record
 
 
-def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
-    """The record and the file it speaks of, or CheckpointBroken when they do not belong together."""
+def find_trained(folder: Path | str) -> tuple[ModelRecord, Path]:
+    """The record and the file it speaks of, or CheckpointBroken when they do not belong together. In a bundle the file
+    may be beside the graph, one folder up: the graph refers to it."""
     place, record = Path(folder), read_record(folder)
+    file = place / record.file
+    if not file.exists() and (place.parent / record.file).exists():
+        file = place.parent / record.file
     try:
-        data = (place / record.file).read_bytes()
+        digest = file_sha256(file)
     except OSError as error:
         raise CheckpointBroken(path=place, reason=str(error)) from error
-    if hashlib.sha256(data).hexdigest() != record.weights_sha256:
-        raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
+    _check_digest(place, record, digest)
+    return record, file
+
+
+def read_trained(folder: Path | str) -> tuple[ModelRecord, bytes]:
+    """The record and the content of its file. For weights, which may be large, use `read_weights`."""
+    record, file = find_trained(folder)
+    data = file.read_bytes()
+    _check_digest(Path(folder), record, hashlib.sha256(data).hexdigest())
     return record, data
+
+
+def _check_digest(place: Path, record: ModelRecord, digest: str) -> None:
+    if digest != record.weights_sha256:
+        raise CheckpointBroken(path=place, reason=f"{record.file} does not match the digest in {RECORD}")
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _layout(record: ModelRecord) -> int:
@@ -115,10 +141,10 @@ def write_blend(folder: Path, members: Sequence[tuple[Path, float]], model_json:
     """Copies the members, result folders with their weights, and writes blend.json and model.json beside them."""
     described = []
     for number, (source, weight) in enumerate(members):
-        record, data = read_trained(source)
+        record, file = find_trained(source)
         place = folder / "members" / str(number)
         place.mkdir(parents=True)
-        (place / record.file).write_bytes(data)
+        shutil.copyfile(file, place / record.file)
         text = (source / RECORD).read_bytes()
         (place / RECORD).write_bytes(text)
         described.append(

@@ -17,6 +17,7 @@ SERIN_CONSOLE    a YAML file with the console's settings              (unset: th
 SERIN_RELEASE_TEMPLATE  a YAML file with the Kubernetes objects of a release (unset: only with `--fleet kubernetes`)
 SERIN_RELEASE_NAMESPACE the Kubernetes namespace of releases          (serin-releases)
 SERIN_DASK       the address of a Dask scheduler to use where the ETL would start a cluster of processes (unset)
+SERIN_PACKAGE    the digest of the package that this process's run was sent as (unset: none)
 SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
 SERIN_IMAGE      the image of this Job, set by Serin's worker for Kubernetes (unset: not in such a Job)
@@ -29,7 +30,7 @@ SERIN_SEARCH_STORAGE    an SQLAlchemy URL that keeps searches; in no spec, for i
                         (SQLite in the search's folder)
 SERIN_RECEIVER_URL      of a receiver that is added (`serin alerts receivers add`): arguments are visible to others
 SERIN_PRICE_PER_HOUR    of one GPU, or of the machine without: for the cost in receipts (unset: no cost)
-MLFLOW_TRACKING_URI     where metrics of trainings are sent as well   (unset: nowhere)
+MLFLOW_TRACKING_URI     an MLflow server that gets metrics and versions as well (unset: none)
 XDG_CACHE_HOME   the user's cache, with what a first start prepared once (~/.cache)
 """
 
@@ -187,8 +188,44 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
     if memory_bytes:
         most = min(memory_bytes, gpu_memory_bytes() or memory_bytes)
         shown["SERIN_GPU_MEMORY"] = str(max(most, _LEAST_GPU_BYTES))
-    before = {name: os.environ.get(name) for name in shown}
-    os.environ.update(shown)
+    with _having(shown):
+        yield
+
+
+@contextmanager
+def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | None = None) -> Iterator[None]:
+    """Within the block this process and its children work in `folder`, where relative paths begin, and import from
+    `imports` first. The home and the store stay what they were. `package`: the digest of what is in the folder."""
+    store, changes = shared_store_url(), {"SERIN_HOME": str(home())}
+    if store is not None and "://" not in store:
+        changes["SERIN_STORE"] = str(Path(store).expanduser().absolute())
+    if package is not None:
+        changes["SERIN_PACKAGE"] = package
+    came_from = Path.cwd()
+    with _having(changes), importing_from(imports):
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(came_from)
+
+
+@contextmanager
+def importing_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Within the block this process and its children import from these folders first."""
+    before, path = list(sys.path), os.environ.get("PYTHONPATH")
+    sys.path[:] = [*map(str, folders), *(str(Path(each).absolute()) for each in before)]
+    try:
+        with _having({"PYTHONPATH": os.pathsep.join([*map(str, folders), *([path] if path else [])])}):
+            yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _having(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -305,6 +342,14 @@ def import_from(folder: Path) -> None:
         sys.path.append(str(folder))
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{before}{os.pathsep}{folder}" if before else str(folder)
+
+
+def stop_importing_below(folder: Path) -> None:
+    """Undoes `import_from` of a parent process for all folders below this one."""
+    sys.path[:] = [each for each in sys.path if not Path(each).is_relative_to(folder)]
+    if inherited := os.environ.get("PYTHONPATH"):
+        left = [each for each in inherited.split(os.pathsep) if not Path(each).is_relative_to(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(left)
 
 
 def runtime_folder(of: Path) -> Path:

@@ -112,6 +112,14 @@ class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
+class _Sample(ctypes.Structure):
+    _fields_ = (("microseconds", ctypes.c_ulonglong), ("percent", ctypes.c_uint), ("unused", ctypes.c_uint))
+
+
+_GPU_UTILIZATION, _MOST_SAMPLES = 1, 1024
+_SUCCESS, _NOTHING_NEW = 0, 6
+
+
 class Nvml:
     """The driver's own measurements. `open` gives None where there is no driver."""
 
@@ -142,9 +150,22 @@ class Nvml:
         return found
 
     def busy_share(self, device: str) -> float | None:
-        """The share of the last sampling period (about 100 ms) in which a kernel ran."""
+        """The share of the last sampling period (1/6 to 1 s) in which a kernel ran."""
         rates = _Utilization()
         return rates.gpu / 100 if self._ask("nvmlDeviceGetUtilizationRates", device, rates) else None
+
+    def busy_samples(self, device: str, since_us: int) -> list[tuple[int, float]] | None:
+        """The sampling periods that ended after `since_us`, oldest first: the end of each in microseconds, and its
+        busy share. The driver keeps those of the last seconds. None where it keeps none."""
+        kind, count = ctypes.c_int(), ctypes.c_uint(_MOST_SAMPLES)
+        found = (_Sample * _MOST_SAMPLES)()
+        wanted = (ctypes.c_int(_GPU_UTILIZATION), ctypes.c_ulonglong(since_us))
+        code = self._code("nvmlDeviceGetSamples", device, *wanted, *map(ctypes.byref, (kind, count, found)))
+        if code == _NOTHING_NEW:
+            return []
+        if code != _SUCCESS:
+            return None
+        return [(each.microseconds, each.percent / 100) for each in found[: count.value]]
 
     def free_bytes(self, device: str) -> int | None:
         memory = _Memory()
@@ -166,9 +187,13 @@ class Nvml:
 
     def _ask(self, function: str, device: str, *answers: Any) -> bool:
         """Fills in the answers; False when the driver lacks the function or cannot tell."""
+        return self._code(function, device, *map(ctypes.byref, answers)) == _SUCCESS
+
+    def _code(self, function: str, device: str, *arguments: Any) -> int | None:
+        """The driver's answer to a call about a device; None when it lacks the function or the device."""
         handle, ask = ctypes.c_void_p(), getattr(self._library, function, None)
         code = self._library.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
-        return bool(ask and code == 0 and ask(handle, *map(ctypes.byref, answers)) == 0)
+        return int(ask(handle, *arguments)) if ask and code == _SUCCESS else None
 
     def _text(self, function: str, handle: ctypes.c_void_p) -> str:
         buffer = ctypes.create_string_buffer(96)

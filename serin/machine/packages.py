@@ -35,12 +35,12 @@ from serin.machine.durable import write_whole
 from serin.machine.locks import hold_until_exit, locked
 from serin.spec.code_digest import forget_installed
 from serin.spec.environment import EnvironmentSpec
-from serin.spec.stored import stored_section
 
 logger = logging.getLogger(__name__)
 
 RECORD = "environment.json"
-_PACKAGES = "site-packages"
+_ROOT = "environments"
+_PACKAGES = "site-packages"  # by this name it counts as installed, and not as the user's own code
 _MAKING = ".making-"
 
 
@@ -85,18 +85,12 @@ def enter(spec: EnvironmentSpec, *, stored: bool = False) -> None:
     if spec.image is not None:
         _entered.append(Entered(spec=spec, digest=digest))
         return
+    environment.stop_importing_below(environment.home() / _ROOT)  # a parent process may be in another one
     folder = obtain(spec)
     environment.import_from(folder / _PACKAGES)
     forget_installed()
     packages = tuple(json.loads((folder / RECORD).read_bytes())["packages"])
     _entered.append(Entered(spec=spec, digest=digest, folder=folder / _PACKAGES, packages=packages))
-
-
-def enter_stored(bundle: Path) -> None:
-    """For a published version whose own code runs here: enters its environment unless this process is in one."""
-    given = stored_section(bundle, "environment")
-    if given:
-        enter(EnvironmentSpec.model_validate(given), stored=True)
 
 
 def refuse_other_image() -> None:
@@ -111,7 +105,7 @@ def refuse_other_image() -> None:
 def obtain(spec: EnvironmentSpec) -> Path:
     """The folder of an environment, which is made if it is missing. It is in use until this process ends."""
     installed = _installed()
-    root = environment.home() / "environments"
+    root = environment.home() / _ROOT
     folder = root / _name(spec, installed)
     lock = root / "locks" / folder.name
     hold_until_exit(lock)  # makes the folder of locks
@@ -129,7 +123,7 @@ def obtain(spec: EnvironmentSpec) -> Path:
 def made(home: Path) -> Iterator[tuple[Path, Path, Path]]:
     """Every environment, and what killed processes left of others: the folder, its lock, and what says how old it
     is."""
-    root = home / "environments"
+    root = home / _ROOT
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name != "locks":
             whole = folder / RECORD

@@ -10,11 +10,11 @@ import contextlib
 import os
 import platform
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import psutil
 
@@ -66,8 +66,34 @@ class Watch:
             self._look()  # work that took less than a sample is seen, too
 
 
+class BusyTime:
+    """The busy share of a device, from shares of periods that follow one another.
+
+    A period begins where the one before ended, and lasts a second at most, as the driver's do: time of which nothing is
+    known does not count."""
+
+    _LONGEST_S = 1.0
+
+    def __init__(self, began_s: float) -> None:
+        self.until_s = began_s
+        self._known_s = self._busy_s = 0.0
+
+    def add(self, ended_s: float, share: float) -> None:
+        seconds = min(max(0.0, ended_s - self.until_s), self._LONGEST_S)
+        self._known_s += seconds
+        self._busy_s += seconds * share
+        self.until_s = max(self.until_s, ended_s)
+
+    @property
+    def share(self) -> float | None:
+        return self._busy_s / self._known_s if self._known_s else None
+
+
 class GpuWatch(Watch):
     """Samples the driver; does nothing where there is none.
+
+    The busy share comes from the periods that the driver itself has kept: this thread may look late, because a call of
+    a GPU library can hold the interpreter for seconds. A driver that keeps none is asked for its last period.
 
     Memory is that of this process and its children. Where the driver names no processes, as in some containers, it is
     the growth of the memory in use since the start."""
@@ -76,7 +102,7 @@ class GpuWatch(Watch):
         super().__init__(_GPU_SAMPLE_S)
         self._devices = tuple(devices)
         self._nvml = driver or (Nvml.open() if devices else None)
-        self._busy: dict[str, list[float]] = {device.id: [] for device in devices}
+        self._busy: dict[str, BusyTime] = {}
         self._peak: dict[str, int] = {}
         self._free_before: dict[str, int | None] = {}
         self._joules_before: dict[str, float | None] = {}
@@ -85,6 +111,9 @@ class GpuWatch(Watch):
         if self._nvml:
             self._joules_before = {device.id: self._nvml.joules(device.id) for device in self._devices}
             self._free_before = {device.id: self._nvml.free_bytes(device.id) for device in self._devices}
+            for device in self._devices:
+                kept = self._nvml.busy_samples(device.id, 0)
+                self._busy[device.id] = BusyTime(kept[-1][0] / 1e6 if kept else time.time())
             super().start()
 
     def stop(self, seconds: float, peak_bytes: dict[str, int]) -> tuple[DeviceCost, ...]:
@@ -94,7 +123,7 @@ class GpuWatch(Watch):
                 id=device.id,
                 name=device.name,
                 booked_s=seconds,
-                busy_share=fmean(shares) if (shares := self._busy[device.id]) else None,
+                busy_share=self._busy[device.id].share if device.id in self._busy else None,
                 peak_bytes=peak_bytes.get(device.id) or self._peak.get(device.id) or None,
                 joules=self._joules_since(device.id),
             )
@@ -104,11 +133,19 @@ class GpuWatch(Watch):
     def _look(self) -> None:
         assert self._nvml is not None
         mine = process_tree(os.getpid())
-        for device, shares in self._busy.items():
-            share = self._nvml.busy_share(device)
-            if share is not None:
-                shares.append(share)
+        for device, busy in self._busy.items():
+            for ended_s, share in self._new_periods(device, busy.until_s):
+                busy.add(ended_s, share)
             self._peak[device] = max(self._peak.get(device, 0), self._held(device, mine))
+
+    def _new_periods(self, device: str, since_s: float) -> list[tuple[float, float]]:
+        """The end and the busy share of each period since then."""
+        assert self._nvml is not None
+        samples = self._nvml.busy_samples(device, round(since_s * 1e6))
+        if samples is not None:
+            return [(ended_us / 1e6, share) for ended_us, share in samples]
+        share = self._nvml.busy_share(device)
+        return [] if share is None else [(time.time(), share)]
 
     def _held(self, device: str, mine: Sequence[int]) -> int:
         assert self._nvml is not None

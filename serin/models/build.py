@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from serin.formats.shards import Array
-from serin.formats.trained import TREES, read_record, read_trained
+from serin.formats.trained import TREES, read_record
 from serin.formats.weights import read_weights
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape, shape_of_record
 from serin.models.table import Cut, Divisible, TableNetwork, chain_cuts, dense_layers, linear_chain
-from serin.models.trees import margins, read_booster
+from serin.models.trees import Margins, tree_margins
 from serin.spec.model import ModelSpec
 
 _LARGEST_RANK = 256  # of a cross layer: wider rows use two low-rank matrices, as the paper proposes
@@ -255,9 +256,16 @@ def build_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
 def load_model(folder: Path) -> nn.Module:
     """Returns the trained network of a result folder, on the CPU, ready to score."""
     weights = read_weights(folder)
-    network = build_model(weights.model.model, shape_of_record(weights.model))
-    load_state(network, weights.state)
+    network = undrawn_model(weights.model.model, shape_of_record(weights.model))
+    load_state(network, weights.state, assign=weights.model.model.kind != "module")
     return network.eval()
+
+
+def undrawn_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
+    """Returns a network whose weights take no memory and no time yet: they are to be loaded, or only counted. A user's
+    network, whose code may need them, gets random ones."""
+    with nullcontext() if spec.kind == "module" else torch.device("meta"):
+        return build_model(spec, shape)
 
 
 def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:
@@ -276,14 +284,16 @@ def state_of(network: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_state(network: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fills the network with the result of `state_of` for one of the same form.
+def load_state(network: nn.Module, state: Mapping[str, Tensor], *, assign: bool = False) -> None:
+    """Fills the network with the result of `state_of` for one of the same form. `assign`: with the tensors themselves,
+    not with copies.
 
     A non-persistent buffer that is missing on one side, or has another shape there, is a cache that the network makes
     at its first call or grows: it is left unchanged.
     """
     transient = dict(_transient(network))
-    network.load_state_dict({name: tensor for name, tensor in state.items() if name not in transient})
+    persistent = {name: tensor for name, tensor in state.items() if name not in transient}
+    network.load_state_dict(persistent, assign=assign)
     for name, buffer in transient.items():
         if buffer is not None and name in state and state[name].shape == buffer.shape:
             buffer.copy_(state[name])
@@ -298,9 +308,6 @@ def _transient(network: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
                     yield f"{within}.{name}".lstrip("."), module._buffers[name]  # noqa: SLF001
 
 
-Margins = Callable[[Array, Array], Array]
-"""Maps num float32[n, k] and cat int[n, m] to float32[n, outputs]."""
-
 _BATCH_ROWS = 16_384
 
 
@@ -308,10 +315,7 @@ def open_margins(folder: Path) -> Margins:
     """Returns the trees or the network of a result folder, on the CPU."""
     if read_record(folder).file != TREES:
         return network_margins(load_model(folder))
-    record, data = read_trained(folder)
-    assert record.shape is not None  # of trees it is always known
-    booster, sizes = read_booster(data), record.shape.sizes
-    return lambda num, cat: margins(booster, num, cat, sizes)
+    return tree_margins(folder)
 
 
 def network_margins(network: nn.Module) -> Margins:

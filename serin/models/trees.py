@@ -6,17 +6,21 @@ XGBoost is an optional extra, so it is imported where it is used, and its absenc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from serin.errors import ExtraMissing
 from serin.formats.shards import Array
+from serin.formats.trained import read_trained
 
 LARGEST_SET_COLUMN = 30  # codes
 
 Booster = Any  # xgboost.Booster: the package has no types and may be absent
+Margins = Callable[[Array, Array], Array]
+"""Maps num float32[n, k] and cat int[n, m] to float32[n, outputs]."""
 
 
 def load_xgboost() -> Any:
@@ -101,3 +105,11 @@ def scores(margin: Array, task: str) -> Array:
         return np.asarray(1.0 / (1.0 + np.exp(-wide)), np.float32)
     raised = np.exp(wide - wide.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True), np.float32)
+
+
+def tree_margins(folder: Path) -> Margins:
+    """Returns the trees of a result folder, on the CPU."""
+    record, data = read_trained(folder)
+    assert record.shape is not None  # of trees it is always known
+    booster, sizes = read_booster(data), record.shape.sizes
+    return lambda num, cat: margins(booster, num, cat, sizes)

@@ -22,6 +22,7 @@ from serin.store.stage_keys import StageKey, key_of, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.store import Store
 from serin.store.version_cost import keep_receipt
+from serin.store.waits import importing
 from serin.training.launch.run_dir import own_code
 
 
@@ -83,7 +84,8 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
     operators = json.dumps([feature.operators for feature in spec.features if feature.operators])
     environment_part = {} if spec.environment is None else {"environment": spec.environment.digest()}
     return key_of(
-        "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl, model=spec.model,
+        "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl,
+        model=spec.model.without_folders(),
         training=spec.training, export=spec.export, champion=spec.champion, serving=spec.serving,
         rollout=spec.rollout, monitoring=spec.monitoring, objectives=spec.objectives,
         dataset=f"{dataset.digest} {dataset.edition}",
@@ -103,10 +105,13 @@ def _export(
     reason: Reason | None,
     claim: str | None,
 ) -> Bundle:
-    from serin.etl.raw_rows import read_test_rows, read_training_rows
-    from serin.export import build  # torch and ONNX: not for a call that only looks
+    with importing("imports of ONNX for export"):
+        from serin.etl.raw_rows import read_test_rows, read_training_rows
+        from serin.export import build  # not for a call that only looks
 
     lineage: dict[str, Any] = {"training": Path(checkpoint.path).parent.name, "export": key}
+    if (package := environment.text("SERIN_PACKAGE")) is not None:
+        lineage["package"] = package
     if reason is not None:
         lineage = {"reason": reason.to_json(), **lineage}
     if (packages := entered()) is not None:

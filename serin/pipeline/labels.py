@@ -19,8 +19,8 @@ from serin.monitoring.quality import follow
 from serin.monitoring.quality.keys import KeyIndex
 from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
 from serin.monitoring.quality.scan import Versions, Watched, answer_of, search
-from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 
 
@@ -53,7 +53,7 @@ def add(
     """Stores labels for the answers of a model. LabelsUnfit when they do not fit it; then nothing is stored. `deliver`:
     takes the file of labels where another process stores it, and joins them with the recorded rows."""
     of = truth_of(bundle)
-    capture = load_spec(Path(bundle.path) / "spec.yaml").monitoring.capture
+    capture = stored_spec(Path(bundle.path)).monitoring.capture
     if masked := [name for name in columns.on if name in (*capture.mask, *capture.drop)]:
         reason = "is masked or dropped in the records (monitoring.capture): labels cannot be joined by it"
         raise LabelsUnfit(model=bundle.model, column=masked[0], reason=reason)
@@ -70,7 +70,7 @@ def add(
 
 def truth_of(bundle: Bundle) -> TruthOf:
     """What a version predicts. LabelsUnfit for a model whose target is not known."""
-    spec = load_spec(Path(bundle.path) / "spec.yaml")
+    spec = stored_spec(Path(bundle.path))
     if not spec.has_target:
         reason = "cannot be read: the model's spec has no data.target, so it is not known what a label means"
         raise LabelsUnfit(model=bundle.model, column="", reason=reason)
@@ -116,7 +116,7 @@ def watched_versions(store: Store, model: str) -> Versions:
     def watched(version: int) -> Watched | None:
         try:
             folder = Path(store.bundle(model, version).path)
-            spec, schema = load_spec(folder / "spec.yaml"), read_schema(folder)
+            spec, schema = stored_spec(folder), read_schema(folder)
         except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
             return None
         if not spec.has_target or answer_of(schema) is None:

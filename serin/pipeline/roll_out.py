@@ -28,7 +28,7 @@ from serin.pipeline.follow_files import process_lines, triton_line
 from serin.pipeline.stage import StageResult
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase
-from serin.rollout.run.access import find_rollouts
+from serin.rollout.run.access import Rollouts, find_rollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
@@ -63,7 +63,16 @@ def begin_rollout(spec: PipelineSpec, release: Release, *, by: str | None = None
     """The id of the release's rollout that runs now, begun if there was none. None: the release is live already.
 
     `by`: who asks, for the journal; the user when nobody is named."""
-    rollouts = find_rollouts()
+    plan = Plan.from_spec(spec.rollout, spec.serving, spec.objectives)
+    return submit_rollout(
+        find_rollouts(), release, plan, by=by or environment.user(), why=lambda: _why_trained(release)
+    )
+
+
+def submit_rollout(
+    rollouts: Rollouts, release: Release, plan: Plan, *, by: str, why: Callable[[], str]
+) -> str | None:
+    """Does the same with a plan, where `rollouts` are decided about."""
     status = status_of(rollouts, release.model)
     if status is not None and status.live == release.version and not status.rollout.running:
         _log.info("%s is live already", release.name)
@@ -75,9 +84,9 @@ def begin_rollout(spec: PipelineSpec, release: Release, *, by: str | None = None
         kind="start",
         model=release.model,
         version=release.version,
-        by=by or environment.user(),
-        why=_why_trained(release),
-        plan=Plan.from_spec(spec.rollout, spec.serving, spec.objectives),
+        by=by,
+        why=why(),
+        plan=plan,
     )
     answer = rollouts.mailbox.ask(command)
     if not answer.accepted or answer.rollout is None:

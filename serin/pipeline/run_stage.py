@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serin.errors import NotTrained
+from serin.formats.trained import read_record
+from serin.machine import environment
 from serin.pipeline.etl import build_dataset
 from serin.pipeline.export import export_model
 from serin.pipeline.stage import StageResult
 from serin.pipeline.train import find_checkpoint, train_model
+from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 
@@ -39,4 +44,16 @@ def run_export(
     checkpoint = find_checkpoint(spec.model, spec.training, dataset)
     if checkpoint is None:
         raise NotTrained(spec=spec.name)
-    return export_model(spec, checkpoint, dataset, fresh=fresh, approved_by=approved_by)
+    with _beside_own_code(spec.model, checkpoint):
+        return export_model(spec, checkpoint, dataset, fresh=fresh, approved_by=approved_by)
+
+
+def _beside_own_code(model: ModelSpec, checkpoint: Checkpoint) -> AbstractContextManager[None]:
+    """Weights of a run that was sent name their module relative to its package: here it is relative to the spec."""
+    place = (read_record(checkpoint.path).model.module or "").rpartition(":")[0]
+    if place.endswith(".py") and not Path(place).exists():
+        own = Path(model.script or (model.module or "").rpartition(":")[0])
+        for folder in own.parents:
+            if (folder / place).is_file():
+                return environment.working_in(folder)
+    return nullcontext()

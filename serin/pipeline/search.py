@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serin.machine import environment
+from serin.pipeline.experiments import keep_study
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.search import with_values
 from serin.store.artifacts import Dataset
@@ -27,16 +28,19 @@ def search_settings(
     key = search_key(spec.model, spec.training, spec.search, datasets)
     folder = run_folder(home, f"search-{key}", create=True)
     name_model(folder, spec.name)
-    found = search(
-        spec.model,
-        spec.training,
-        spec.search,
-        datasets,
-        folder=folder,
-        home=home,
-        storage=environment.text("SERIN_SEARCH_STORAGE"),
-        stop=stop,
-    )
+    try:
+        found = search(
+            spec.model,
+            spec.training,
+            spec.search,
+            datasets,
+            folder=folder,
+            home=home,
+            storage=environment.text("SERIN_SEARCH_STORAGE"),
+            stop=stop,
+        )
+    finally:
+        keep_study(folder)
     model, training = with_values(spec.model, spec.training, found.settings)
     chosen = spec.model_copy(update={"model": model, "training": training}).to_yaml()
     (Path(found.folder) / CHOSEN).write_text(chosen, encoding="utf-8")

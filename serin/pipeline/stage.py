@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Self, TypeVar
@@ -24,6 +24,7 @@ from serin.store.runs import hold_run_of, run_folder
 from serin.store.stage_keys import StageKey, note, why
 from serin.store.stage_results import one_at_a_time, receipt_file
 from serin.store.store import Store
+from serin.store.waits import Wait, claim, waiting
 from serin.training.launch.job import result_folder
 
 Value = TypeVar("Value")
@@ -50,7 +51,7 @@ class StageCall:
 
     `name`: the pipeline's. `attempt`: names a fresh try, which is resumed by the same name; None: an earlier result is
     used. `run`: the orchestrator's run under which the reason is noted; None outside of an orchestrator. `stop`: set
-    from another thread to end the work.
+    from another thread to end the work. `waits`: what the call has waited for.
     """
 
     stage: str
@@ -58,6 +59,7 @@ class StageCall:
     attempt: str | None = None
     run: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    waits: list[Wait] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -101,13 +103,18 @@ class StageCall:
         self.note(ran=True, reason=reason, receipt=str(file.relative_to(self.home)))
         return reason
 
-    def lock(self, key: str) -> AbstractContextManager[bool]:
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
         """Holds the stage's lock for `key`; gives whether another call had to be waited for."""
-        return one_at_a_time(self.home, self.stage, key, stop=self.stop)
+        with ExitStack() as held:
+            with waiting(self.waits, waits_before_work(self.stage)[0]):
+                waited = held.enter_context(one_at_a_time(self.home, self.stage, key, stop=self.stop))
+            yield waited
 
-    def lease(self, needs: Needs) -> AbstractContextManager[Lease]:
+    @contextmanager
+    def lease(self, needs: Needs) -> Iterator[Lease]:
         """Holds what the stage needs."""
-        return lease(
+        wanted = lease(
             needs.gpus,
             home=self.home,
             purpose=f"{_PURPOSE[self.stage]} of {self.name}",
@@ -115,6 +122,10 @@ class StageCall:
             memory_bytes=needs.memory_bytes,
             stop=self.stop,
         )
+        with ExitStack() as held:
+            with waiting(self.waits, waits_before_work(self.stage)[1]):
+                given = held.enter_context(wanted)
+            yield given
 
     @contextmanager
     def work(self, needs: Needs, key: str) -> Iterator[Measurement]:
@@ -124,7 +135,12 @@ class StageCall:
             measurement = None
             try:
                 with measure(self.stage, held.devices) as measurement:
-                    yield measurement
+                    claim()  # what other work of this process has left
+                    measurement.waits = self.waits
+                    try:
+                        yield measurement
+                    finally:
+                        self.waits.extend(claim())
             finally:
                 if measurement is not None and measurement.receipt is not None:
                     measurement.receipt.write(receipt_file(self.home, self.stage, key))
@@ -153,6 +169,11 @@ class StageCall:
                 self.home, self.run, self.stage, ran=ran, why=reason, version=version, receipt=receipt,
                 environment=None if entered() is None else str(entered()),
             )  # fmt: skip
+
+
+def waits_before_work(stage: str) -> tuple[str, str]:
+    """The names of the waits for the lock and for the lease of a stage."""
+    return f"another run that did the same {stage}", f"a free GPU for {stage}"
 
 
 # Names of datasets and of trainings are digests of what decides them, so the same name is the same content everywhere.

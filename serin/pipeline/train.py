@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serin.machine import environment
+from serin.pipeline.experiments import Progress, keep_experiment
 from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
 from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here, share_checkpoint
@@ -19,7 +20,7 @@ from serin.store.receipt import read_receipt
 from serin.store.runs import name_model
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
-from serin.store.version_cost import keep_receipt
+from serin.store.version_cost import keep_receipt, read_version_cost
 from serin.training.launch import launcher
 from serin.training.launch.run_dir import refuse_changed_code, training_folder, training_key, training_parts
 
@@ -63,8 +64,10 @@ def train_model(
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
             checkpoint = launcher.train(
-                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop
-            )
+                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop,
+                waits=call.waits,
+                hear=Progress(folder).hear,
+            )  # fmt: skip
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
@@ -73,12 +76,15 @@ def train_model(
 
 @contextmanager
 def _receipt_kept(call: StageCall, folder: Path) -> Iterator[None]:
-    """Keeps the receipt, also of an attempt that failed or was stopped: it was paid for."""
+    """Keeps the receipt and what is shown of the training, also of an attempt that failed or was stopped: it was paid
+    for."""
     try:
         yield
     finally:
         paid = read_receipt(folder / "receipt.json")
         keep_receipt(call.home, "train", folder.name, paid, resumed=True)
+        costs = read_version_cost(call.home, "", {"training": folder.name}).receipts
+        keep_experiment(folder, costs.get("train"))
 
 
 def _logs(folder: Path) -> Iterator[Path]:

@@ -7,21 +7,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from serin.errors import RunNotResumable, SpecError
 from serin.host.process_scan import run_processes
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.pipeline.needs import image_variable
+from serin.pipeline.open_spec import package_spec
+from serin.pipeline.pack import Package, pack_spec
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.prefect.login import PrefectServer, needed_server
 from serin.prefect.processes import KUBERNETES_TYPE
 from serin.prefect.reconcile import schedule_again
 from serin.prefect.rest_api import pool_type
 from serin.prefect.run_control import find_run
-from serin.spec.load import load_spec
-from serin.spec.pipeline import PipelineSpec
+from serin.spec.environment import EnvironmentSpec
+from serin.spec.load import WrittenSpec, environment_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,43 +36,65 @@ _LEFTOVERS_S = 60.0
 
 def run_pipeline(
     home: Path,
-    spec: Path | PipelineSpec,
+    spec: str | WrittenSpec,
     *,
     placed: bool,
     fresh: Sequence[str],
     serve: bool,
     follow: bool,
     approved_by: str | None = None,
-) -> None:
-    """Starts a pipeline run; returns when it has completed if it is followed, else when it was accepted.
+) -> str:
+    """Sends a spec to the store, with what it needs, and starts a pipeline run. `spec` may also be the reference of a
+    package that was sent before.
 
-    Raises PipelineFailed otherwise.
+    Returns the reference when the run has completed if it is followed, else when it was accepted. Raises PipelineFailed
+    otherwise.
     """
     server = needed_server(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
-    plan = load_spec(spec)
-    refuse_image(server, plan)
-    name = plan.name
-    what = name if isinstance(spec, PipelineSpec) else str(spec)
-    parameters = {"spec": _parameter(spec), "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
+    if isinstance(spec, str):
+        reference, written = spec, package_spec(spec)
+        name, asked = str(written["name"]), environment_of(written)
+        refuse_image(server, asked, where=spec)
+    else:
+        name, asked = spec.spec.name, spec.spec.environment
+        refuse_image(server, asked, where=spec.where)
+        package = pack_for(server, spec)
+        package.send()
+        reference = package.reference
+    parameters = {"spec": reference, "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {server.ui_url}")
     tags = [name]  # so that a model's runs can be found
-    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=image_variable(plan))
+    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=image_variable(asked))
     logger.info(f"{run['name']}: {server.ui_url}/runs/flow-run/{run['id']}")
     if follow:
         with _saying_how_to_cancel(run["name"]):
+            what = spec if isinstance(spec, str) else spec.where
             follow_run(server, run["id"], what=what, log=RunLog(server.api, run["id"]))
+    return reference
 
 
-def refuse_image(server: PrefectServer, spec: PipelineSpec) -> None:
+def pack_for(server: PrefectServer | None, spec: WrittenSpec) -> Package:
+    """Packs a spec for the workers of a server; None: for those of this machine. SpecError where they cannot read the
+    store that it would be sent to."""
+    if server is not None and server.stack is None and environment.shared_store_url() is None:
+        problem = (
+            f"is not set, and the workers of {server.ui_url} cannot read the store in {environment.home()}; set it to "
+            "their store, such as s3://BUCKET/PREFIX"
+        )
+        raise SpecError(where=spec.where, problems=[("SERIN_STORE", problem)])
+    return pack_spec(spec, elsewhere=server is not None and not server.is_own)
+
+
+def refuse_image(server: PrefectServer, asked: EnvironmentSpec | None, *, where: str) -> None:
     """Raises SpecError for an image where the stages would be no Jobs on Kubernetes."""
-    if not image_variable(spec):
+    if not image_variable(asked):
         return
     kinds = {pool: pool_type(server.api, pool) for pool in POOLS}
     if others := [f"{pool} ({kind})" for pool, kind in kinds.items() if kind not in (KUBERNETES_TYPE, None)]:
         problem = f"is for pools of type {KUBERNETES_TYPE}; these are others: {', '.join(others)}"
         advice = "use environment.requirements or environment.lock"
-        raise SpecError(where=spec.name, problems=[("environment.image", f"{problem}; {advice}")])
+        raise SpecError(where=where, problems=[("environment.image", f"{problem}; {advice}")])
 
 
 @contextmanager
@@ -82,13 +105,6 @@ def _saying_how_to_cancel(run: str) -> Iterator[None]:
     except KeyboardInterrupt:
         logger.info(_CONTINUES.format(run=run))
         raise
-
-
-def _parameter(spec: Path | PipelineSpec) -> str | dict[str, Any]:
-    """Returns the spec as the flow takes it: its path, or its content."""
-    if isinstance(spec, PipelineSpec):
-        return spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return str(spec)
 
 
 def resume_run(home: Path, run: str, *, follow: bool) -> None:

@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable
+from serin.errors import NotFound, NotUp, PrefectGone, RunNotCancellable, SpecError
 from serin.host.process_scan import run_processes
 from serin.prefect.follow import FINAL, RunLog, may_be_queued_again
 from serin.prefect.login import needed_server
 from serin.prefect.rest_api import Api, call, flow_runs, query, run_log
+from serin.prefect.run_entries import model_asked_for
+from serin.store.packages import REFERENCE
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOOK_S = 0.5
@@ -31,6 +33,19 @@ def find_run(api: Api, run: str) -> dict[str, Any]:
     if not found:
         raise NotFound(kind="run", name=run, known=[each["name"] for each in flow_runs(api, limit=20)])
     return found[0]
+
+
+def package_of(home: Path, run: str) -> str:
+    """The reference of the package that a run was sent as. SpecError for a run that was started otherwise."""
+    if run.startswith(REFERENCE):
+        return run
+    found = find_run(needed_server(home).api, run)
+    spec = found["parameters"].get("spec")
+    if not isinstance(spec, str) or not spec.startswith(REFERENCE):
+        what = spec if isinstance(spec, str) else "its spec itself"
+        problem = f"was started with {what}, not with a package; only what `serin run` sends can be fetched"
+        raise SpecError(where=f"run {found['name']!r}", problems=[("", problem)])
+    return spec
 
 
 def _newest_pipeline(api: Api) -> dict[str, Any]:
@@ -120,9 +135,8 @@ def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
 
 def _head(run: dict[str, Any]) -> str:
     seconds = run.get("total_run_time") or 0.0
-    spec = run["parameters"].get("spec")
-    name = spec.get("name") if isinstance(spec, dict) else spec
-    return f"## {run['state_name']}: {name or run['name']}\n\nRun `{run['name']}`, {seconds:,.0f} s.\n"
+    name = model_asked_for(run) or run["parameters"].get("spec") or run["name"]
+    return f"## {run['state_name']}: {name}\n\nRun `{run['name']}`, {seconds:,.0f} s.\n"
 
 
 def _section(page: str) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from serin.errors import StoreError
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.documents import read_if_any
 from serin.prefect.login import find_server
 
 _LAST_LINES = 20
-_TAGS_OF_DEPLOYMENTS = ("serin", "auto-scheduled")
+_TAGS_OF_DEPLOYMENTS = ("serin", "stage", "auto-scheduled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +57,15 @@ def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
         name=run["name"],
         kind=flow,
         state=str(run["state_name"]).lower(),
-        model=made[0] if made else _model_asked_for(run),
+        model=made[0] if made else model_asked_for(run),
         version=made[1] if made else None,
         began=_timestamp(run.get("start_time") or run.get("created")),
         seconds=run.get("estimated_run_time"),
     )
 
 
-def _model_asked_for(run: dict[str, Any]) -> str | None:
-    """`serin run` tags a run with its model; other flows have it as a parameter."""
+def model_asked_for(run: dict[str, Any]) -> str | None:
+    """`serin run` tags a run with its model, and so are its stages' runs; other flows have it as a parameter."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
@@ -76,6 +78,7 @@ def _model_asked_for(run: dict[str, Any]) -> str | None:
 def flow_run_details(name: str) -> dict[str, Any] | None:
     """Everything about the newest flow run with that name; None when there is none."""
     from serin.prefect.rest_api import flow_names, flow_runs, run_log
+    from serin.store.run_waits import run_waits
     from serin.store.stage_keys import notes
 
     server = find_server(environment.home())
@@ -83,6 +86,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
     if server is None or not found:
         return None
     api, run = server.api, found[0]
+    stages = notes(environment.home(), run["id"])
     return {
         "run": run["name"],
         "id": run["id"],
@@ -91,10 +95,42 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
         "message": (run.get("state") or {}).get("message") or "",
         "began": run.get("start_time") or "",
         "seconds": run.get("estimated_run_time"),
+        **_sent(run["parameters"].get("spec")),
+        **_environment(stages),
         "parameters": run["parameters"],
-        "stages": notes(environment.home(), run["id"]),
+        "stages": stages,
+        "waits": [str(wait) for wait in run_waits(environment.home(), run["id"])],
         "log": run_log(api, run["id"]),
     }
+
+
+def _sent(spec: Any) -> dict[str, str]:
+    """What a run was started with: the spec, the package with its code, and the environment that it asks for."""
+    from serin.pipeline.open_spec import package_spec
+    from serin.store.packages import REFERENCE
+
+    if isinstance(spec, dict):
+        return {"spec": str(spec.get("name"))}
+    if not isinstance(spec, str):
+        return {}
+    if not spec.startswith(REFERENCE):
+        return {"spec": spec}
+    try:
+        written = package_spec(spec)
+    except (StoreError, OSError) as error:
+        return {"code": spec, "spec": f"unknown: {error}"}
+    own = written.get("environment")
+    return {
+        "spec": str(written["name"]),
+        "code": spec,
+        "environment": json.dumps(own) if own else "the worker's",
+    }
+
+
+def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The environment that stages had, in place of what was asked for; empty before one has ended."""
+    had = dict.fromkeys(stage["environment"] for stage in stages if "environment" in stage)
+    return {"environment": ", ".join(had)} if had else {}
 
 
 def training_entries() -> list[RunEntry]:

@@ -283,22 +283,21 @@ class Peers:
 
 def join_training(parameters: Mapping[str, Any]) -> None:
     """Trains what the flow `train` with these parameters trains, together with the node that runs the flow."""
+    from serin.pipeline.open_spec import opened_spec
     from serin.pipeline.train import train_model
-    from serin.spec.load import load_spec
     from serin.store.artifacts import Dataset
     from serin.training.launch.machines import machines_told
 
-    given = parameters["spec"]
-    plan = load_spec(given if isinstance(given, dict) else Path(given))
-    train_model(
-        plan.model,
-        plan.training,
-        Dataset(**parameters["dataset"]),
-        name=plan.name,
-        machines=machines_told(),
-        fresh=bool(parameters.get("fresh")),
-        attempt=parameters.get("attempt"),
-    )
+    with opened_spec(parameters["spec"]) as plan:
+        train_model(
+            plan.model,
+            plan.training,
+            Dataset(**parameters["dataset"]),
+            name=plan.name,
+            machines=machines_told(),
+            fresh=bool(parameters.get("fresh")),
+            attempt=parameters.get("attempt"),
+        )
 
 
 if __name__ == "__main__":

@@ -343,6 +343,33 @@ def curves(panels: Mapping[str, Points], across: str) -> Drawing:
     return drawing
 
 
+Line = tuple[str, str, str, Points]
+"""A name, a colour, dashes and the points."""
+
+
+def overlaid(lines: Sequence[Line], across: str) -> Drawing:
+    """Draws lines over each other in one panel; `across` names the x axis."""
+    drawing = Drawing(400, 210)
+    shown = [[point for point in points if math.isfinite(point[1])] for *_, points in lines]
+    xs = [x for points in shown for x, _ in points] or [0.0]
+    ys = [y for points in shown for _, y in points] or [0.0]
+    room = 0.05 * (max(ys) - min(ys)) or 0.01 * abs(max(ys)) or 1.0
+    axes = Axes(
+        drawing,
+        Scale(min(xs), max(xs), 50, drawing.width - 14),
+        Scale(min(ys) - room, max(ys) + room, drawing.height - 44, 12),
+    )
+    axes.rows(axes.y.ticks(5), lambda value: f"{value:.4g}")
+    whole = [tick for tick in axes.x.ticks() if tick == int(tick)]
+    axes.columns(whole, lambda value: f"{value:g}", lines=False)
+    for (name, colour, dashes, _), points in zip(lines, shown, strict=True):
+        axes.line(points, colour, width=2, dashes=dashes, title=name)
+        for x, y in points if len(points) <= 30 else ():
+            axes.dot(x, y, colour, title=f"{name}: {y:.6g} at {x:g}")
+    drawing.text(drawing.width / 2, drawing.height - 6, across, anchor="middle")
+    return drawing
+
+
 def histogram(heights: Floats, ends: tuple[str, str], line: Points, mean: float, form: Form) -> Drawing:
     """Draws bars of equal width and, over them, the target's mean by position (0 .. 1 from left to right).
 

@@ -19,8 +19,8 @@ class SearchChart:
     importance: Mapping[str, float]
 
 
-def search_chart(chart: SearchChart) -> str:
-    """Returns the SVG file. Left: every complete trial; right: the settings, the most important first."""
+def search_chart(chart: SearchChart) -> Drawing:
+    """Draws a search. Left: every complete trial; right: the settings, the most important first."""
     order = sorted(chart.importance, key=lambda path: -chart.importance[path])
     drawing = Drawing(960, max(340, 80 + 26 * len(order)))
     _trials(drawing, chart)
@@ -32,7 +32,7 @@ def search_chart(chart: SearchChart) -> str:
         drawing.text(682, top + 13, path, colour="ink", anchor="end")
         drawing.rect(690, top, share(chart.importance[path]) - 690, 18, "good")
         drawing.text(share(chart.importance[path]) + 6, top + 13, f"{chart.importance[path]:.0%}")
-    return drawing.standalone()
+    return drawing
 
 
 def _trials(drawing: Drawing, chart: SearchChart) -> None:

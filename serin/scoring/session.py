@@ -17,6 +17,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from serin.errors import ExportFailed
+from serin.formats.external_data import for_runtime
 from serin.formats.wire import Array
 
 Device = Literal["cpu", "cuda", "tensorrt"]
@@ -27,6 +28,7 @@ _PROVIDERS: Mapping[Device, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 RUNTIME_ERRORS: tuple[type[BaseException], ...] = tuple(  # they have no common base but Exception
     kind for kind in vars(ort_errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
@@ -54,7 +56,9 @@ def open_session(
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others need the cores too
     if threads is not None:
         settings.intra_op_num_threads = threads
-    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    source, folder = (str(model), None) if isinstance(model, Path) else for_runtime(model)
+    if folder is not None:
+        settings.add_session_config_entry(_DATA_FOLDER, str(folder))
     wanted = _PROVIDERS[device]
     if not has_device(device):
         raise ExportFailed(what="the graph", reason=f"this ONNX Runtime has no {wanted}")

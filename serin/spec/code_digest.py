@@ -51,14 +51,23 @@ class Closure:
 
 def digest_of_file(path: Path) -> str:
     """A program or a module that is loaded by its path, with all that it imports."""
-    return closure_of_files([path], [path.absolute().parent, *local_roots()]).digest()
+    return closure_of_file(path).digest()
 
 
 def digest_of_module(name: str) -> str:
     """A module by its dotted name, with its packages and all that they import."""
+    return closure_of_module(name).digest()
+
+
+def closure_of_file(path: Path) -> Closure:
+    """A file that is loaded by its path finds what is beside it first."""
+    return closure_of_files([path], [path.absolute().parent, *local_roots()])
+
+
+def closure_of_module(name: str) -> Closure:
     walk = _Walk(local_roots())
     walk.absolute(name.split("."))
-    return walk.finished().digest()
+    return walk.finished()
 
 
 def closure_of_files(files: Iterable[Path], roots: Sequence[Path]) -> Closure:

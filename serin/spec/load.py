@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -44,10 +45,37 @@ def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> Pipeline
         if source.environment is not None:
             importlib.import_module(_PACKAGES).enter(source.environment)
         return source
+    return read_spec(source).resolved()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSpec:
+    """A spec with its paths as they are written: relative ones begin at `folder`."""
+
+    spec: PipelineSpec
+    folder: Path
+    where: str
+
+    def resolved(self) -> PipelineSpec:
+        """The spec with absolute paths."""
+        data = absolute_tables(self.spec.data, self.folder)
+        model = self.spec.model.model_copy(update=_own_files(self.spec.model, self.folder))
+        changes: dict[str, Any] = {"data": data, "model": model}
+        if self.spec.environment is not None:
+            changes["environment"] = _absolute_lock(self.spec.environment, self.folder)
+        return self.spec.model_copy(update=changes)
+
+    def as_of(self, moment: str | None) -> WrittenSpec:
+        """The spec with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
+        return self if moment is None else replace(self, spec=_as_of(self.spec, moment, self.where))
+
+
+def read_spec(source: str | Path | Mapping[str, Any]) -> WrittenSpec:
+    """A spec as it is written, from its file or folder, or from a mapping."""
     if isinstance(source, Mapping):
-        return spec_from_mapping(source, where="spec", base=Path.cwd())
+        return written_spec(source, where="spec", base=Path.cwd())
     path = spec_file(Path(source))
-    return spec_from_mapping(read_mapping(path), where=str(path), base=path.absolute().parent)
+    return written_spec(read_mapping(path), where=str(path), base=path.absolute().parent)
 
 
 def spec_file(path: Path) -> Path:
@@ -62,19 +90,15 @@ def spec_file(path: Path) -> Path:
     return found[0]
 
 
-def load_spec_as_of(path: Path, moment: str | None) -> PipelineSpec:
-    """A spec from its file, with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
-    spec = load_spec(path)
-    if moment is None:
-        return spec
+def _as_of(spec: PipelineSpec, moment: str, where: str) -> PipelineSpec:
     try:
         tables = as_of(spec.data.tables, datetime.fromisoformat(moment))
     except ValueError:
         problem = f"{moment!r} is not a valid time: use for example 2026-01-31 or 2026-01-31T12:00:00Z"
-        raise SpecError(where=str(path), problems=[("--as-of", problem)]) from None
+        raise SpecError(where=where, problems=[("--as-of", problem)]) from None
     if tables == spec.data.tables:
         problem = "is for Delta tables, and data.tables has none whose version is open"
-        raise SpecError(where=str(path), problems=[("--as-of", problem)])
+        raise SpecError(where=where, problems=[("--as-of", problem)])
     return spec.model_copy(update={"data": spec.data.model_copy(update={"tables": tables})})
 
 
@@ -96,8 +120,10 @@ def checked_spec(raw: Mapping[str, Any], *, where: str) -> PipelineSpec:
         raise SpecError(where=where, problems=_problems(error)) from error
 
 
-def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> PipelineSpec:
-    packages = _enter(raw, where=where, base=base)
+def written_spec(raw: Mapping[str, Any], *, where: str, base: Path) -> WrittenSpec:
+    """The spec with its paths as they are written: relative ones begin at `base`. This process enters its environment
+    first, because checking a spec imports its operators."""
+    enter_environment(raw, where=where, base=base)
     spec = checked_spec(raw, where=where)
     if spec.served_elsewhere and not (base / "server.json").is_file():
         command = "`serin rollout start MODEL --stable URL --candidate URL --spec FILE`"
@@ -105,34 +131,34 @@ def spec_from_mapping(raw: Mapping[str, Any], *, where: str, base: Path) -> Pipe
             f"server is for versions that are served elsewhere, and nothing is trained of them: {command}"
         )
         raise SpecError(where=where, problems=[("model.kind", problem)])
-    changes: dict[str, Any] = {"data": absolute_tables(spec.data, base)}
-    changes["model"] = spec.model.model_copy(update=_own_files(spec.model, base))
-    if packages is not None:
-        changes["environment"] = packages
-    return spec.model_copy(update=changes)
+    return WrittenSpec(spec=spec, folder=base, where=where)
 
 
-def _enter(raw: Mapping[str, Any], *, where: str, base: Path) -> EnvironmentSpec | None:
-    """The section `environment` with an absolute path. Checking a spec imports your operators, so this process enters
-    their environment first; for the spec of a bundle only then, because nothing else of it is run here. None: there is
-    no section, or it is wrong, which the check reports with all else."""
+def enter_environment(raw: Mapping[str, Any], *, where: str, base: Path) -> None:
+    """This process enters the environment of a spec that is not checked yet; for the spec of a bundle only if the check
+    imports operators, because nothing else of it is run here. A wrong section is reported by the check."""
+    found = environment_of(raw)
+    stored = (base / "manifest.json").is_file()
+    if found is None or (stored and not _names_operators(raw.get("features"))):
+        return
+    found = _absolute_lock(found, base)
+    if found.lock is not None and not Path(found.lock).is_file():
+        if stored:
+            return  # it is in the package of the version's run
+        problem = f"no file at {found.lock}; `uv lock` writes one (the path is relative to the spec's file)"
+        raise SpecError(where=where, problems=[("environment.lock", problem)])
+    importlib.import_module(_PACKAGES).enter(found, stored=stored)
+
+
+def environment_of(raw: Mapping[str, Any]) -> EnvironmentSpec | None:
+    """The section `environment` of a spec that is not checked yet; None: there is none, or it is wrong."""
     given = raw.get("environment")
     if not isinstance(given, Mapping | EnvironmentSpec):
         return None
     try:
-        found = EnvironmentSpec.model_validate(given)
+        return EnvironmentSpec.model_validate(given)
     except ValidationError:
         return None
-    if found.lock is not None:
-        found = found.model_copy(update={"lock": _absolute(found.lock, base)})
-    stored = (base / "manifest.json").is_file()
-    if stored and not _names_operators(raw.get("features")):
-        return found
-    if found.lock is not None and not Path(found.lock).is_file():
-        problem = f"no file at {found.lock}; `uv lock` writes one (the path is relative to the spec's file)"
-        raise SpecError(where=where, problems=[("environment.lock", problem)])
-    importlib.import_module(_PACKAGES).enter(found, stored=stored)
-    return found
 
 
 def _names_operators(features: Any) -> bool:
@@ -156,6 +182,11 @@ def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
     ):  # a file, not a module's name
         files["module"] = model.module
     return {key: _absolute(path, base) for key, path in files.items() if path is not None}
+
+
+def _absolute_lock(section: EnvironmentSpec, base: Path) -> EnvironmentSpec:
+    lock = None if section.lock is None else _absolute(section.lock, base)
+    return section.model_copy(update={"lock": lock})
 
 
 def _absolute(path: str, base: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -111,6 +112,14 @@ class ModelSpec(Section):
         """Whether it is a network that does not scale numbers itself: it learns little from large or tiny ones."""
         scales = self.numeric_scaling == "robust" or self.numeric_embedding == "piecewise_linear"
         return self.kind in ("mlp", "dcn", "ft_transformer", "tabm") and not scales
+
+    def without_folders(self) -> Self:
+        """The section with the names of its files alone: where they are decides no result, and a separate digest covers
+        what they hold."""
+        paths = {key: getattr(self, key) for key in (*SOURCES, "golden")}
+        return self.model_copy(
+            update={key: Path(path).name for key, path in paths.items() if path is not None}
+        )
 
     @model_validator(mode="before")
     @classmethod

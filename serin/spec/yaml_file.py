@@ -15,19 +15,24 @@ from serin.errors import SpecError
 def read_mapping(path: Path) -> Mapping[str, Any]:
     """The keys of a spec's file; SpecError when it holds none."""
     try:
-        raw = read_yaml(path.read_text(encoding="utf-8"))
+        return parse_mapping(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise SpecError(
             where=str(path), problems=[("", "no such file; `serin init` writes one from a table")]
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(where=str(path), problems=[("", f"cannot be read: {error}")]) from error
+
+
+def parse_mapping(text: str, where: str) -> Mapping[str, Any]:
+    """The keys of a spec; SpecError when it holds none. `where`: its file or URL."""
+    try:
+        raw = read_yaml(text)
     except yaml.YAMLError as error:
-        raise SpecError(where=str(path), problems=[("", f"is not YAML: {error}")]) from error
+        raise SpecError(where=where, problems=[("", f"is not YAML: {error}")]) from error
     if not isinstance(raw, dict):
-        raise SpecError(
-            where=str(path), problems=[("", "must hold keys such as name, data, features; this holds none")]
-        )
+        problem = "must hold keys such as name, data, features; this holds none"
+        raise SpecError(where=where, problems=[("", problem)])
     return raw
 
 

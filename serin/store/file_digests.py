@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from serin.machine.durable import replacing
 from serin.machine.native.sha256_lanes import digests_of_pieces
 
 PIECE_BYTES = 2**16
-_MAPPED_BYTES = 2**26  # at once
+_BLOCK_BYTES = 2**23  # that a thread hashes at once
 HASHED_BYTES = 2**30  # a larger file is known by its stat itself
 _SETTLED_NS = 2 * 10**9  # the coarsest clock of a file system in use
+Each = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]  # as `map`
 _ENTRY = re.compile(r"([0-9 ]+)\n(sha256-tree:[0-9a-f]{64})\n")
 
 
@@ -101,22 +103,23 @@ class TreeDigest:
         self._top.update(self._size.to_bytes(8, "little"))
         self._size = 0
 
-    def add_file(self, descriptor: int, *, expected_bytes: int | None = None) -> None:
-        """A whole file as one stream."""
+    def add_file(self, descriptor: int, *, expected_bytes: int | None = None, each: Each = map) -> None:
+        """A whole file as one stream. `each`: `map`, or that of an executor, whose threads then share long files."""
         size = os.fstat(descriptor).st_size
-        for start in range(0, size, _MAPPED_BYTES):
-            length = min(_MAPPED_BYTES, size - start)
+
+        def digests_from(start: int) -> bytes:
+            length = min(_BLOCK_BYTES, size - start)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             with (
-                mmap.mmap(
-                    descriptor,
-                    length,
-                    flags=mmap.MAP_SHARED | mmap.MAP_POPULATE,
-                    prot=mmap.PROT_READ,
-                    offset=start,
-                ) as mapped,
+                mmap.mmap(descriptor, length, flags=flags, prot=mmap.PROT_READ, offset=start) as mapped,
                 memoryview(mapped) as content,
             ):
-                self.update(content, expected_bytes=max(size, expected_bytes or 0))
+                return digests_of_pieces(content, PIECE_BYTES, expected_bytes=max(size, expected_bytes or 0))
+
+        starts = range(0, size, _BLOCK_BYTES)
+        for digests in (each if len(starts) > 1 else map)(digests_from, starts):
+            self._top.update(digests)
+        self._size = size
         self.end()
 
     def hexdigest(self) -> str:

@@ -22,7 +22,7 @@ from serin.machine import environment
 from serin.machine.durable import make_private, sync
 from serin.machine.locks import hold_until_exit
 from serin.store.cache import Cache
-from serin.store.file_list import find_published, list_files, marker_key
+from serin.store.file_list import Published, find_published, is_as_listed, list_files, listed, marker_key
 from serin.store.objects import Files
 from serin.store.published import make_home_of
 
@@ -75,10 +75,18 @@ class LocalPlaces:
         return sorted(path.parent.name for path in (self._root / folder).glob(f"[!.]*/{marker}"))
 
     def publish(
-        self, folder: Path, place: str, *, marker: str, lasting: Collection[Path], same: bool
+        self,
+        folder: Path,
+        place: str,
+        *,
+        marker: str,
+        lasting: Collection[Path],
+        same: bool,
+        read_back: bool,  # noqa: ARG002  -- the files stay where they are
     ) -> Path:
         """Makes a folder visible, at once and whole; returns it on a local path, where it is in use until this process
-        ends. Another may have been published there first: it is returned, with `same` only if it is the same."""
+        ends. Another may have been published there first: it is returned, with `same` only if it is the same.
+        `read_back`: what was uploaded is compared before it is visible."""
         self._hold(place)  # the same one may have been published long ago
         target = self._root / place
         if (target / marker).is_file():
@@ -115,15 +123,25 @@ class LocalPlaces:
         """The published folder if it is whole on this host; an object store is not asked."""
         return self.fetch(place, marker=marker, hold=hold)
 
+    def marker_digest(self, place: str, *, marker: str) -> str | None:
+        """The SHA-256 of the marker of a published folder; None when there is no such folder."""
+        folder = self.here(place, marker=marker, hold=False)
+        return None if folder is None else listed(folder / marker).sha256
+
     def has_file(self, place: str, name: str, *, marker: str) -> bool | None:
         """Whether a published folder has this file; None when there is no such folder."""
         folder = self.here(place, marker=marker, hold=False)
         return None if folder is None else (folder / name).is_file()
 
+    def read_file(self, place: str, name: str) -> bytes | None:
+        """One file of a published folder, without fetching the others or counting as a use of it."""
+        path = self._root / place / name
+        return path.read_bytes() if path.is_file() else None
+
     def remove(self, place: str) -> None:
         """Takes a published folder away: its marker first, so that nobody reads half of it."""
         path = self._root / place
-        for marker in ("dataset.json", "manifest.json"):
+        for marker in ("dataset.json", "manifest.json", "package.json"):
             (path / marker).unlink(missing_ok=True)
         if path.is_dir():
             shutil.rmtree(path)
@@ -161,10 +179,13 @@ class RemotePlaces:
         marker: str,
         lasting: Collection[Path],  # noqa: ARG002  -- they are uploaded like the others
         same: bool,
+        read_back: bool,
     ) -> Path:
         mine = list_files(folder)
         if self.files.read(marker_key(place)) is None:
             self.files.upload({f"{place}/{mine.attempt}/{name}": folder / name for name in mine.files})
+            if read_back:
+                self._read_back(place, mine, folder.parent)
             with suppress(ObjectExists):
                 self.files.create(marker_key(place), mine.to_bytes())
                 with writing_to(str(self._folder)):
@@ -179,6 +200,16 @@ class RemotePlaces:
         if found is None:
             raise StoreUnreachable(url=self.files.url, reason=f"{place} was removed while it was published")
         return found
+
+    def _read_back(self, place: str, mine: Published, scratch: Path) -> None:
+        """Raises BundleBroken unless the store has each file as it was sent."""
+        for name, file in mine.files.items():
+            path = scratch / "read-back"
+            self.files.download({f"{place}/{mine.attempt}/{name}": path})
+            if not is_as_listed(path, file):
+                reason = f"{name} was changed on its way to {self.files.url}; nothing was published"
+                raise BundleBroken(path=place, reason=reason)
+            path.unlink()
 
     def fetch(self, place: str, *, marker: str, hold: bool) -> Path | None:  # noqa: ARG002
         with writing_to(str(self._folder)):
@@ -209,11 +240,23 @@ class RemotePlaces:
     def here(self, place: str, *, marker: str, hold: bool) -> Path | None:  # noqa: ARG002
         return self._cache.known(place, hold=hold)
 
+    def marker_digest(self, place: str, *, marker: str) -> str | None:
+        published = find_published(self.files, place)
+        return None if published is None else published.files[marker].sha256
+
     def has_file(self, place: str, name: str, *, marker: str) -> bool | None:
         if (folder := self.here(place, marker=marker, hold=False)) is not None:
             return (folder / name).is_file()
         published = find_published(self.files, place)
         return None if published is None else name in published.files
+
+    def read_file(self, place: str, name: str) -> bytes | None:
+        marker = self.files.read(marker_key(place))
+        if marker is None:
+            return None
+        attempt = Published.from_bytes(marker.content, path=place).attempt
+        found = self.files.read(f"{place}/{attempt}/{name}")
+        return None if found is None else found.content
 
     def remove(self, place: str) -> None:
         self.files.remove(marker_key(place))

@@ -19,6 +19,7 @@ from serin.machine.hardware import Device
 from serin.machine.packages import entered
 from serin.machine.typed_json import Document
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
+from serin.store.waits import Wait, longest
 
 _WAITS_FOR_DATA = 0.2  # of the time, from which on the loader is what to look at
 _IDLE_BELOW = 0.3  # busy share of a GPU under which it is fed too slowly
@@ -57,6 +58,7 @@ class Receipt(Document, form="serin.store.receipt", omit=("environment",)):
     cost: float | None  # at SERIN_PRICE_PER_HOUR, per GPU, or for the machine without
     bound: Bound | None  # what would have to become faster first
     advice: str
+    waits: tuple[Wait, ...] = ()  # the longest, in and before the work
     environment: str | None = None  # in which the user's code ran
 
     def write(self, path: Path) -> None:
@@ -116,6 +118,7 @@ class Measurement:
     data_wait_share: float | None = None
     peak_bytes: dict[str, int] = field(default_factory=dict)  # by device id
     work: Work | None = None
+    waits: list[Wait] = field(default_factory=list)
     receipt: Receipt | None = None
 
 
@@ -168,6 +171,7 @@ def _receipt(
         cost=None if price is None else price * sum(cost.booked_s for cost in device) / 3600,
         bound=bound,
         advice=advice,
+        waits=longest(measured.waits),
         environment=None if entered() is None else str(entered()),
     )
 

@@ -37,6 +37,9 @@ def collect_remote_garbage(store: Store, home: Path, policy: Policy, *, remove: 
         ("checkpoint", key.partition("/")[2], key) for key in keys if key.startswith("checkpoints/")
     )
     for kind, name, place in (*unneeded(store, policy, read), *checkpoints):
+        if kind == "package":
+            found += _take_package(files, name, limit_s, remove=remove)
+            continue
         old = ages.get(marker_key(place), 0.0) > limit_s
         if old and (gone := _take(files, place, limit_s, remove=remove)):
             entries = attempts.pop((place, gone.attempt), [])
@@ -66,6 +69,17 @@ def _take(files: Files, place: str, limit_s: float, *, remove: bool) -> Publishe
             return None
         files.remove(key)
     return Published.from_bytes(found.content, path=key)
+
+
+def _take_package(files: Files, name: str, limit_s: float, *, remove: bool) -> list[Garbage]:
+    """A package has no marker elsewhere: its manifest is the youngest of its files, and goes first."""
+    entries = sorted(
+        files.entries(f"packages/{name}/"), key=lambda entry: not entry.key.endswith("/package.json")
+    )
+    if min((entry.age_s for entry in entries), default=0.0) <= limit_s:
+        return []
+    _remove(files, entries if remove else ())
+    return [Garbage(kind="package", name=name, bytes=sum(entry.size for entry in entries))]
 
 
 def _attempts(files: Files) -> dict[tuple[str, str], list[Entry]]:

@@ -19,6 +19,7 @@ from serin.store.runs import frame_lock, frames, run_lock, runs
 from serin.store.store import Store
 
 DAY_S = 86400.0
+_MARKERS = {"dataset": "dataset.json", "package": "package.json"}  # whose time says when it was found last
 
 Read = Callable[[str, str], bytes | None]  # the content of a file in a published folder, by place and name
 
@@ -31,7 +32,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, run, workspace, table, kept file, environment
+    kind: str  # dataset, version, package, run, workspace, table, kept file, environment
     name: str
     bytes: int
 
@@ -65,7 +66,7 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
             name=name,
             path=root / place,
             lock=store.lock(place),
-            age=root / place / "dataset.json" if kind == "dataset" else None,
+            age=root / place / _MARKERS[kind] if kind in _MARKERS else None,
         )
         for kind, name, place in unneeded(store, policy, read)
     ]
@@ -74,8 +75,9 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
 
 
 def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, str, str]]:
-    """Kind, name and place of the versions and datasets that no version that is kept needs, however young."""
+    """Kind, name and place of the versions, datasets and packages that no version that is kept needs, however young."""
     kept_datasets: set[str] = set()
+    kept_packages: set[str] = set()
     for model in store.models():
         versions = store.versions(model)
         kept = set(versions[-policy.keep_versions :]) | set(store.aliases(model).values())
@@ -84,12 +86,16 @@ def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, st
             if version in kept:
                 lineage = json.loads(read(place, "manifest.json") or b"{}").get("lineage", {})
                 kept_datasets.add(str(lineage.get("dataset")))
+                kept_packages.add(str(lineage.get("package")))
             else:
                 yield "version", f"{model}-v{version}", place
     for name in store.datasets():
         description = json.loads(read(f"datasets/{name}", "dataset.json") or b"{}")
         if str(description.get("digest")) not in kept_datasets:
             yield "dataset", name, f"datasets/{name}"
+    for name in store.shared_files().names("packages/"):
+        if name not in kept_packages:
+            yield "package", name, f"packages/{name}"
 
 
 def collect_on_this_host(
@@ -165,7 +171,7 @@ def _unasked(folder: Path, policy: Policy) -> list[Path]:
 
 
 def _remove(store: Store, root: Path, one: _Candidate) -> None:
-    if one.kind in ("dataset", "version"):
+    if one.kind in ("dataset", "version", "package"):
         store.remove(str(one.path.relative_to(root)))
     elif one.path.is_dir():
         shutil.rmtree(one.path, ignore_errors=True)

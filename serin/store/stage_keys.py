@@ -155,7 +155,7 @@ def note(
 ) -> None:
     """The outcome of a stage in a run, for `serin runs`. `version`: the model version it published, if any; `receipt`:
     the file of its receipt, relative to the home; `environment`: in which the user's code ran."""
-    path = _notes(home, run)
+    path = notes_file(home, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         entry = {"stage": stage, "ran": ran, "why": why, "version": version, "receipt": receipt}
@@ -166,7 +166,7 @@ def note(
 def notes(home: Path, run: str) -> list[dict[str, Any]]:
     """Returns the last outcome of each stage in a run, in the order of the first."""
     try:
-        lines = _notes(home, run).read_text(encoding="utf-8").splitlines()
+        lines = notes_file(home, run).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     found: dict[str, dict[str, Any]] = {}
@@ -206,5 +206,6 @@ def _last(home: Path, name: str, stage: str) -> Path:
     return home / "stages" / stage / f"last-{name}.parts"
 
 
-def _notes(home: Path, run: str) -> Path:
+def notes_file(home: Path, run: str) -> Path:
+    """The notes about one run of the orchestrator, a line of JSON each."""
     return home / "stages" / "runs" / f"{run}.jsonl"

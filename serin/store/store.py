@@ -5,7 +5,9 @@
     models/<model>/numbers/<n>  a version number that was given out; never given out again
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
     models/<model>/signatures/<n>.json  who has signed a version (store/trust.py)
+    models/<model>/origins/<n>.json  the stores that a copied version came through (store/origin.py)
     models/<model>/aliases.json live, candidate, previous
+    policy.json                 what a version must have to be copied here or rolled out (formats/policy.py)
     work/                       folders that are being filled
     kept/<key>                  what a build made of a single file, for the next build
     locks/                      who uses what: a process that has found something holds it (machine/locks.py)
@@ -183,12 +185,25 @@ class Store:
                 return self.reserve_version(model, claim=claim)  # another host was faster
         return number
 
-    def publish_bundle(self, model: str, version: int, folder: Path) -> Bundle:
-        """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once."""
+    def claim_version(self, model: str, version: int, digest: str) -> bool:
+        """Takes a number that another store gave to the version with this manifest; its next claim is the same one.
+        False: the number was given out here."""
+        key, mine = (
+            f"models/{valid_model_name(model)}/numbers/{int(version)}",
+            f"copy of {checked_digest(digest)}",
+        )
+        with writing_to(self.url):
+            return self._create(key, mine) or self._read(key) == mine.encode()
+
+    def publish_bundle(self, model: str, version: int, folder: Path, *, copied: bool = False) -> Bundle:
+        """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once.
+        `copied`: from another store. The same may have been copied before, and an object store must have each file as
+        it was sent before it shows the version."""
         place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        if version in self.versions(model):
+        if not copied and version in self.versions(model):
             raise BundleBroken(path=place, reason="this version is published already; versions never change")
-        return bundle_at(self._publish(folder, place, marker=_BUNDLE, same=True), model, version)
+        published = self._publish(folder, place, marker=_BUNDLE, same=True, read_back=copied)
+        return bundle_at(published, model, version)
 
     def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
         """A published version by number or alias, on a local path. `hold`: it is in use until this process ends, though
@@ -210,10 +225,19 @@ class Store:
         folder = self._places.here(place, marker=_BUNDLE, hold=hold)
         return None if folder is None else bundle_at(folder, model, int(version))
 
+    def manifest_digest(self, model: str, version: int) -> str | None:
+        """The digest of a version, without fetching it; None when there is no such version."""
+        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
+        return self._places.marker_digest(place, marker=_BUNDLE)
+
     def has_file(self, model: str, version: int, name: str) -> bool | None:
         """Whether a version has a file of this name, without fetching it; None when there is no such version."""
         place = f"models/{valid_model_name(model)}/versions/{int(version)}"
         return self._places.has_file(place, name, marker=_BUNDLE)
+
+    def read_file(self, model: str, version: int, name: str) -> bytes | None:
+        """One file of a version, without fetching the others; None when there is none."""
+        return self._places.read_file(f"models/{valid_model_name(model)}/versions/{int(version)}", name)
 
     def release(self, name: str, *, prefer: str = "") -> Release:
         """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
@@ -320,11 +344,20 @@ class Store:
                     return
 
     def _publish(
-        self, folder: Path, place: str, *, marker: str, lasting: Collection[Path] = (), same: bool = False
+        self,
+        folder: Path,
+        place: str,
+        *,
+        marker: str,
+        lasting: Collection[Path] = (),
+        same: bool = False,
+        read_back: bool = False,
     ) -> Path:
         assert (folder / marker).is_file(), f"{marker} must be in the folder before it is published"
         with writing_to(self.url):
-            return self._places.publish(folder, place, marker=marker, lasting=lasting, same=same)
+            return self._places.publish(
+                folder, place, marker=marker, lasting=lasting, same=same, read_back=read_back
+            )
 
 
 def _signatures(model: str, version: int) -> str:

@@ -107,6 +107,14 @@ def read_public_key(content: bytes, path: Path) -> Ed25519PublicKey:
     return key
 
 
+def public_key_at(path: Path) -> Ed25519PublicKey:
+    """Reads the file of a public key in PEM."""
+    try:
+        return read_public_key(path.read_bytes(), path)
+    except OSError as error:
+        raise SigningKeyUnfit(path=path, reason=f"cannot be read ({error.strerror})") from error
+
+
 def public_pem(key: Ed25519PublicKey) -> str:
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -118,12 +126,7 @@ def sign_version(store: Store, model: str, version: int, folder: Path, key: Ed25
     Returns the key's fingerprint."""
     name = fingerprint(key.public_key())
     made = Signature(key=name, signature=key.sign((folder / MANIFEST).read_bytes()).hex())
-
-    def added(content: bytes | None) -> bytes:
-        others = () if content is None else read_signatures(content) or ()
-        return _Signatures(signatures=(*(each for each in others if each.key != name), made)).dump()
-
-    store.change_signatures(model, version, added)
+    add_signatures(store, model, version, (made,))
     return name
 
 
@@ -155,6 +158,29 @@ def signer(
                 continue
             return each.key
     return None
+
+
+def why_untrusted(signatures: tuple[Signature, ...] | None, keys: Mapping[str, Ed25519PublicKey]) -> str:
+    """Returns why `signer` found none of `keys`."""
+    if signatures is None:
+        return "its file of signatures is damaged"
+    if not signatures:
+        return "it is not signed"
+    if not any(each.key in keys for each in signatures):
+        names = ", ".join(each.key[:16] for each in signatures)
+        return f"it is signed by {names}, which is not trusted"
+    return "its signature is not one of its manifest: version or signature was changed"
+
+
+def add_signatures(store: Store, model: str, version: int, made: tuple[Signature, ...]) -> None:
+    """Adds signatures of a version. Those of other keys stay."""
+    names = {each.key for each in made}
+
+    def added(content: bytes | None) -> bytes:
+        others = () if content is None else read_signatures(content) or ()
+        return _Signatures(signatures=(*(each for each in others if each.key not in names), *made)).dump()
+
+    store.change_signatures(model, version, added)
 
 
 def read_signatures(content: bytes) -> tuple[Signature, ...] | None:
@@ -212,10 +238,7 @@ class Trust:
         if not _NAME.fullmatch(name):
             rule = "lower-case letters, digits and -, beginning with a letter, at most 63 long"
             raise NameInvalid(kind="key", name=name, rule=rule)
-        try:
-            key = read_public_key(source.read_bytes(), source)
-        except OSError as error:
-            raise SigningKeyUnfit(path=source, reason=f"cannot be read ({error.strerror})") from error
+        key = public_key_at(source)
         path = self.folder / f"{name}{_SUFFIX}"
         if path.exists():
             raise SigningKeyUnfit(path=path, reason="is there already; remove that key first")
@@ -247,15 +270,7 @@ class Trust:
         found = signer(bundle, signatures or (), keys)
         if found is not None:
             return known[found]
-        if signatures is None:
-            reason = "its file of signatures is damaged"
-        elif not signatures:
-            reason = "it is not signed"
-        elif not any(each.key in known for each in signatures):
-            names = ", ".join(each.key[:16] for each in signatures)
-            reason = f"it is signed by {names}, which is not trusted"
-        else:
-            reason = "its signature is not one of its manifest: version or signature was changed"
+        reason = why_untrusted(signatures, keys)
         raise BundleUntrusted(release=f"{bundle.model}-v{bundle.version}", reason=reason)
 
 

@@ -16,8 +16,8 @@ from serin.formats.schema import read_schema
 from serin.monitoring.alerts.alert import Alert, Alerts
 from serin.monitoring.drift.model_watch import ModelWatch, Watched, state_file
 from serin.monitoring.drift.read import alert_key, drift_alert
-from serin.spec.load import load_spec
 from serin.store.artifacts import Release
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 from serin.watcher.duty import Duty, look_at_each
 from serin.watcher.served import Served, followed_records, served_models
@@ -110,7 +110,7 @@ def _unresolved(watch: ModelWatch, key: str) -> str:
 def _watched(bundle: Path, version: int) -> Watched | None:
     if not (bundle / "spec.yaml").is_file():
         return None  # a team's own repository
-    spec = load_spec(bundle / "spec.yaml").monitoring
+    spec = stored_spec(bundle).monitoring
     statistics = None if spec.drift is None else read_drift(bundle)
     if statistics is None:
         return None

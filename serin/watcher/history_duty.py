@@ -13,6 +13,7 @@ from serin.host.wiring import request_log
 from serin.monitoring.history.store import History
 from serin.spec.objectives import ObjectivesSpec
 from serin.store.artifacts import Release
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 from serin.watcher.duty import Duty
 
@@ -88,10 +89,8 @@ class Promises:
         return promised.latency_ms if promised else None
 
     def _read(self, model: str, version: int) -> Promise:
-        from serin.spec.load import load_spec  # takes a while to import: only when a model is served
-
         self._store = self._store or Store.open()
-        spec = load_spec(Path(self._store.bundle(model, version).path) / "spec.yaml")
+        spec = stored_spec(Path(self._store.bundle(model, version).path))
         promised = (
             None if spec.served_elsewhere and "objectives" not in spec.model_fields_set else spec.objectives
         )

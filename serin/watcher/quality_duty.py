@@ -38,11 +38,11 @@ from serin.monitoring.quality.store import quality_folder
 from serin.monitoring.quality.view import QualityView, ReleaseQuality, write_quality
 from serin.pipeline.labels import watched_versions
 from serin.rollout.run.status import ModelStatus, status_of
-from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec, QualitySpec
 from serin.store.artifacts import Release
 from serin.store.home_objects import HomeObjects
 from serin.store.objects import Objects
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 from serin.watcher.auto_rollback import AutoRollback
 from serin.watcher.duty import Commit, Duty, look_at_each, nothing
@@ -273,7 +273,7 @@ class QualityVersions:
         try:
             bundle = Path(self._store.bundle(self._model, version).path)
             reference = read_quality_reference(bundle)
-            monitoring = load_spec(bundle / "spec.yaml").monitoring
+            monitoring = stored_spec(bundle).monitoring
         except (SerinError, OSError):
             return None
         quality = monitoring.quality

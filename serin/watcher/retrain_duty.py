@@ -18,9 +18,9 @@ from serin.monitoring.alerts.delivery import Attempt
 from serin.monitoring.alerts.outbox import Message
 from serin.monitoring.retrain import RetrainBook, ask_again_at, read_retraining
 from serin.prefect.login import find_server
-from serin.spec.load import load_spec
 from serin.spec.monitoring import MonitoringSpec
 from serin.store.artifacts import Release
+from serin.store.packages import stored_spec
 from serin.store.store import Store
 from serin.watcher.alerts_duty import PrefectChannel
 from serin.watcher.duty import Commit, Duty, nothing
@@ -88,10 +88,10 @@ class RetrainDuty(Duty):
         """What the version's spec says; read once. None: it is not in the store, or has no spec."""
         if live not in self._specs:
             try:
-                file = Path(Store.open().bundle(live.model, live.version).path) / "spec.yaml"
+                bundle = Path(Store.open().bundle(live.model, live.version).path)
             except NotFound:
                 return None
-            self._specs[live] = load_spec(file).monitoring if file.is_file() else None
+            self._specs[live] = stored_spec(bundle).monitoring if (bundle / "spec.yaml").is_file() else None
         return self._specs[live]
 
 

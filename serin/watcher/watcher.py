@@ -31,6 +31,7 @@ from serin.watcher.history_duty import HistoryDuty, Promises
 from serin.watcher.metrics import MetricsServer
 from serin.watcher.objectives_duty import ObjectivesDuty
 from serin.watcher.quality_duty import QualityDuty
+from serin.watcher.registry_duty import RegistryDuty
 from serin.watcher.report_duties import ProcessesDuty, RefusalsDuty, RolloutsDuty
 from serin.watcher.retrain_duty import RetrainDuty
 from serin.watcher.served import has_agent
@@ -71,6 +72,7 @@ def duties_of_models(
         RefusalsDuty(home, alerts, state),
         RolloutsDuty(home, alerts, state),
         RetrainDuty(home, state, commit),
+        RegistryDuty(home),
     ]
 
 

@@ -5,7 +5,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,13 @@ _READY_S = 60.0
 
 
 @contextmanager
-def running_seaweedfs(folder: Path, *, address: str = "127.0.0.1") -> Iterator[dict[str, str]]:
+def running_seaweedfs(
+    folder: Path, *, address: str = "127.0.0.1", others: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[dict[str, str]]:
     """Starts a server that keeps its files in `folder`; yields the variables that name its store and credentials.
 
-    `address`: where it listens, such as the bridge of several network namespaces.
+    `address`: where it listens, such as the bridge of several network namespaces. `others`: further access keys with
+    the same secret, and what each may do.
     """
     need("seaweedfs")
     access, secret = "serin-tests", secrets.token_urlsafe(24)
@@ -32,6 +35,9 @@ def running_seaweedfs(folder: Path, *, address: str = "127.0.0.1") -> Iterator[d
     credentials = [{"accessKey": name, "secretKey": secret} for name in (access, f"{access}-2")]
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = [{"name": "tests", "credentials": credentials, "actions": actions}]
+    for name, limited in (others or {}).items():
+        pair = {"accessKey": name, "secretKey": secret}
+        identities.append({"name": name, "credentials": [pair], "actions": [*limited]})
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     port, options = _options(folder, address)
     with (folder / "log").open("wb") as log:

@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+_COMPILED = (
+    "any",
+    "all",
+    "count_nonzero",
+)  # of booleans: cupy compiles a kernel of two seconds for every size
+
 
 class Array(np.lib.mixins.NDArrayOperatorsMixin):
     """Its memory is the host's; everything else is as strict as on a GPU."""
@@ -35,11 +41,13 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return made if out is None else out[0]
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        _refuse_compiling(function.__name__)
         return wrapped(function(*unwrapped(inputs), **options))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        _refuse_compiling(name)
         found = getattr(self._host, name)
         if not callable(found):
             return found
@@ -66,6 +74,11 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 Array.__module__ = "cupy"
+
+
+def _refuse_compiling(name: str) -> None:
+    if name in _COMPILED:
+        raise AssertionError(f"{name}() of booleans compiles a kernel: use any_true or count_true")
 
 
 def unwrapped(values: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serin.formats.captures import write_part
 from serin.formats.schema import (
     DTYPE_OF_KIND,
     NULL_OF_KIND,
@@ -21,6 +20,7 @@ from serin.formats.schema import (
 from serin.monitoring.quality.labels import TruthOf
 from serin.monitoring.quality.scan import Watched
 from serin.spec.data import DataSpec
+from tests.kit.recorded_parts import write_part
 
 MODEL = "delays"
 KINDS: dict[str, Kind] = {"flight": "string", "carrier": "string", "distance": "float", "day": "timestamp"}

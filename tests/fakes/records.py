@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from serin.formats.captures import Part, write_part
+from serin.formats.captures import Part
 from serin.formats.schema import INT64_NULL
 from serin.formats.wire import Array
 from serin.store.artifacts import Release
+from tests.kit.recorded_parts import write_part
 from tests.unit.serving import bundles
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from serin.formats.captures import METADATA, write_part
+from serin.formats.captures import METADATA
 from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
 from serin.monitoring.capture.merge import merge_parts
 from serin.monitoring.capture.read import parts, read_part
@@ -19,6 +19,7 @@ from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.served import FollowedRecords, lead
 from serin.watcher.share_duty import ShareRound
+from tests.kit.recorded_parts import write_part
 
 NOON = 1772366400.0  # 2026-03-01T12:00 UTC
 MODEL = "taxis"

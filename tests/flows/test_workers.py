@@ -2,6 +2,7 @@
 that does it."""
 
 import contextlib
+import gc
 import importlib.util
 import inspect
 import os
@@ -228,12 +229,16 @@ def _environment_of_the_engine(pid: int) -> bytes:
     return shown.read_bytes()
 
 
-def test_a_process_with_threads_or_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_threads_or_an_open_gpu_is_not_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = threading.Event()
     monkeypatch.setattr(warm_process.threading, "active_count", lambda: 1)
     assert warm_process.survives_a_fork()
-    monkeypatch.setattr(warm_process, "_CUDA_DRIVER", "libc.so")  # one that every process has loaded
-    assert not warm_process.survives_a_fork()
+    monkeypatch.setattr(warm_process, "_GPU_FILES", str(tmp_path))
+    assert warm_process.survives_a_fork()
+    with (tmp_path / "nvidia0").open("w"):
+        assert not warm_process.survives_a_fork()
     monkeypatch.undo()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -242,6 +247,24 @@ def test_a_process_with_threads_or_cuda_is_not_forked(monkeypatch: pytest.Monkey
     finally:
         done.set()
         thread.join()
+
+
+def test_what_is_imported_later_is_watched_for_changes_and_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "imported_late.py"
+    module.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(warm_process, "_IMPORTED_LATER", ("imported_late", "is_not_installed"))
+    imports = warm_process.Imports()
+    imports.add(())
+    assert (str(module) in imports.sources.files, imports.idle_s) == (False, warm_process._IDLE_S)
+    imports.add_next()
+    assert str(module) in imports.sources.files
+    imports.add_next()
+    gc.unfreeze()
+    assert imports.idle_s is None
+    assert gc.isenabled()
 
 
 def test_a_group_that_ignores_sigterm_is_killed() -> None:

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from serin import Pipeline, metrics
 from serin.api.model import Model
-from serin.formats.captures import write_part
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.quality.view import QualityView, read_quality
 from serin.watcher.quality_duty import QualityDuty
+from tests.kit.recorded_parts import write_part
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 ROWS, DAY_S = 20_000, 86_400.0

@@ -29,6 +29,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import measure
+from serin.store.waits import Wait
 from serin.training.launch.run_dir import devices_wanted, training_folder
 from tasks.markdown import drawing, receipt_table, table
 from tasks.retry import error_is_retryable
@@ -236,8 +237,10 @@ def test_numbers_are_shown_with_four_digits_and_no_false_precision() -> None:
 def test_a_receipt_shows_what_was_measured_and_nothing_else() -> None:
     with measure("etl") as measurement:
         measurement.rows, measurement.work_s = 1000, 2.0
+        measurement.waits = [Wait(what="imports of torch", seconds=2.2)]
     page = receipt_table(measurement.receipt.to_json())
     assert "| rows/s | 500 |" in page
+    assert "| waited | imports of torch 2.2 s |" in page
     assert "waiting" not in page
     assert "None" not in page
 

@@ -68,7 +68,7 @@ def test_the_workflow_calls_scripts_and_commands_that_exist() -> None:
     assert all((ROOT / script).is_file() for script in scripts)
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     said = [step.split()[1] for step in steps if step.startswith("serin ")]
-    text = "".join((CI / name).read_text() for name in ("train", "roll_out", "report"))
+    text = "".join((CI / name).read_text() for name in ("train", "roll_out", "run"))
     said += re.findall(r"(?:^|! |\()serin (\w+)", text, re.MULTILINE)
     assert said
     assert set(said) <= set(commands)

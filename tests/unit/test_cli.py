@@ -30,6 +30,7 @@ COMMAND_LINE = {
     "schema": "[--out]",
     "run": (
         "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]"
+        " [--dry-run]"
     ),
     "etl": "[SPEC] [--fresh] [--as-of] [--json]",
     "train": "[SPEC] [--machines] [--rendezvous] [--as-of] [--json]",
@@ -55,10 +56,12 @@ COMMAND_LINE = {
     "install kernels": "",
     "install triton": "",
     "runs cancel": "[RUN]",
+    "runs fetch": "[RUN] [--to]",
     "runs list": "[--limit] [--json]",
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
     "runs report": "[RUN]",
     "runs show": "[RUN] [--json]",
+    "tables push": "[FOLDER] [--json]",
     "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
     "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",
@@ -80,7 +83,8 @@ COMMAND_LINE = {
     "captures forget": "[MODEL] [--where] [--wait] [--yes -y] [--json]",
     "models list": "[--json]",
     "models diff": "[LEFT] [RIGHT] [--json]",
-    "models import": "[FOLDER] [--name] [--entry] [--with-code]",
+    "models copy": "[NAME] [--to] [--rollout] [--why]",
+    "models import": "[FOLDER] [--name] [--entry] [--with-code] [--task] [--answer] [--golden]",
     "models show": "[NAME] [--json]",
     "models verify": "[NAME]",
     "models sign": "[NAME] [--key]",
@@ -89,6 +93,7 @@ COMMAND_LINE = {
     "trust list": "[--json]",
     "trust remove": "[NAME]",
     "trust off": "",
+    "trust policy": "[--signer] [--check] [--off] [--json]",
     "models remove": "[NAME] [--yes -y]",
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",

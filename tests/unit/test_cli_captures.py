@@ -10,12 +10,13 @@ from typer.testing import CliRunner, Result
 
 from serin.cli import app
 from serin.errors import NotFound, NotRecorded, NotWatched, SpecError
-from serin.formats.captures import METADATA, captures_folder, write_part
+from serin.formats.captures import METADATA, captures_folder
 from serin.formats.schema import write_schema
 from serin.monitoring.capture.read import captured
 from serin.store.store import Store
 from serin.watcher import captures
 from tests.kit.decoding import built_decoder
+from tests.kit.recorded_parts import write_part
 from tests.unit.monitoring.capture.worker import NOON, SCHEMA, Worker, request
 
 

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from serin import Pipeline
 from serin.api import model as api_model
 from serin.api import pipeline as api_pipeline
+from serin.machine import environment
+from serin.pipeline.experiments import trainings
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 from tests.kit.commands import serin_main
 
@@ -81,6 +84,7 @@ def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> 
     (run,) = asked(serin, "runs", "list")
     assert (run["kind"], run["state"]) == ("training", "done")
     assert "test_auc" in serin("runs", "show", run["name"])
+    _kept_as_an_experiment(run["name"], checkpoint["metrics"])
 
     bundle = asked(serin, "export", "spec.yaml")
     assert (bundle["model"], bundle["version"]) == (NAME, 1)
@@ -132,6 +136,19 @@ def _explained(serin: Serin, rows: Path, scores: list[float]) -> None:
     written = pacsv.read_csv(rows.with_name("why.csv"))
     assert written.column_names == ["row", "weight", "distance", "carrier", "base", "margin", "score"]
     assert written["margin"].to_pylist() == pytest.approx(sums, abs=1e-5)
+
+
+def _kept_as_an_experiment(run: str, metrics: dict[str, float]) -> None:
+    """What the console shows of the training is kept, and does not depend on its folder."""
+    shutil.move(environment.home() / "runs", environment.home() / "moved")
+    made = trainings(environment.home()).find(run)
+    shutil.move(environment.home() / "moved", environment.home() / "runs")
+    assert made is not None
+    assert (made.model, made.state, made.metrics) == (NAME, "done", metrics)
+    assert 0 < made.errors["test_auc"] < 0.2
+    assert made.settings["training.batch_rows"] == 128
+    assert made.receipt is not None
+    assert len(made.curve) == 1
 
 
 def _found_from_python(dataset: Any, checkpoint: Any, bundle: Any, rows: Path) -> None:

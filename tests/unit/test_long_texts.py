@@ -11,7 +11,7 @@ import pytest
 from serin.columns.segments import group_masks
 from serin.export.drift.choose_bins import _categories
 from serin.expressions import Masked, evaluate, parse
-from serin.formats.captures import METADATA, bytes_in_memory, captures_folder, write_part
+from serin.formats.captures import METADATA, bytes_in_memory, captures_folder
 from serin.formats.drift import BinnedColumn
 from serin.formats.schema import InputColumn
 from serin.models.foreign.own_inputs import _wire
@@ -21,6 +21,7 @@ from serin.monitoring.capture.read import captured, captured_tables
 from serin.monitoring.capture.retention import HomeHours
 from serin.monitoring.quality.labels import Columns, add_labels
 from tests.fakes.labelled import data, schema, truth_of
+from tests.kit.recorded_parts import write_part
 
 ROWS, LONG = 3000, "x" * 60_000
 NAMES = pa.array([LONG, *(f"n{number % 7}" for number in range(ROWS - 1))])

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from serin.machine.hardware import Device
-from serin.machine.usage import GpuWatch
+from serin.machine.usage import BusyTime, GpuWatch
 from serin.store.receipt import Work, judge, measure
+from serin.store.waits import Wait
 
 
 def test_a_stage_without_devices_is_charged_for_the_cpu_and_its_memory() -> None:
@@ -79,7 +80,7 @@ def test_a_receipt_on_disk_has_the_fields_of_the_format(tmp_path: Path) -> None:
         pass
     stage.receipt.write(tmp_path / "receipt.json")
     written = json.loads((tmp_path / "receipt.json").read_text())
-    names = "stage started seconds device rows rows_per_s data_wait_share mfu joules cost bound advice"
+    names = "stage started seconds device rows rows_per_s data_wait_share mfu joules cost bound advice waits"
     assert list(written) == ["format", "version", *names.split()]
 
 
@@ -123,13 +124,21 @@ def test_the_roofline_tells_small_operations_from_memory_and_products(
 
 
 class _Driver:
-    """A GPU on which processes hold memory; `named`: the driver tells which."""
+    """A GPU on which processes hold memory; `named`: the driver tells which. `periods`: the busy share of each tenth of
+    a second, of which the driver keeps all; None: it keeps none."""
 
-    def __init__(self, *, named: bool) -> None:
-        self._named, self._free = named, 1000
+    def __init__(self, *, named: bool = True, periods: list[float] | None = None) -> None:
+        self._named, self._free, self._periods = named, 1000, periods
+        self.now_us = 0
 
     def busy_share(self, device: str) -> float | None:
         return 0.25
+
+    def busy_samples(self, device: str, since_us: int) -> list[tuple[int, float]] | None:
+        if self._periods is None:
+            return None
+        ends = [(100_000 * (number + 1), share) for number, share in enumerate(self._periods)]
+        return [(end, share) for end, share in ends if since_us < end <= self.now_us]
 
     def free_bytes(self, device: str) -> int | None:
         self._free -= 100
@@ -154,3 +163,38 @@ def test_the_peak_of_a_gpu_s_memory_is_that_of_the_run_s_processes(named: bool) 
     assert cost.peak_bytes == 70 if named else cost.peak_bytes >= 100
     (told,) = watch.stop(1.0, {"GPU-a": 7})
     assert told.peak_bytes == 7, "what the run knows itself goes first"
+
+
+def test_a_short_burst_is_seen_by_a_watch_that_could_look_only_at_the_end() -> None:
+    """As when a GPU library holds the interpreter: of a stage of nine seconds, 1.3 were busy."""
+    before, stage = [1.0] * 10, [0.0] * 40 + [1.0] * 13 + [0.0] * 37
+    driver = _Driver(periods=before + stage)
+    driver.now_us = 1_000_000
+    watch = GpuWatch([Device(id="GPU-a", name="Stand-in", memory_bytes=1000)], driver)
+    watch._sample_s = 3600.0
+    watch.start()
+    driver.now_us = 10_000_000
+    (cost,) = watch.stop(9.0, {})
+    assert cost.busy_share == pytest.approx(1.3 / 9)
+
+
+def test_a_driver_that_keeps_no_periods_is_asked_for_its_last_one() -> None:
+    watch = GpuWatch([Device(id="GPU-a", name="Stand-in", memory_bytes=1000)], _Driver())
+    watch.start()
+    (cost,) = watch.stop(1.0, {})
+    assert cost.busy_share == pytest.approx(0.25)
+
+
+def test_time_of_which_nothing_is_known_does_not_count() -> None:
+    busy = BusyTime(100.0)
+    busy.add(100.5, 1.0)
+    busy.add(100.4, 1.0)  # late
+    busy.add(160.5, 0.0)  # only the last second
+    assert busy.share == pytest.approx(0.5 / 1.5)
+    assert BusyTime(0.0).share is None
+
+
+def test_a_receipt_names_the_three_longest_waits() -> None:
+    with measure("etl") as stage:
+        stage.waits = [Wait(what=f"wait {number}", seconds=number) for number in range(5)]
+    assert [str(wait) for wait in stage.receipt.waits] == ["wait 4 4.0 s", "wait 3 3.0 s", "wait 2 2.0 s"]

@@ -42,6 +42,7 @@ CASES: dict[str, str] = {
     "models diff {model}:1 {model}:1": "",
     "models verify {model}": "",
     "models sign {model}": "name the private key with --key",
+    "models copy {model} --to {out}": ELSEWHERE,
     "models remove {model} --yes": "a process uses it",  # this one, which has published it
     "predict {model} {rows}": NOT_UP,
     "predict {model} {rows} --batch": ELSEWHERE,

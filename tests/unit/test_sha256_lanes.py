@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from serin.machine.native import sha256_lanes
 from serin.machine.native.compiler import machine_compiler
 from serin.machine.native.sha256_lanes import Lanes, build_library, digests_of_pieces
+from serin.store import file_digests
 from serin.store.file_digests import PIECE_BYTES, TreeDigest
 
 KINDS = ("avx512", "avx2")
@@ -71,6 +73,24 @@ def test_the_library_is_built_beside_the_first_long_content_and_used_from_then_o
     assert [type(found) for found in sha256_lanes._loaded.values()] == [Lanes]
 
 
+@pytest.mark.parametrize(
+    ("flags", "vectors"),
+    [
+        ({"avx2"}, "avx2"),
+        ({"avx2", "sha_ni"}, None),
+        ({"avx2", "sha_ni", "avx512f"}, None),
+        ({"avx2", "avx512f", "avx512bw"}, "avx512"),
+        ({"avx2", "avx512f", "avx512bw", "sha_ni"}, "avx512"),
+        (set(), None),
+    ],
+)
+def test_lanes_are_used_where_they_are_faster_than_the_instructions_of_hashlib(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], vectors: str | None
+) -> None:
+    monkeypatch.setattr(sha256_lanes, "_processor_flags", lambda: frozenset(flags))
+    assert sha256_lanes._vectors.__wrapped__() == vectors
+
+
 def test_a_library_that_cannot_be_loaded_or_computes_something_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +121,21 @@ def test_a_tree_is_the_same_for_a_file_and_for_its_bytes_in_several_updates(tmp_
     of_other.update(content[:-1])
     of_other.end()
     assert of_other.hexdigest() != plain.hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1, 9 * PIECE_BYTES + 17])
+def test_a_tree_is_the_same_when_threads_share_the_blocks_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(6).randbytes(size))
+    alone, shared, in_blocks = TreeDigest(), TreeDigest(), TreeDigest()
+    with path.open("rb") as file, ThreadPoolExecutor(3) as threads:
+        alone.add_file(file.fileno())
+        monkeypatch.setattr(file_digests, "_BLOCK_BYTES", 2 * PIECE_BYTES)
+        shared.add_file(file.fileno(), each=threads.map)
+        in_blocks.add_file(file.fileno())
+    assert shared.hexdigest() == in_blocks.hexdigest() == alone.hexdigest()
 
 
 def test_a_tree_tells_where_one_stream_ends_and_the_next_begins(tmp_path: Path) -> None:

@@ -125,8 +125,10 @@
 
   /* A morph must not empty what a script has drawn. */
   Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("plot") && plots.has(old));
-  /* Nor close what the reader has unfolded. */
-  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.tagName === "DETAILS");
+  /* Nor close what the reader has unfolded, nor undo what they have chosen or typed. */
+  const READERS = ["checked", "selected", "value"];
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
+    !(name === "open" && node.tagName === "DETAILS") && !(READERS.includes(name) && node.closest("form"));
 
   localTimes(document);
   drawAll();

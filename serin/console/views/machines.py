@@ -57,6 +57,7 @@ def read_run(home: Path, parameters: Parameters) -> dict[str, Any]:
         "run": found,
         "is_flow": flow is not None,
         "receipts": receipts,
+        "waits": found.get("waits") or [str(wait) for receipt in receipts for wait in receipt.waits],
         "chart": _chart(receipts),
         **_prefect(home),
     }

@@ -34,7 +34,9 @@ class View:
 
 
 def query_parameters(view: View, request: Request) -> dict[str, str]:
-    return {name: request.query_params[name] for name in view.query if name in request.query_params}
+    """Returns the parameters after the path; one that is given several times has commas between its values."""
+    asked = request.query_params
+    return {name: ",".join(asked.getlist(name)) for name in view.query if name in asked}
 
 
 def view_parameters(view: View, request: Request) -> dict[str, str]:

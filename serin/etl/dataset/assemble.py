@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from serin.errors import TableEmpty
@@ -48,7 +47,7 @@ from serin.features.aggregates.aggregate import (
     measure_sample,
     merge_answers,
 )
-from serin.features.aggregates.distribution import order_of_values
+from serin.features.aggregates.distribution import count_nulls, order_of_values
 from serin.features.aggregates.value_counts import Counts, HighBits, ValueCounts, ValueTable
 from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
@@ -329,14 +328,13 @@ def collect_statistics(plan: FeaturePlan, answer: Answer) -> dict[str, ColumnSta
 
 
 def _numbers(upper: Counts, kind: Kind) -> NumberStatistics:
-    halves = np.arange(len(upper))
     used, ends = order_of_values(upper)
     wanted = np.arange(1, _BINS + 1) * (int(ends[-1]) / _BINS)
     last = np.unique(np.minimum(np.searchsorted(ends, wanted), len(used) - 1))
     return NumberStatistics(
         kind=kind,
         rows=int(upper.sum()),
-        nulls=int(upper[halves & 0x7FFF > 0x7F80].sum()),
+        nulls=count_nulls(upper),
         edges=tuple(_lower_edges(np.concatenate([used[:1], used[last] + 1]))),
         counts=tuple(np.diff(ends[last], prepend=0).tolist()),
     )
@@ -350,8 +348,7 @@ def _lower_edges(keys: npt.NDArray[np.int64]) -> list[float]:
 
 
 def _categories(table: ValueTable, kind: Kind) -> CategoryStatistics:
-    order = np.asarray(pc.sort_indices(table.values).to_numpy())
-    order = order[np.argsort(-table.counts[order], kind="stable")][:_COMMONEST]
+    order = table.commonest_first(_COMMONEST)
     total = int(table.counts.sum())
     shown = table.counts[order]
     return CategoryStatistics(

@@ -22,6 +22,7 @@ import pyarrow as pa
 from serin.columns.coded import CodedColumn
 from serin.columns.column import (
     Column,
+    any_true,
     array_module,
     beside,
     column_from_arrow,
@@ -81,9 +82,14 @@ def choose_golden(
     ids = table.column("row").to_numpy()
     places = np.flatnonzero(np.isin(ids, np.fromiter(chosen, np.int64, len(chosen))))
     real = table.take(pa.array(places[np.argsort(ids[places])]))
-    _assert_served_alike(inputs, plan, made, real)
-    changed = _changed(inputs, plan, made, real)
-    return pa.concat_tables([real, changed]).combine_chunks()
+    copies, changed = _changed(inputs, real)
+    requests = pa.concat_tables([real.select(changed.column_names), changed])
+    columns, num, cat = features_of_requests(inputs, plan, made, requests)
+    _assert_served_alike(plan, real, num, cat)
+    made_of_changed = rows_in_wire_form(inputs, plan, columns, num, cat).slice(real.num_rows)
+    for name in ("target", "row"):
+        made_of_changed = made_of_changed.append_column(name, copies.column(name))
+    return pa.concat_tables([real, made_of_changed]).combine_chunks()
 
 
 def features_of_requests(
@@ -108,13 +114,9 @@ def features_of_requests(
     return columns, *plan.transform(columns)
 
 
-def _changed(
-    inputs: Sequence[InputColumn],
-    plan: FeaturePlan,
-    made: Made,
-    real: pa.Table,
-) -> pa.Table:
-    """Copies of real rows, each with one value null, one value unseen, or every value null."""
+def _changed(inputs: Sequence[InputColumn], real: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Some of the real rows, and requests like theirs, each with one value null, one value unseen, or every value
+    null."""
     nulls = {column.name: "" if column.kind == "string" else null_of(column.kind) for column in inputs}
     changes = [nulls] + [{name: value} for name, value in nulls.items()]
     unseen: dict[Kind, str | int] = {"string": _UNSEEN_TEXT, "int": _UNSEEN_INT}
@@ -126,22 +128,17 @@ def _changed(
         values = copies.column(column.name).to_pylist()
         changed = [change.get(column.name, value) for change, value in zip(changes, values, strict=True)]
         requests[column.name] = pa.array(changed, ARROW[column.kind], from_pandas=False)
-    columns, num, cat = features_of_requests(inputs, plan, made, pa.table(requests))
-    table = rows_in_wire_form(inputs, plan, columns, num, cat)
-    return table.append_column("target", copies.column("target")).append_column("row", copies.column("row"))
+    return copies, pa.table(requests)
 
 
 def _assert_served_alike(
-    inputs: Sequence[InputColumn],
-    plan: FeaturePlan,
-    made: Made,
-    real: pa.Table,
+    plan: FeaturePlan, real: pa.Table, num: npt.NDArray[np.float32], cat: npt.NDArray[np.int32]
 ) -> None:
-    _, num, cat = features_of_requests(inputs, plan, made, real)
-    approximate = plan.approximate
+    """`num` and `cat` begin with what serving computes for the real rows."""
+    approximate, rows = plan.approximate, real.num_rows
     for index, name in enumerate(plan.numeric):
         wanted = real.column(f"num__{name}").to_numpy()
-        found = np.ascontiguousarray(num[:, index])
+        found = np.ascontiguousarray(num[:rows, index])
         if name in approximate:
             same = alike(found, wanted, approximate[name])
         else:
@@ -149,7 +146,7 @@ def _assert_served_alike(
         assert same.all(), f"{name}: served otherwise"
     for index, output in enumerate(plan.categorical):
         wanted = real.column(f"cat__{output.name}").to_numpy()
-        assert np.array_equal(cat[:, index], wanted), f"{output.name}: served otherwise"
+        assert np.array_equal(cat[:rows, index], wanted), f"{output.name}: served otherwise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -242,7 +239,7 @@ class _Picker:
             return self._extreme_entry(column, sign)
         numbers: Floats = sign * column.values.astype(np.float64)
         null = column.null
-        if null.any():
+        if any_true(null):
             present = np.flatnonzero(~null)
             return self._listed(present[_smallest(numbers[present], 1)], numbers)
         return self._listed(_smallest(numbers, 1), numbers)

@@ -184,5 +184,5 @@ def sample_piece(
     train = divided.span(0)
     chosen = sampled(divided.rows[train], share)
     columns = take({name: divided.columns[name][train] for name in names}, chosen)
-    own = {name: column.on_host() for name, column in columns.items()}
+    own = {name: column.on_host().with_few_texts() for name, column in columns.items()}
     return on_host(divided.target[train][chosen]), own

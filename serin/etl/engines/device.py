@@ -22,12 +22,14 @@ from serin.machine import environment
 from serin.machine.durable import begin_sync_beside
 from serin.machine.hardware import inventory
 from serin.spec.features import FeatureSpec
+from serin.store.waits import waiting_in_process
 
 F = TypeVar("F", bound=Callable[..., Any])
 _rescued: list[int] = []  # appending is safe from any thread
 QUICK_COMPILER = ("CUPY_NVRTC_USE_PCH", "1")  # a first run compiles its kernels in two thirds of the time
 _STAGE_BYTES = 2**23  # of locked memory that a thread copies through
 _WRITERS = 16
+_START = "imports of cuDF and start of the GPU for etl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +68,12 @@ def memory_pool() -> Iterator[None]:
     GpuUnusable when cupy and the driver do not get on with each other."""
     environment.prefer(*QUICK_COMPILER)
     try:
-        import cupy
+        with waiting_in_process(_START):
+            import cupy
 
-        free_gpu_bytes()
-        keep_subnormals()
-        warn_if_flushed()
+            free_gpu_bytes()
+            keep_subnormals()
+            warn_if_flushed()
     except (ImportError, RuntimeError) as error:
         raise GpuUnusable(reason=f"{type(error).__name__}: {error}") from error
     if importlib.util.find_spec("rmm") is None:  # cupy's own pool then
@@ -88,6 +91,9 @@ def memory_pool() -> Iterator[None]:
         pool = rmm.mr.LimitingResourceAdaptor(pool, allocation_limit=limit)
     rmm.mr.set_current_device_resource(pool)
     cupy.cuda.set_allocator(rmm_cupy_allocator)
+    if importlib.util.find_spec("cudf") is not None:
+        with waiting_in_process(_START):
+            importlib.import_module("cudf")  # here, where no thread of the engine waits for it
     gc.freeze()  # what is there already is not looked at in the end: cuDF's modules alone take a tenth of a second
     try:
         yield

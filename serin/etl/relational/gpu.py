@@ -7,7 +7,6 @@ dictionary is copied to the host. The host reads every column that cuDF would no
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,22 +15,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from serin.columns.column import Column, column_from_arrow
 from serin.etl.binding.layout import Layout
-from serin.etl.engines.device import host_columns
-from serin.etl.engines.engine import Engine, Held
+from serin.etl.engines.device import to_gpu
+from serin.etl.relational.groups import joined
 from serin.etl.relational.relation import LoadedJoin, Prepared, Related, finish, relate_columns
 from serin.etl.sources.files import open_parquet
 from serin.etl.sources.tables import Piece, Read, read_piece
 from serin.formats.schema import INT64_NULL
 from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec
-from serin.spec.features import FeatureSpec
 
 _HOST_ROWS = 2**18  # that a thread reads at a time
-logger = logging.getLogger(__name__)
 
 
 def read_on_gpu(pieces: Sequence[Piece], reads: Sequence[Read]) -> dict[str, Column]:
@@ -99,7 +95,7 @@ def _decode(
             made = _texts(series) if read.kind == "string" else _numbers(series, read)
             parts[read.column].append(made)
             del frame[read.name_in_file], series
-    return {name: _joined(own) for name, own in parts.items()}
+    return {name: joined(own) for name, own in parts.items()}
 
 
 def _texts(series: Any) -> Column:
@@ -151,7 +147,7 @@ def _upload(pieces: Sequence[Piece], reads: tuple[Read, ...]) -> dict[str, Colum
     small = [part for each in pieces for part in host_parts(each)]
     with ThreadPoolExecutor(core_count(), thread_name_prefix="to-gpu") as pool:
         parts = list(pool.map(lambda part: read_piece(part, reads), small))
-    return {read.column: _joined([part.pop(read.column) for part in parts]) for read in reads}
+    return {read.column: joined([to_gpu(part.pop(read.column)) for part in parts]) for read in reads}
 
 
 def host_parts(piece: Piece) -> Iterator[Piece]:
@@ -167,25 +163,6 @@ def host_parts(piece: Piece) -> Iterator[Piece]:
         if rows >= _HOST_ROWS or group == piece.groups[-1]:
             yield replace(piece, groups=tuple(groups), first_row=first, rows=rows)
             first, groups, rows = first + rows, [], 0
-
-
-def _joined(parts: Sequence[Column]) -> Column:
-    """The parts of a column as one, on the GPU; texts with one dictionary."""
-    import cupy
-
-    if len(parts) == 1 and parts[0].xp is not np:
-        return parts[0]
-    if parts[0].dictionary is None:
-        return Column(
-            kind=parts[0].kind, values=cupy.concatenate([cupy.asarray(part.values) for part in parts])
-        )
-    texts = pc.unique(pa.concat_arrays([part.dictionary for part in parts]))
-    codes = []
-    for part in parts:
-        place = pc.index_in(part.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
-        table = cupy.asarray(np.append(place, -1).astype(np.int32))
-        codes.append(table[cupy.asarray(part.values)])
-    return Column(kind="string", values=cupy.concatenate(codes), dictionary=texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,21 +189,6 @@ def gpu_batches(pieces: Sequence[Piece], rows: int) -> list[GpuBatch]:
         else:
             batches.append([piece])
     return [GpuBatch(pieces=tuple(own)) for own in batches]
-
-
-def hold_on_gpu(
-    engine: Engine,
-    pieces: Sequence[Piece],
-    rows: int,
-    data: DataSpec,
-    features: Sequence[FeatureSpec],
-    layout: Layout,
-    joins: Sequence[LoadedJoin],
-) -> Held:
-    """The prepared pieces on the engine's GPUs, in batches of at most `rows` rows."""
-    if own := host_columns(features):
-        logger.info(f"on the host: your own operators of {', '.join(own)}")
-    return engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), data, layout, joins)
 
 
 def prepare_on_gpu(batch: GpuBatch, data: DataSpec, layout: Layout, joins: Sequence[LoadedJoin]) -> Prepared:

@@ -8,20 +8,32 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from serin.columns.column import Column, beside, column_from_arrow
+from serin.columns.column import Column, beside
 from serin.columns.hashing import hash_ints, hash_strings
 
 Int64 = npt.NDArray[np.int64]
 
 
 def joined(parts: Sequence[Column]) -> Column:
-    """The columns of pieces as one."""
+    """The columns of pieces as one, where they are; strings with one dictionary."""
     if len(parts) == 1:
         return parts[0]
-    if parts[0].kind == "string":
-        return column_from_arrow(pa.chunked_array([part.to_arrow() for part in parts]), "string")
-    return Column(kind=parts[0].kind, values=np.concatenate([part.values for part in parts]))
+    texts = None
+    if parts[0].dictionary is not None:
+        texts = pc.unique(pa.concat_arrays([part.dictionary for part in parts]))
+        parts = [with_dictionary(part, texts) for part in parts]
+    values = parts[0].xp.concatenate([part.values for part in parts])
+    return Column(kind=parts[0].kind, values=values, dictionary=texts)
+
+
+def with_dictionary(column: Column, texts: pa.Array) -> Column:
+    """The same strings as codes into another dictionary, which has all of them."""
+    assert column.dictionary is not None
+    place = pc.index_in(column.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
+    codes = beside(np.append(place, -1).astype(np.int32), column.values)
+    return Column(kind="string", values=codes[column.values], dictionary=texts)
 
 
 def group_codes(keys: Sequence[Column]) -> Int64:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.etl.binding.layout import JoinLayout, Layout
-from serin.etl.engines.device import to_gpu
+from serin.etl.engines.device import host_columns, to_gpu
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import partner_bytes, shared_budget
 from serin.etl.relational.across_pieces.global_pass import finish_with_global_pass
 from serin.etl.relational.across_pieces.large_joins import Join, hold_related, partition_join
-from serin.etl.relational.gpu import gpu_batches, hold_on_gpu, host_parts, relate_on_gpu
+from serin.etl.relational.gpu import gpu_batches, host_parts, prepare_on_gpu, relate_on_gpu
 from serin.etl.relational.piece_cache import PieceCache, prepare_or_find, relate_or_find
 from serin.etl.relational.relation import LoadedJoin, finish, load_join, prepare, relate
 from serin.etl.sources.tables import Piece, Table
@@ -61,7 +61,9 @@ def prepare_pieces(
     if work.compares_rows or len(loaded) < len(joins):
         held = _prepare_across_pieces(work, engine, pieces, joins, rows)
     elif engine.gpu:
-        held = hold_on_gpu(engine, pieces, rows, work.data, work.features, work.layout, loaded)
+        if own := host_columns(work.features):
+            logger.info(f"on the host: your own operators of {', '.join(own)}")
+        held = engine.hold(prepare_on_gpu, gpu_batches(pieces, rows), work.data, work.layout, loaded)
     elif work.cache is not None:
         work.cache.log_found(pieces)
         held = engine.hold(prepare_or_find, pieces, work.data, work.layout, loaded, work.cache)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ def evaluate_target(target: TargetSpec, columns: Mapping[str, Column], rows: int
         for text in target.each.values()
     ]
     xp = array_module(*(part.values for part in parts))
-    null = xp.stack([part.null for part in parts]).any(axis=0)
+    null = reduce(or_, [part.null for part in parts])
     return TargetPart(values=xp.stack([part.values for part in parts], axis=1), null=null)
 
 

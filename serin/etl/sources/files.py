@@ -84,7 +84,7 @@ def find_files(table: str, url: str, digests: Path | None = None) -> tuple[Sourc
         def find(each: str) -> SourceFile:
             return describe(table, system, each, _partition(each.removeprefix(root)), digests)
 
-        if digests is None or not isinstance(system, LocalFileSystem):
+        if digests is None or not isinstance(system, LocalFileSystem) or len(paths) == 1:
             return tuple(map(find, paths))
         with ThreadPoolExecutor(min(_HASHED_AT_ONCE, core_count())) as threads:
             return tuple(threads.map(find, paths))

@@ -25,6 +25,7 @@ from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import ExportFailed
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription
+from serin.formats.external_data import check_graph, give_references, take_references
 from serin.formats.nulls import null_strings
 from serin.formats.schema import Schema
 
@@ -43,7 +44,7 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
     front = deepcopy(features.model)
     front.ir_version = back.ir_version = max(front.ir_version, back.ir_version)
     _raise_opset("ai.onnx.ml", front, back)
-    logits = f"{prefix}logits"
+    logits, large = f"{prefix}logits", take_references(back)
     try:
         model = compose.merge_models(
             front,
@@ -55,6 +56,7 @@ def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> on
         onnx.checker.check_model(model, full_check=True)
     except (ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportFailed(what="the model", reason=f"features and network do not fit: {error}") from error
+    give_references(model, large)
     return model
 
 
@@ -80,7 +82,7 @@ def core_of(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) ->
             node.input[position] = names.get(name, name)
     _answer(core.graph, f"{prefix}logits", schema, "answer/")
     core.ir_version = max(core.ir_version, features.model.ir_version)
-    onnx.checker.check_model(core)
+    check_graph(core)
     return core
 
 

@@ -15,17 +15,17 @@ import onnx
 from onnx import compose, helper, numpy_helper
 
 from serin.errors import ExportFailed
-from serin.export.convert.torch2onnx import torch2onnx
 from serin.export.convert.trees2onnx import parse_trees, summed, trees2onnx
 from serin.formats.dataset import DatasetDescription
+from serin.formats.external_data import check_graph
 from serin.formats.gate import NETWORK_TERMS, ScoreScale
 from serin.formats.schema import Task
-from serin.formats.trained import read_blend, read_record, read_trained
+from serin.formats.trained import WEIGHTS, read_blend, read_record, read_trained
 from serin.formats.wire import Array
-from serin.models.build import Margins, load_model, network_margins, open_margins
 from serin.models.shape import TableShape, shape_of, shape_of_record
-from serin.models.trees import read_booster
+from serin.models.trees import Margins, read_booster, tree_margins
 from serin.scoring.session import open_session
+from serin.store.waits import importing
 
 _PRUNED = "pruned"  # beside the weights it was cut from
 
@@ -83,11 +83,16 @@ def graph_network(graph: onnx.ModelProto, made_by: str) -> Network:
 
 
 def _torch_network(folder: Path, shape: TableShape, tolerance: float) -> Network:
+    with importing("imports of torch for export"):  # not for trees and graphs
+        from serin.export.convert.torch2onnx import torch2onnx
+        from serin.models.build import load_model, network_margins
+
     module = load_model(folder)
-    graph = torch2onnx(module, shape, tolerance=tolerance)
-    smaller = {}
-    if (folder / _PRUNED).is_dir():
-        smaller[_PRUNED] = torch2onnx(load_model(folder / _PRUNED), shape, tolerance=tolerance)
+    graph = torch2onnx(module, shape, tolerance=tolerance, weights=folder / WEIGHTS)
+    smaller, pruned = {}, folder / _PRUNED
+    if pruned.is_dir():
+        cut = load_model(pruned)
+        smaller[_PRUNED] = torch2onnx(cut, shape, tolerance=tolerance, weights=pruned / WEIGHTS)
     base, size = (module.get_buffer(one).numpy() if shape.units else 0.0 for one in ("shift", "scale"))
     return Network(
         graph=graph, reference=network_margins(module), made_by="torch", smaller=smaller, base=base, size=size
@@ -97,7 +102,7 @@ def _torch_network(folder: Path, shape: TableShape, tolerance: float) -> Network
 def _tree_network(folder: Path, shape: TableShape, task: Task) -> Network:
     document = parse_trees(read_booster(read_trained(folder)[1]))
     graph, (terms, base) = trees2onnx(document, shape, task), summed(document)
-    return Network(graph=graph, reference=open_margins(folder), made_by="XGBoost", terms=terms, base=base)
+    return Network(graph=graph, reference=tree_margins(folder), made_by="XGBoost", terms=terms, base=base)
 
 
 def _blended_network(folder: Path, data: DatasetDescription, tolerance: float) -> Network:
@@ -173,7 +178,7 @@ def blend_graphs(members: Sequence[tuple[onnx.ModelProto, float]]) -> onnx.Model
         ir_version=max(part.ir_version for part in parts),
     )
     try:
-        onnx.checker.check_model(model, full_check=True)
+        check_graph(model, full=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportFailed(what="the blend", reason=f"its models do not fit together: {error}") from error
     return model

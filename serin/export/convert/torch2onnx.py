@@ -6,20 +6,20 @@ The graph is compared with the module before it is returned, and contains no tra
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from serin.errors import ExportFailed, GateFailed
+from serin.export.convert.quiet import quiet
+from serin.formats.external_data import LIMIT_BYTES, large_tensors
 from serin.models.foreign.module import OwnNetwork
 from serin.models.shape import TableShape
 from serin.models.table import Divisible
@@ -29,17 +29,20 @@ OPSET = 20
 # 1 because exporters tend to hard-code it, 7 because it is not a power of two.
 VERIFIED_BATCHES = (1, 2, 7, 64)
 _INPUTS, _OUTPUT = ["num", "cat"], "logits"
+_Rows = tuple[torch.Tensor, torch.Tensor]
 
 
-def torch2onnx(module: torch.nn.Module, shape: TableShape, *, tolerance: float = 1e-4) -> onnx.ModelProto:
+def torch2onnx(
+    module: torch.nn.Module, shape: TableShape, *, tolerance: float = 1e-4, weights: Path | None = None
+) -> onnx.ModelProto:
     """Returns the module's graph, validated on random rows. Raises GateFailed when it does not agree with the
-    module."""
-    module = module.eval()
+    module. `weights`: the file of its weights, to which the graph refers when they are too large for it."""
+    module, large = module.eval(), large_tensors(weights) if weights else {}
     rows = _random_rows(shape, 3)  # not 1: a batch of one would be taken for a constant
     try:
         with quiet("torch.onnx"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = _trace(module, rows) if _is_own(module) else _capture(module, rows)
+            model = _trace(module, rows, large) if _is_own(module) else _capture(module, rows, large)
     except torch.onnx.OnnxExporterError as error:
         raise ExportFailed(what="the network", reason=str(error).strip().splitlines()[0]) from error
     _strip_traces(model)
@@ -54,9 +57,9 @@ def _is_own(module: torch.nn.Module) -> bool:
     )
 
 
-def _trace(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> onnx.ModelProto:
+def _trace(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """Records one run of a network that does the same for all rows. It takes a tenth of a second, torch.export takes
-    seconds: it loads a compiler."""
+    seconds: it loads a compiler. With large weights all of them are inputs of what is recorded, which stays small."""
     with tempfile.TemporaryDirectory(prefix="serin-onnx-") as folder:
         file = Path(folder, "network.onnx")
         torch.onnx.export(
@@ -64,6 +67,9 @@ def _trace(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> 
             rows,
             file,
             dynamo=False,
+            export_params=not large,
+            do_constant_folding=not large,
+            keep_initializers_as_inputs=bool(large),  # else equal ones become one, under one of their names
             opset_version=OPSET,
             input_names=_INPUTS,
             output_names=[_OUTPUT],
@@ -78,11 +84,19 @@ def _trace(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> 
     ]
     del model.graph.input[:]  # one without columns is left out by the exporter
     model.graph.input.extend(inputs)
+    if large:
+        used = {name for node in model.graph.node for name in node.input}
+        for name, tensor in module.state_dict().items():
+            if name in used:
+                inside = None if name in large else numpy_helper.from_array(tensor.numpy(), name)
+                model.graph.initializer.append(inside or large[name])
     return model
 
 
-def _capture(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -> onnx.ModelProto:
+def _capture(module: torch.nn.Module, rows: _Rows, large: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """Refuses a user's network whose path depends on the values of the rows: one run would not show all of it."""
+    from onnxscript import ir  # here, because it takes seconds to import
+
     batch = torch.export.Dim("batch", min=1, max=2**30)
     program = torch.onnx.export(
         module,
@@ -96,10 +110,22 @@ def _capture(module: torch.nn.Module, rows: tuple[torch.Tensor, torch.Tensor]) -
         verbose=False,
     )
     assert program is not None
-    return program.model_proto
+    referred = {name: value for name, value in program.model.graph.initializers.items() if name in large}
+    for value in referred.values():
+        value.const_value = ir.tensor([0.0])  # until the graph refers to it
+    kept = [value.const_value for value in program.model.graph.initializers.values()]
+    rest = sum(int(tensor.nbytes) for tensor in kept if tensor is not None)
+    if rest > LIMIT_BYTES:
+        reason = f"the graph needs {rest / 1e9:.1f} GB of weights in another form than they were trained in"
+        raise ExportFailed(what="the network", reason=reason)
+    model = program.model_proto
+    for tensor in model.graph.initializer:
+        if tensor.name in referred:
+            tensor.CopyFrom(large[tensor.name])
+    return model
 
 
-def _random_rows(shape: TableShape, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _random_rows(shape: TableShape, rows: int) -> _Rows:
     random = np.random.default_rng(rows)
     num = random.standard_normal((rows, shape.numeric), dtype=np.float32)
     codes = [random.integers(0, size, rows) for size in shape.sizes]
@@ -139,16 +165,3 @@ def _strip_traces(model: onnx.ModelProto) -> None:
 def _clear(message: Any) -> None:
     message.ClearField("doc_string")
     message.ClearField("metadata_props")
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silences advice of the logger `name` ("" for all), such as that of exporters about packages and preprocessing
-    that these graphs do not need."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -18,7 +18,8 @@ from onnx import helper, numpy_helper
 
 from serin.export.convert.network import Network
 from serin.export.convert.onnx2trt import missing_tensorrt
-from serin.export.convert.torch2onnx import quiet
+from serin.export.convert.quiet import quiet
+from serin.formats.external_data import references
 from serin.formats.wire import Array
 from serin.scoring.session import Device, float_tensors, run_with_inner
 
@@ -27,6 +28,8 @@ _FEWEST_ROWS = 64  # below this nothing is saved
 _STEPS = 127.0
 _CALIBRATION_BATCH_ROWS = 256
 _LAYERS = ("Gemm", "MatMul")
+_REWRITTEN = ("fp16", "int8", "int8_dynamic", "int8_embeddings", "tensorrt")
+_LARGE = "its weights are in a file beside the graph, and this variant needs a graph that contains them"
 LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the value
 SENSITIVE = (
     "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization",
@@ -73,7 +76,7 @@ def build_variants(
         "tensorrt": lambda: missing_tensorrt() or to_fp16(network.graph, rows),
     }
     for name in sorted(names, key=lambda name: name != "fp32"):
-        made = builders[name]()
+        made = _LARGE if name in _REWRITTEN and references(network.graph) else builders[name]()
         if isinstance(made, str):
             yield Unavailable(name=name, reason=made)
         else:

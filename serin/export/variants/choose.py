@@ -24,6 +24,7 @@ from serin.export.gate.gate import GoldenRows, batch_sizes, tile
 from serin.export.gate.quality import loss, measure
 from serin.export.variants.build import Unavailable, Variant
 from serin.export.variants.context import Runnable, VariantContext, open_runnable
+from serin.formats.external_data import graph_bytes
 from serin.formats.gate import VariantResult, scores_apart
 from serin.formats.wire import Array
 from serin.machine.hardware import core_count
@@ -135,7 +136,7 @@ class _Judge:
         result = VariantResult(
             name=entry.variant.name,
             status="passed",
-            bytes=entry.variant.graph.ByteSize(),
+            bytes=graph_bytes(entry.variant.graph),
             latency_us=dict(timed),
             mix_us=_over_mix(timed, context.spec.batch_mix),
         )

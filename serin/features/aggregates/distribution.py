@@ -130,7 +130,6 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
     """The distribution of training rows; DataError when there is no value among them."""
     assert not numbers.steps
     upper: Counts = yield HighBits(numbers)
-    nulls = int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
     highs, ends = order_of_values(upper)
     if not len(highs):
         raise ColumnUnusable(
@@ -138,7 +137,12 @@ def measure_distribution(numbers: Numbers) -> Fit[Distribution]:
             problem=f"column {numbers.column!r} has no value in the training split; remove it from the features, "
             "or fix the table",
         )
-    return Distribution(numbers=numbers, highs=highs, ends=ends, nulls=nulls)
+    return Distribution(numbers=numbers, highs=highs, ends=ends, nulls=count_nulls(upper))
+
+
+def count_nulls(upper: Counts) -> int:
+    """The rows whose upper halves are those of NaN."""
+    return int(upper[_INFINITE + 1 : _SIGN].sum()) + int(upper[_SIGN + _INFINITE + 1 :].sum())
 
 
 def _bits_of_high(high: int) -> int:
@@ -148,7 +152,7 @@ def _bits_of_high(high: int) -> int:
 def order_of_values(counts: Counts) -> tuple[Counts, Counts]:
     """The finite upper halves that occur, as upper halves of sort keys in the order of values; and the rows up to and
     with each."""
-    halves = np.flatnonzero(counts)
+    halves = np.flatnonzero(counts != 0)
     halves = halves[(halves & 0x7FFF) < _INFINITE]
     keys = np.where(halves & _SIGN, 0xFFFF - halves, halves | _SIGN)
     order = np.argsort(keys)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, array_module, on_host, tally
+from serin.columns.column import Column, any_true, array_module, on_host, tally
 from serin.features.aggregates.aggregate import Counted
 from serin.features.fitted import Sample
 from serin.features.numbers import Numbers
@@ -31,10 +31,15 @@ class ValueTable:
     counts: Counts
     nulls: int
 
-    def commonest_first(self) -> npt.NDArray[np.intp]:
-        """The order of values by descending count, ties by value (strings: by their bytes)."""
-        order = np.asarray(pc.sort_indices(self.values).to_numpy())
-        return order[np.argsort(-self.counts[order], kind="stable")]
+    def commonest_first(self, most: int | None = None) -> npt.NDArray[np.intp]:
+        """The order of values by descending count, ties by value (strings: by their bytes). At most so many, if given:
+        the others are not sorted."""
+        chosen = np.arange(len(self.counts))
+        if most is not None and most < len(self.counts):
+            chosen = np.flatnonzero(self.counts >= np.partition(self.counts, -most)[-most])
+        by_value = pc.sort_indices(self.values.take(pa.array(chosen))).to_numpy()
+        order: npt.NDArray[np.intp] = chosen[by_value]
+        return order[np.argsort(-self.counts[order], kind="stable")][:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ def group_rows(column: Column) -> tuple[Any, pa.Array]:
         return _group_on_gpu(column)
     null = column.null
     values = column.values.astype(np.int64, copy=False)
-    present = values[~null] if null.any() else values
+    present = values[~null] if any_true(null) else values
     encoded = pa.array(present).dictionary_encode()
     distinct, place = encoded.dictionary, np.asarray(encoded.indices.to_numpy())
     if len(present) == len(values):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from serin.columns.column import Column, array_module
+from serin.columns.column import Column, any_true, array_module
 from serin.columns.hashing import hash_ints, hash_strings
 from serin.columns.keys import label_encoder
 from serin.errors import ColumnUnusable
@@ -68,8 +68,8 @@ def fit_vocabulary(columns: Sequence[str], min_count: int, max_size: int | None)
     """One vocabulary for all these columns: a value counts in whichever column it occurs."""
     counted: tuple[ValueTable, ...] = yield tuple(ValueCounts(column) for column in columns)
     table = reduce(merge_tables, counted)
-    order = table.commonest_first()
-    order = order[table.counts[order] >= min_count][:max_size]
+    order = table.commonest_first(max_size)
+    order = order[table.counts[order] >= min_count]
     return table.values.take(pa.array(order))
 
 
@@ -99,7 +99,7 @@ class FittedCategorify:
         values, null = column.values.astype(np.int64, copy=False), column.null
         if xp is not np:
             return (self._codes_on_gpu(values, null),)
-        present = values[~null] if null.any() else values
+        present = values[~null] if any_true(null) else values
         codes = np.zeros(len(values), np.int32)
         codes[~null] = self._codes_of_ints(present)
         return (codes,)

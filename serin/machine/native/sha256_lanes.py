@@ -1,8 +1,9 @@
 """SHA-256 of many byte strings at once: compiled, one in each lane of the processor's vectors; else by hashlib.
 
 The library is compiled by the machine's C++ compiler beside the first long computation, and kept in the home folder.
-Until then, and where it gains nothing (processors with SHA instructions, which hashlib uses), hashlib does the work:
-the digests are the same.
+Until then, and where it gains nothing (processors with SHA instructions, which hashlib uses, and without AVX-512),
+hashlib does the work: the digests are the same. hashlib needs the interpreter's lock for every piece, so that many
+threads wait for it.
 """
 
 from __future__ import annotations
@@ -143,10 +144,9 @@ def supported_vectors() -> tuple[str, ...]:
 
 @functools.cache
 def _vectors() -> str | None:
-    """Which vectors to use; None where hashlib is as fast."""
-    if "sha_ni" in _processor_flags():
-        return None
-    return next(iter(supported_vectors()), None)
+    """Which vectors to use; None where hashlib is as fast: 8 lanes are slower than instructions for SHA, 16 are not."""
+    widest = next(iter(supported_vectors()), None)
+    return None if widest == "avx2" and "sha_ni" in _processor_flags() else widest
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, version_converter
 
 from serin.columns.onnx_graph import IR_VERSION, OPSETS, GraphBuilder
 from serin.errors import ModelUnfit
+from serin.formats.external_data import external_tensors
 from serin.formats.schema import Task
 from serin.models.shape import TableShape
 
@@ -37,7 +38,7 @@ def load_graph(path: Path, what: str) -> onnx.ModelProto:
         raise ModelUnfit(what=what, reason=f"{path.name} is not an ONNX file: {error}") from error
     if not model.graph.node:
         raise ModelUnfit(what=what, reason=f"{path.name} is not an ONNX file, or its graph is empty")
-    if any(each.data_location == TensorProto.EXTERNAL for each in model.graph.initializer):
+    if any(external_tensors(model)):
         raise ModelUnfit(what=what, reason=f"{path.name} keeps weights in another file; save it as one file")
     try:
         onnx.checker.check_model(model)

@@ -68,25 +68,26 @@ class HomeHours:
         """Replaces a part by one with the rows for which `rows` is true."""
         rewrite(hour[0], [part], rows)
 
-    def count_lost(self, hours: Iterable[HomeHour]) -> None:
-        """Counts the rows of these hours that the store of several hosts does not have yet as lost."""
+    def delete(self, hours: Collection[HomeHour], *, count_lost: bool = False) -> None:
+        """Deletes hours. `count_lost`: rows that the store of several hosts does not have yet are counted as lost."""
+        with writing(self._home, self.model) as folder:
+            if count_lost:
+                self._count_lost(folder, hours)
+            for path, _, _ in hours:
+                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    path.parent.rmdir()  # when it was the last of its version
+
+    def _count_lost(self, folder: Path, hours: Iterable[HomeHour]) -> None:
         sharing = read_sharing(self._home, self.model)
         if sharing is None:
             return
         parts = [part for path, _, _ in hours for part in parts_of_hour(path) if part.last > sharing.last]
         lost = sum(rows for part in parts for number, rows in part_map(part.path) if number > sharing.last)
         if lost:
-            with writing(self._home, self.model) as folder:
-                document = read_document(self._home, self.model)
-                write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
+            document = read_document(self._home, self.model)
+            write_document(folder, {**document, "lost_rows": document.get("lost_rows", 0) + lost})
             log.warning("%d rows of %s were deleted before they could be uploaded", lost, self.model)
-
-    def delete(self, hours: Iterable[HomeHour]) -> None:
-        with writing(self._home, self.model):
-            for path, _, _ in hours:
-                shutil.rmtree(path, ignore_errors=True)
-                with suppress(OSError):
-                    path.parent.rmdir()  # when it was the last of its version
 
 
 class StoreHours:
@@ -128,10 +129,8 @@ class StoreHours:
             self._records.create(hour, (part.first, part.last), left, path)
         self._records.files.remove(old.key)
 
-    def count_lost(self, hours: Iterable[Folder]) -> None:
-        pass
-
-    def delete(self, hours: Iterable[Folder]) -> None:
+    def delete(self, hours: Collection[Folder], *, count_lost: bool = False) -> None:
+        del count_lost  # the store has all of them
         for file in (file for hour in hours for file in self._listed[hour]):
             self._records.files.remove(file.key)
 
@@ -153,8 +152,7 @@ def expire(hours: Hours, limits: CaptureSpec, now: float | None, *, remove: bool
         going.append(hour)
         total -= size
     if going and remove:
-        hours.count_lost(going)
-        hours.delete(going)
+        hours.delete(going, count_lost=True)
     return sum(sizes[hour] for hour in going)
 
 

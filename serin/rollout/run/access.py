@@ -19,7 +19,7 @@ from serin.rollout.run.commands import Mailbox
 from serin.rollout.run.record import check_newest
 from serin.spec.names import valid_model_name
 from serin.store.home_objects import HomeObjects
-from serin.store.objects import Objects
+from serin.store.objects import Objects, is_bucket
 from serin.store.open import open_objects
 
 
@@ -62,6 +62,23 @@ def find_rollouts(home: Path | None = None) -> Rollouts:
     home = environment.home() if home is None else home
     objects = find_cluster(home)
     return home_rollouts(home) if objects is None else Rollouts(objects)
+
+
+def rollouts_at(url: str) -> Rollouts | None:
+    """Returns the rollouts of those who serve from the store at `url`: a stack on this machine, or the hosts that share
+    it. None: this machine sees neither."""
+    own = _place(url) == _place(environment.store_url())
+    home = environment.home() if own else _place(url).parent  # the home of a store that nobody moved
+    if stack_decides(home):
+        return home_rollouts(home)
+    objects = open_objects(url)
+    return None if objects.read(KEY) is None else Rollouts(objects)
+
+
+def _place(url: str) -> Path:
+    if is_bucket(url):
+        return Path("/", url)  # of no home
+    return Path(url.removeprefix("file://")).expanduser().resolve()
 
 
 def find_cluster(home: Path) -> Objects | None:

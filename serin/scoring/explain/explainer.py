@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import onnx
 import torch
 
-from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PredictionFailed
+from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PackageRefused, PredictionFailed
 from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
+from serin.formats.external_data import read_graph
 from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
 from serin.formats.wire import Array, to_wire
-from serin.machine.packages import enter_stored
 from serin.models.build import load_model
 from serin.models.foreign.module import ANY_FAULT
 from serin.models.trees import Booster, feature_table, margins, read_booster
@@ -32,6 +32,8 @@ from serin.scoring.explain.explanation import Contributions, Method, Parts, Scal
 from serin.scoring.explain.integrated_gradients import integrated_gradients
 from serin.scoring.session import RUNTIME_ERRORS, open_session, run_in_batches, with_tensors
 from serin.spec.yaml_file import read_yaml
+from serin.store.packages import enter_stored, inside_package
+from serin.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +70,7 @@ class Explainer:
             raise self._refusal(self._why_nothing_was_kept())
         self._record = read_explain(self._folder / FOLDER)
         self._trained = self._open_trained()
-        model = onnx.load_model_from_string((self._folder / MODEL).read_bytes())
+        model = read_graph(self._folder / MODEL)
         self._tensors = (self._record.num_tensor, self._record.cat_tensor)
         self._session = open_session(with_tensors(model, self._tensors))
         self._note = self._compare_with_graph()
@@ -105,12 +107,20 @@ class Explainer:
         module = read_record(self._folder / FOLDER).model.module
         if module is not None and "imported" in self.manifest.lineage:
             raise self._refusal(f"its network is code ({module}) that came with an imported version")
-        if module is not None:
-            enter_stored(self._folder)
         try:
-            return open_trained(self._folder / FOLDER, self._record)
-        except Unexplained as error:
+            if module is not None:
+                enter_stored(self._folder)
+            with self._beside(module):
+                return open_trained(self._folder / FOLDER, self._record)
+        except (Unexplained, PackageRefused) as error:
             raise self._refusal(str(error)) from error
+
+    def _beside(self, module: str | None) -> AbstractContextManager[object]:
+        """A module that was sent with its run is in the run's package, with all that it imports."""
+        package = self.manifest.lineage.get("package")
+        if module is None or package is None or Path(module).is_absolute():
+            return nullcontext()
+        return inside_package(Store.open(), package)
 
     def _run(self, inputs: Mapping[str, Array]) -> _Run:
         name = self.schema.outputs[-1].name  # the score, or the probabilities

@@ -14,6 +14,7 @@ import onnx
 
 from serin.errors import GpuMemoryShort
 from serin.formats.bundle import CORE, MODEL, PLAN, REPOSITORY, TREES
+from serin.formats.external_data import graph_bytes
 from serin.machine import environment
 from serin.machine.hardware import Device, Nvml
 from serin.machine.leases import holders, offered_bytes
@@ -40,10 +41,10 @@ class Need:
 def estimate_need(folder: Path, choice: Choice, serving: ServingSpec) -> Need:
     """Estimates the memory of the bundle in `folder` at its largest batch, or takes `serving.gpu_memory` if set."""
     file = _accelerated(folder, choice)
-    weights = file.stat().st_size
-    activations = 0
+    weights, activations = file.stat().st_size, 0
     if file.suffix == ".onnx":
-        activations = bytes_per_row(onnx.load_model(file)) * serving.max_batch_rows
+        graph = onnx.load_model(file, load_external_data=False)
+        weights, activations = graph_bytes(graph), bytes_per_row(graph) * serving.max_batch_rows
     arena = max(_LEAST_BYTES, round(_SPARE * (weights + activations)))
     if choice.backend == "tensorrt_plan" or serving.accelerator == "tensorrt":
         arena += _WORKSPACE_BYTES

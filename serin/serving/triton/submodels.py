@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from serin.errors import BundleBroken
 from serin.formats.bundle import CORE, FRONT, MODEL, PLAN, TREES, Manifest
+from serin.formats.external_data import data_files
 from serin.formats.schema import NULL_OF_KIND, DType, InputColumn, Kind, OutputTensor, Schema
 from serin.machine.hardware import core_count
 from serin.serving.native.onnx_backend import SETTINGS, Split, native_settings, unsupported_output
@@ -64,15 +65,15 @@ def build_parts(folder: Path, schema: Schema, choice: Choice, settings: Settings
     """Builds the models of a release; the model that clients call comes first."""
     model = settings.release.model
     if choice.backend == "onnxruntime":
-        return [Part(name=model, config=onnxruntime_config(schema, settings), files={MODEL: folder / MODEL})]
+        config = onnxruntime_config(schema, settings)
+        return [Part(name=model, config=config, files=_with_data(folder, MODEL))]
     if choice.backend == "onnx_native":
         return [_native(folder, schema, choice, settings)]
     if choice.backend == "onnx_python":
         in_two = choice.place == "gpu" and (folder / CORE).is_file()
         graphs = (FRONT, CORE) if in_two else (MODEL,)
         config = python_config(schema, settings, graphs=graphs)
-        needed: dict[str, Path | bytes] = {name: folder / name for name in graphs}
-        return [Part(name=model, config=config, files=needed, schema=schema)]
+        return [Part(name=model, config=config, files=_with_data(folder, *graphs), schema=schema)]
     assert choice.front is not None, "a model in two parts has a front ..."
     assert choice.core is not None, "... and a core"
     front_name, core_name = f"{model}_front", f"{model}_core"  # no model name of Serin contains an underscore
@@ -110,7 +111,7 @@ def _native(folder: Path, schema: Schema, choice: Choice, settings: Settings) ->
         split=split,
     )
     graphs = (FRONT, CORE) if split else (MODEL,)
-    files: dict[str, Path | bytes] = {**{name: folder / name for name in graphs}, SETTINGS: asked}
+    files = {**_with_data(folder, *graphs), SETTINGS: asked}
     return Part(name=settings.release.model, config=native_config(schema, settings), files=files)
 
 
@@ -143,9 +144,24 @@ def _part(name: str, runner: Runner, schema: Schema, settings: Settings, graph: 
     return Part(
         name=name,
         config=configs[runner](schema, settings, name=name),
-        files={PLAN if runner == "tensorrt" else MODEL: graph},
+        files={**_data_of(graph), PLAN if runner == "tensorrt" else MODEL: graph},
         schema=schema if runner == "python" else None,
     )
+
+
+def _with_data(folder: Path, *graphs: str) -> dict[str, Path | bytes]:
+    """Returns graphs of the bundle in `folder` and the files that they refer to."""
+    files: dict[str, Path | bytes] = {}
+    for name in graphs:
+        files |= {name: folder / name, **_data_of(folder / name)}
+    return files
+
+
+def _data_of(graph: Path | bytes) -> dict[str, Path | bytes]:
+    if not isinstance(graph, Path) or graph.suffix != ".onnx":
+        return {}
+    names = data_files(onnx.load_model(graph, load_external_data=False))
+    return {name: graph.parent / name for name in names}
 
 
 def front_to_one_row(front: onnx.ModelProto, taken: list[str]) -> tuple[onnx.ModelProto, OutputTensor]:

@@ -20,11 +20,13 @@ from serin.formats.bundle import Golden, read_golden
 from serin.formats.gate import GATE, ScoreScale, read_runtime, read_scales, scores_apart
 from serin.formats.schema import read_schema
 from serin.formats.wire import Array
+from serin.machine.documents import read_if_any
 from serin.serving.client.client import Protocol, predict
 from serin.serving.triton.repository import serving_settings
 from serin.store.artifacts import Bundle, Endpoint, Release
 
 _SINGLE_ROWS: Final = 3
+_MOST_ROWS: Final = 65  # of a batch; more could take longer than a slow model may
 _VERIFY_S: Final = 5.0  # for one batch of golden rows, or as long as a request may take
 _SAME_RUNTIME: Final = 1e-5  # the same graph on the same runtime gave the golden answers
 _TIMES_SEEN: Final = 4
@@ -102,7 +104,9 @@ def _near_labels(probabilities: Array, given: Array, allowed: float) -> Array:
 
 
 def verify_release(release: Release, endpoint: Endpoint, bundle: Bundle) -> None:
-    """Checks that the release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in batches.
+    """Checks that the release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in batches, and
+    once in each batch size of its gate up to 65, because a kernel of this machine may be right for one row and wrong
+    for eight.
 
     Raises VerificationFailed with the first difference.
     """
@@ -112,15 +116,19 @@ def verify_release(release: Release, endpoint: Endpoint, bundle: Bundle) -> None
     serving = serving_settings(bundle)
     batch_rows = min(64, serving.max_batch_rows)
     allowed = allowed_difference(folder)
-    few = {name: values[:_SINGLE_ROWS] for name, values in golden.inputs.items()}
+    sizes = _gate_sizes(folder, min(_MOST_ROWS, serving.max_batch_rows)) if len(golden) else []
+    few = [(_repeated(golden, min(_SINGLE_ROWS, len(golden))), 1)]
     urls: dict[Protocol, str] = {"http": endpoint.http, "grpc": endpoint.grpc}
     for protocol, url in urls.items():
-        for rows, size in ((few, 1), (golden.inputs, batch_rows)):
+        asked = [*few, (golden, batch_rows)]
+        if protocol == "http":
+            asked += [(_repeated(golden, size), size) for size in sizes]
+        for rows, size in asked:
             try:
                 answer = predict(
                     url,
                     release.model,
-                    rows,
+                    rows.inputs,
                     schema,
                     protocol,
                     release.version,
@@ -129,6 +137,23 @@ def verify_release(release: Release, endpoint: Endpoint, bundle: Bundle) -> None
                 )
             except PredictionFailed as error:
                 raise VerificationFailed(release=release.name, reason=f"{protocol}: {error}") from error
-            differs = difference_found(golden, answer, allowed)
+            differs = difference_found(rows, answer, allowed)
             if differs:
-                raise VerificationFailed(release=release.name, reason=f"{protocol}: {differs}")
+                reason = f"{protocol}: {differs} (in batches of {size})"
+                raise VerificationFailed(release=release.name, reason=reason)
+
+
+def _gate_sizes(folder: Path, most: int) -> list[int]:
+    """Returns the batch sizes that the gate of the bundle tried, up to `most`; none without a gate."""
+    sizes = read_if_any(folder / GATE).get("batch_rows") or ()
+    return [int(size) for size in sizes if size <= most]
+
+
+def _repeated(golden: Golden, count: int) -> Golden:
+    """Returns so many golden rows: the first ones, and all again when there are fewer."""
+    at = np.arange(count) % max(len(golden), 1)
+    return Golden(
+        inputs={name: values[at] for name, values in golden.inputs.items()},
+        outputs={name: values[at] for name, values in golden.outputs.items()},
+        row=golden.row[at],
+    )

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from serin.formats.schema import Task
-from serin.scoring.answers import scores_of
 from serin.training.data.tables import MappedTable, ResidentTable
 from serin.training.engine.precision import matrix_products
 from serin.training.parallel.buffers import buffers_kept
@@ -26,9 +25,11 @@ def evaluate(
     task: Task,
     world: Ranks,
     targets: Sequence[str] = (),
+    *,
+    errors: bool = False,
 ) -> dict[str, float]:
     """Returns the split's metrics, the same on all ranks. Always in full fp32, without dropout. `targets`: names of
-    several.
+    several. `errors`: with standard errors (results/judge.py).
 
     Changes nothing in the network, also where its forward changes buffers in evaluation mode. Raises FloatingPointError
     when a score is not finite: such weights must not be kept.
@@ -44,7 +45,7 @@ def evaluate(
             begin = min(start + offset, stop)
             end = min(stop, begin + _BATCH_ROWS)
             batch = table.slice(begin, end) if begin < end else table.slice(0, 1)
-            scores = scores_of(network(batch.num, batch.cat), task)
+            scores = _scores_of(network(batch.num, batch.cat), task)
             pieces.append(torch.cat([batch.target.view(len(batch.target), -1), scores], dim=1)[: end - begin])
     network.train()
     mine = torch.cat(pieces)
@@ -56,7 +57,7 @@ def evaluate(
         width = len(targets) or 1
         truth, scored = rows[:, :width] if targets else rows[:, 0], rows[:, width:]
         finite = bool(np.isfinite(scored).all())
-        found = judge_scores(truth, scored, task, targets) if finite else {_NOT_FINITE: 1.0}
+        found = judge_scores(truth, scored, task, targets, errors=errors) if finite else {_NOT_FINITE: 1.0}
     found = world.share(found)
     if _NOT_FINITE in found:
         raise FloatingPointError("a score is not finite")
@@ -69,3 +70,14 @@ def goodness(found: dict[str, float]) -> float:
     if "auc" in found:
         return found["auc"]
     return -next((found[name] for name in ("logloss", "rmse") if name in found), 0.0)
+
+
+def _scores_of(logits: Tensor, task: Task) -> Tensor:
+    """Returns the answers of the served model: a probability, one per class, or the value."""
+    match task:
+        case "binary":
+            return torch.sigmoid(logits)
+        case "multiclass":
+            return torch.softmax(logits, dim=1)
+        case "regression":
+            return logits

@@ -92,10 +92,11 @@ class Loop:
         assert saved is not None
         self.learner.state.load_weights(saved)
 
-    def evaluate(self, table: ResidentTable | MappedTable) -> dict[str, float]:
+    def evaluate(self, table: ResidentTable | MappedTable, *, errors: bool = False) -> dict[str, float]:
         """Returns the metrics of a split with the current weights, the same on all ranks."""
         spread = self.learner.spread
-        return self._world.share(evaluate(spread.network, table, self._task, spread.rows, self._targets))
+        found = evaluate(spread.network, table, self._task, spread.rows, self._targets, errors=errors)
+        return self._world.share(found)
 
     @property
     def data_wait_share(self) -> float:

@@ -149,7 +149,7 @@ def _measure(job: TrainingJob, data: DatasetDescription, ask: Ask, what: str) ->
                 what=what, reason=f"its answer to row {row} of the {split} rows is {logits[row]}"
             )
         target = np.concatenate([target for target, _ in pieces])
-        found = judge_scores(target, scores(logits, data.task), data.task, data.targets)
+        found = judge_scores(target, scores(logits, data.task), data.task, data.targets, errors=True)
         metrics |= {f"{split}_{name}": value for name, value in found.items()}
     return metrics
 

@@ -67,7 +67,7 @@ class TrainingJob(Section):
         trees = self.model.kind == "xgboost" and self.processes > 1  # bins depend on how rows are shared out
         return {
             **({"processes": self.processes} if trees else {}),
-            **{f"model.{key}": value for key, value in self.model.model_dump().items()},
+            **{f"model.{key}": value for key, value in self.model.without_folders().model_dump().items()},
             **{f"training.{key}": value for key, value in training.items()},
             "dataset": self.dataset_digest,
         }

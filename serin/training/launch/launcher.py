@@ -26,6 +26,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Measurement, Work, measure
+from serin.store.waits import Wait
 from serin.training.launch.job import (
     Status,
     TrainingJob,
@@ -63,6 +64,7 @@ def train(
     test: bool = True,
     machines: Machines | None = None,
     hear: Callable[[dict[str, Any]], None] = lambda _: None,
+    waits: list[Wait] | None = None,
 ) -> Checkpoint:
     """Returns trained weights, from scratch or resumed from an earlier call in `folder`.
 
@@ -70,14 +72,14 @@ def train(
     has saved, WorkerFailed when a process died: after both, another call resumes. After LossNotFinite and
     TrainingRefused another call would not help. SIGTERM asks it to stop when it runs in the main thread, and `stop`
     does anywhere. Without `test` the test rows are not scored. `hear` gets progress as records; as text it is
-    logged. `machines` comes from the environment when it is not given.
+    logged. `machines` comes from the environment when it is not given. `waits`: those before, for the receipt.
     """
     folder, machines = folder.absolute(), machines or machines_told()
     folder.mkdir(parents=True, exist_ok=True)
     job = _job(model, training, dataset, devices, folder, test=test)
     work = HostWork(
         job=job, name=folder.name, folder=folder, devices=devices, machines=machines,
-        stop=stop or threading.Event(), hear=hear,
+        stop=stop or threading.Event(), hear=hear, waits=[] if waits is None else waits,
     )  # fmt: skip
     alone = machines.count == 1  # with several, other launchers use the same folder
     with only_one(folder / "launch.lock", wait_s=0) if alone else nullcontext():
@@ -100,6 +102,7 @@ def _run_to_the_end(work: HostWork) -> None:
                 tracker.hear(record)
 
         with measure("train", _described(devices[: job.gpus])) as measurement:
+            measurement.waits = work.waits
             run = _run_together if work.machines.in_store else _run
             watched, alone = (
                 replace(work, hear=heard, began=measurement.watch.look_at),

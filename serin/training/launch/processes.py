@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from serin.errors import TrainingRefused
 from serin.machine import environment
 from serin.machine.log_times import log_at
-from serin.training.launch.job import TrainingJob
+from serin.store.waits import Wait, between
+from serin.training.launch.job import TrainingJob, status_file
 from serin.training.launch.machines import Machines
 from serin.training.launch.progress import Follower, describe
 
@@ -32,7 +34,7 @@ Command = list[str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWork:
     """A training on this host. `name`: the run's, the same on all hosts. `folder`: of the run on this host. `hear` gets
-    the records of the workers' progress, `began` the id of each process."""
+    the records of the workers' progress, `began` the id of each process. `waits` gets what each process waits for."""
 
     job: TrainingJob
     name: str
@@ -42,26 +44,52 @@ class HostWork:
     stop: threading.Event
     hear: Callable[[dict[str, Any]], None]
     began: Callable[[int], None] = lambda _: None
+    waits: list[Wait] = field(default_factory=list)
 
 
 def run_process(
     command: Command, settings: dict[str, str], output: BinaryIO, work: HostWork
 ) -> tuple[int, bool]:
     """Returns the process's exit code, and whether it was asked to stop."""
-    follower, asked = Follower(work.folder), False
+    follower, asked, moments = Follower(work.folder), False, {"asked": time.time()}
+
+    def hear(record: dict[str, Any]) -> None:
+        moments.setdefault(record["event"], record["t"])
+        work.hear(record)
+
     process = start_process(command, environment.child_environment(**settings), output)
     work.began(process.pid)
     try:
         with sigterm_sets(work.stop):
             while not has_ended(process, _POLL_S):
-                pass_on(follower, work.hear)
+                pass_on(follower, hear)
                 if work.stop.is_set() and not asked:
                     asked = True
                     process.terminate()  # a worker saves; torchrun passes the signal on to its workers
     finally:
         _end_now(process)
-    pass_on(follower, work.hear)
+    work.waits.extend(_end_wait(work.folder))
+    pass_on(follower, hear)
+    work.waits.extend(_start_waits(moments))
     return process.returncode, asked
+
+
+def _end_wait(folder: Path) -> list[Wait]:
+    """How long a training process has taken to end, since it recorded how."""
+    try:
+        recorded = status_file(folder).stat().st_mtime
+    except OSError:
+        return []
+    return between(("", recorded), ("end of the training process", time.time()))
+
+
+def _start_waits(moments: Mapping[str, float]) -> list[Wait]:
+    """What a training waits for before its first step, by the moments at which it has reported."""
+    return between(
+        ("", moments["asked"]),
+        ("start of the training process, with imports", moments.get("imported")),
+        ("device, rows and settings of the first training step", moments.get("started")),
+    )
 
 
 def start_process(command: Command, variables: dict[str, str], output: BinaryIO) -> subprocess.Popen[bytes]:

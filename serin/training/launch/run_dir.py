@@ -38,7 +38,7 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
     )
     return key_of(
         "train",
-        model=model,
+        model=model.without_folders(),
         training=decides,
         dataset=f"{dataset.digest} {dataset.edition}",
         own_code=own_code(model),

@@ -6,7 +6,6 @@ A separate thread sends the metrics, so that a slow server delays nothing. A res
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import queue
@@ -16,9 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from serin.errors import ExtraMissing, TrainingRefused
+from serin.errors import TrainingRefused
 from serin.machine import environment
 from serin.machine.durable import write_whole
+from serin.machine.mlflow_client import Client, first_line, mlflow_uri, open_client
 from serin.store.artifacts import Checkpoint
 from serin.store.receipt import Receipt
 from serin.training.launch.job import TrainingJob, only_one
@@ -27,20 +27,17 @@ logger = logging.getLogger(__name__)
 
 _ENDS_IN_S = 30.0  # the rest is not sent then
 _LONGEST_VALUE = 6000  # characters of a parameter that MLflow takes
-Call = Callable[["Client"], None]
-Client = Any  # mlflow's own, which brings no types
+Call = Callable[[Client], None]
 
 
 @contextmanager
 def tracked(job: TrainingJob, folder: Path) -> Iterator[Tracker | None]:
     """Yields a tracker for the block; None where no MLflow is configured. If the block fails, the MLflow run is marked
     as failed."""
-    uri = environment.text("MLFLOW_TRACKING_URI")
+    uri = mlflow_uri()
     if uri is None:
         yield None
         return
-    if importlib.util.find_spec("mlflow") is None:
-        raise ExtraMissing(package="mlflow-skinny", extra="mlflow")
     with ExitStack() as held:
         try:
             held.enter_context(only_one(folder / "mlflow.lock", wait_s=0))
@@ -103,18 +100,15 @@ class Tracker:
 
     def _send(self) -> None:
         from mlflow.exceptions import MlflowException  # here, because it takes seconds to import
-        from mlflow.tracking import MlflowClient
 
         client = None
         while (call := self._calls.get()) is not None:
             try:
-                client = client or MlflowClient(tracking_uri=self._uri)
+                client = client or open_client(self._uri)
                 call(client)
             except (MlflowException, OSError) as error:  # requests' errors are OSErrors
-                first = next(iter(str(error).splitlines()), type(error).__name__)
-                logger.warning(
-                    f"MLflow did not accept the metrics: {first}; they are in {self._folder}/progress.jsonl"
-                )
+                text = f"MLflow did not accept the metrics: {first_line(error)}"
+                logger.warning(f"{text}; they are in {self._folder}/progress.jsonl")
                 return
 
     def _begin(self, client: Client) -> None:

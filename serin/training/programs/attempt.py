@@ -11,6 +11,7 @@ from pathlib import Path
 from serin.errors import Preempted, SerinError
 from serin.machine.parent_death import die_with_parent
 from serin.training.launch.job import Status, TrainingJob, only_one, read_job, write_status
+from serin.training.launch.progress import tell
 
 FORMER_WORKER_ENDS_S = 60.0
 
@@ -20,6 +21,7 @@ def run_attempt(train: Callable[[TrainingJob, Path, threading.Event], Status]) -
     process are the folder and the id of its parent."""
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
+    tell(folder, "imported")
     stop, job = set_by_sigterm(), read_job(folder)
     try:
         with only_one(folder / "worker.lock", wait_s=FORMER_WORKER_ENDS_S):

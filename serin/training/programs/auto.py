@@ -98,16 +98,16 @@ class _Attempt:
             blended = sum(
                 weight * open_margins(place)(num, cat).astype(np.float64) for place, weight in members
             )
-            found = self._judge(np.asarray(rows.target), blended)
+            found = self._judge(np.asarray(rows.target), blended, errors=True)
             metrics |= {f"test_{name}": value for name, value in found.items()}
         self._publish(members, metrics, {"weights": dict(weights), "valid": judged})
         shutil.rmtree(self._folder / _FOLDS, ignore_errors=True)
         rows_seen = len(fitted) * len(folds) * data.rows["train"]
         return Status(state="done", step=len(fitted), rows=rows_seen, work_s=self._clock.elapsed)
 
-    def _judge(self, target: Array, margin: Any) -> dict[str, float]:
+    def _judge(self, target: Array, margin: Any, *, errors: bool = False) -> dict[str, float]:
         answers = scores(np.asarray(margin, np.float32), self._data.task)
-        return judge_scores(target, answers, self._data.task, self._data.targets)
+        return judge_scores(target, answers, self._data.task, self._data.targets, errors=errors)
 
     def _note(self, text: str) -> None:
         tell(self._folder, "note", text=text)

@@ -166,8 +166,12 @@ class _Run:
             return
         self._told = now
         unit = 1.0 if self.settings["eval_metric"] != "rmse" else self._unit
-        found = "" if value is None else f": valid {self.settings['eval_metric']} {value * unit:.4g}"
-        tell(self._folder, "note", text=f"round {rounds:,}/{self._job.model.rounds:,}{found}", round=rounds)
+        found, text = dict[str, float](), f"round {rounds:,}/{self._job.model.rounds:,}"
+        if value is not None:
+            metric = self.settings["eval_metric"]
+            found = {f"valid_{metric}": float(value * unit)}
+            text = f"{text}: valid {metric} {value * unit:.4g}"
+        tell(self._folder, "note", text=text, round=rounds, metrics=found)
 
 
 def interval(rounds: int) -> tuple[int, int]:

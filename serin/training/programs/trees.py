@@ -82,7 +82,8 @@ def _judge(
         margins_on(device, booster, num, cat, sizes) for num, cat in zip(arrays.num, arrays.cat, strict=True)
     ]
     found = scores(np.concatenate(margin), data.task)
-    return judge_scores(np.concatenate(arrays.target), found, data.task, data.targets)
+    target = np.concatenate(arrays.target)
+    return judge_scores(target, found, data.task, data.targets, errors=True)
 
 
 def _first_line(text: str) -> str:

@@ -23,7 +23,7 @@ from serin.formats.shards import SplitArrays, read_split
 from serin.formats.weights import read_weights, write_weights
 from serin.machine import environment
 from serin.machine.parent_death import die_with_parent
-from serin.models.build import build_model, load_state
+from serin.models.build import build_model, load_state, undrawn_model
 from serin.models.foreign.module import ANY_FAULT
 from serin.models.numbers import fit_numbers
 from serin.models.shape import record_of, shape_of
@@ -63,6 +63,7 @@ _LOOKED_AT_ROWS = 100_000  # for the size of numbers
 def main() -> None:
     folder = Path(sys.argv[1])
     die_with_parent(int(sys.argv[2]))
+    tell(folder, "imported")
     stop, job = set_by_sigterm(), read_job(folder)
     wanted, per_gpu = gpus_for(environment.torchrun_place()[-1], job.training), job.training.processes_per_gpu
     if job.gpu and torch.cuda.device_count() < wanted:
@@ -197,7 +198,8 @@ class _Attempt:
         }
         test = self._table("test") if job.test else None
         if test is not None:
-            metrics |= {f"test_{name}": value for name, value in loop.evaluate(test).items()}
+            found = loop.evaluate(test, errors=True)
+            metrics |= {f"test_{name}": value for name, value in found.items()}
         weights = loop.learner.state.weights()
         if self._world.first:
             publish_result(
@@ -231,7 +233,7 @@ class _Attempt:
         if loop.work_s < WORTH_MEASURING_S or choices.precision == "auto":
             return {}
         # Computed on a new network, because the trained one may be sharded.
-        fresh, optimizer = build_model(self._job.model, self._shape), self._job.training.optimizer
+        fresh, optimizer = undrawn_model(self._job.model, self._shape), self._job.training.optimizer
         cost = weigh(fresh, self._shape, optimizer=optimizer)
         if cost is None:
             return {}

@@ -17,10 +17,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from serin.errors import CheckpointBroken, StoreNotWritable
+from serin.formats.trained import file_sha256
+from serin.formats.weights import save_tensors
 from serin.machine.durable import sync
 from serin.training.launch.job import checkpoint_folder, saved_steps
 
@@ -80,13 +82,12 @@ class Checkpoints:
         place = checkpoint_folder(self._run, step)
         try:
             state = (place / STATE).read_bytes()
-            tensors = (place / TENSORS).read_bytes()
             if _digest(state) != (place / COMPLETE).read_text().strip():
                 raise CheckpointBroken(path=place, reason=f"{STATE} does not match its digest")
             position = Position.model_validate_json(state)
-            if _digest(tensors) != position.sha256:
+            if file_sha256(place / TENSORS) != position.sha256:
                 raise CheckpointBroken(path=place, reason=f"{TENSORS} does not match its digest")
-            return Saved(position=position, tensors=load(tensors))
+            return Saved(position=position, tensors=load_file(place / TENSORS))
         except (OSError, ValidationError, SafetensorError) as error:
             raise CheckpointBroken(path=place, reason=str(error)) from error
 
@@ -118,9 +119,11 @@ class Checkpoints:
         place = checkpoint_folder(self._run, position.step)
         scratch = self._folder / f".{place.name}"
         scratch.mkdir(parents=True)
-        data = save(tensors)
-        state = position.model_copy(update={"sha256": _digest(data)}).model_dump_json(indent=1).encode()
-        for name, content in ((TENSORS, data), (STATE, state), (COMPLETE, _digest(state).encode())):
+        save_tensors(tensors, scratch / TENSORS)
+        sync(scratch / TENSORS)
+        digest = file_sha256(scratch / TENSORS)
+        state = position.model_copy(update={"sha256": digest}).model_dump_json(indent=1).encode()
+        for name, content in ((STATE, state), (COMPLETE, _digest(state).encode())):
             _write_through(scratch / name, content)
         sync(scratch)
         _forget(place)  # present when a run went back behind it because it was broken

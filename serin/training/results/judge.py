@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -17,10 +19,17 @@ _METRICS: Mapping[Task, tuple[metrics.Metric, ...]] = {
 }
 
 
-def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str] = ()) -> dict[str, float]:
+ERROR: Final = " (standard error)"
+"""What follows a metric's name in the name of its standard error."""
+
+
+def judge_scores(
+    target: Array, scores: Array, task: Task, targets: Sequence[str] = (), *, errors: bool = False
+) -> dict[str, float]:
     """Returns metrics by name. AUC and average precision are left out where only one class is present.
 
-    With several targets: the mean of each metric, and the metric of each as auc_<name>.
+    With several targets: the mean of each metric, and the metric of each as auc_<name>. `errors`: also the standard
+    errors of those that have one.
     """
     if targets:
         each = [judge_scores(target[:, at], scores[:, [at]], task) for at in range(len(targets))]
@@ -29,4 +38,10 @@ def judge_scores(target: Array, scores: Array, task: Task, targets: Sequence[str
     names = _METRICS[task]
     if task == "binary" and target.min() == target.max():
         names = ("logloss",)
-    return {name: metrics.measure(name, target, given) for name in names}
+    found: dict[str, float] = {name: metrics.measure(name, target, given) for name in names}
+    return {**found, **_errors(names, target, given)} if errors else found
+
+
+def _errors(names: Sequence[metrics.Metric], target: Array, scores: Array) -> dict[str, float]:
+    found = {name: metrics.estimate(name, target, scores)[1] for name in names if name != "average_precision"}
+    return {f"{name}{ERROR}": value for name, value in found.items() if math.isfinite(value)}

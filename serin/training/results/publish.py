@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serin.training.launch.job import TrainingJob, result_folder, whole_folder
+from serin.training.results.judge import ERROR
 
 
 def publish_result(
@@ -24,11 +25,14 @@ def publish_result(
     """Publishes `result/{model.json, metrics.json, state.json}` and the model itself, which `fill` writes into a
     folder.
 
-    `step`: where the model was best, `steps`: how many were done.
+    `step`: where the model was best, `steps`: how many were done. `metrics`: with standard errors as `judge_scores`
+    names them.
     """
+    errors = {name.removesuffix(ERROR): value for name, value in metrics.items() if name.endswith(ERROR)}
+    metrics = {name: value for name, value in metrics.items() if not name.endswith(ERROR)}
     with whole_folder(result_folder(folder)) as scratch:
         fill(scratch)
-        _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, epochs=list(epochs))
+        _write(scratch / "metrics.json", "serin.metrics", metrics=metrics, errors=errors, epochs=list(epochs))
         _write(
             scratch / "state.json",
             "serin.training.programs.worker",

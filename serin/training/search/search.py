@@ -1,8 +1,8 @@
 """Searches for better settings: parallel trials, each an ordinary training, judged by the valid rows alone.
 
 Everything of a search is in its folder: study.db (unless it is stored elsewhere), trials/<settings>/fold-<n>,
-trials.csv, importance.svg, result.json. The same call after kill -9 resumes the interrupted trials. Does not import
-torch.
+trials.json (those so far), trials.csv, importance.svg, result.json. The same call after kill -9 resumes the interrupted
+trials. Does not import torch.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def write_report(folder: Path, tried: Sequence[Tried], best: Tried, importance: 
         "trials": [_row(one) for one in tried],
     }
     write_whole(folder / "result.json", json.dumps(document, indent=1) + "\n")
-    write_whole(folder / CHART, search_chart(_chart(tried, best, importance)))
+    write_whole(folder / CHART, search_chart(_chart(tried, best, importance)).standalone())
 
 
 def trials_csv(tried: Sequence[Tried]) -> str:
@@ -307,6 +307,9 @@ class Trials:
         """Records a trial's end and says it. One trial at a time, so that each line counts one more than the last."""
         with self._closing:
             trial.end(state, seconds=time.monotonic() - began, **found)
+            rows = [_row(one) for one in self._study.tried()]
+            document = {"format": "serin.search.trials", "version": 1, "trials": rows}
+            write_whole(self._folder / "trials.json", json.dumps(document) + "\n")
             self._tell(trial, text)
 
     def _folds(

@@ -34,7 +34,8 @@ QUICK = Plan(
 STUCK = Plan(steps=(20.0, 100.0), step_s=3600.0, deadline_s=7200.0, drain_s=1.0)
 ROLLOUT = f"/models/{MODEL}/rollout"
 VIEWS = [
-    "/", "/rollouts", "/alerts", "/runs", "/gpus", f"/models/{MODEL}", f"/models/{MODEL}/traffic",
+    "/", "/rollouts", "/alerts", "/experiments", "/experiments/searches", "/runs", "/gpus",
+    f"/models/{MODEL}", f"/models/{MODEL}/traffic",
     f"/models/{MODEL}/drift", f"/models/{MODEL}/quality", f"/models/{MODEL}/captures", ROLLOUT,
 ]  # fmt: skip
 AXE = importlib.resources.files("axe_core_python").joinpath("axe.min.js")

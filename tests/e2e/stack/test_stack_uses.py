@@ -172,6 +172,7 @@ def test_a_version_that_is_approved_is_live_and_the_command_says_where(
 
 # Every line that a run of this model may show; anything else is noise.
 LINES = re.compile(
+    r"sent package \w+ to the store: .*|"
     r"pipeline/inline on http\S+|[a-z]+-[a-z]+: http\S+/runs/flow-run/\S+|made before: dataset|trained before:|"
     rf"exported before: {MODEL} version \d|exporting the model \(changed since the last time: .*\)|"
     r"writing the (model|features) as ONNX|(gate|champion|importance of|quality|engine)\b.*|"

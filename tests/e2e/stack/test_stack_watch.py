@@ -20,7 +20,6 @@ import pytest
 import yaml
 
 from serin.formats.bundle import read_manifest
-from serin.formats.captures import write_part
 from serin.formats.reason import read_reason
 from serin.host.state import read_stack, running_stack
 from serin.monitoring.alerts.book import read_alerts
@@ -30,6 +29,7 @@ from serin.rollout.run.status import history, model_status
 from serin.store.store import Store
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.small_pipeline import small_spec
+from tests.kit.recorded_parts import write_part
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -142,6 +142,7 @@ def _training(home: Path) -> None:
             {"id": "cpu", "name": "CPU", "booked_s": 12.5, "busy_share": 0.9, "peak_bytes": 9, "joules": None}
         ],
         "rows": 1000, "rows_per_s": 80.0, "data_wait_share": 0.1, "mfu": None, "joules": None, "cost": None,
-        "bound": "compute", "advice": "",
+        "bound": "compute", "advice": "", "waits": [{"what": "start of the training process", "seconds": 3.1}],
     }  # fmt: skip
     (folder / "receipt.json").write_text(json.dumps(receipt))
+    (home / "runs" / "search-1").mkdir()

@@ -57,7 +57,9 @@ SHOWN = {
     ],
     f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
     "/runs": ["training-1", "done"],
-    "/runs/training-1": ["train", "compute", "80", "auc"],
+    "/runs/training-1": ["train", "compute", "80", "auc", "start of the training process 3.1 s"],
+    "/experiments": ["training-1", "auc", "0.7500", "12 s"],
+    "/experiments/compare?run=training-1": ["training-1", "compute", "0.7500"],
     "/gpus": ["Stand-in", "GPU-0", "Not leased"],
 }  # fmt: skip
 
@@ -96,7 +98,8 @@ def test_a_view_shows_what_is_stored(full: Path, path: str) -> None:
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.template)
 def test_a_view_needs_no_inline_script_or_style_and_closes_its_elements(full: Path, view: object) -> None:
-    path = view.path.format(model=MODEL, run="training-1")  # type: ignore[attr-defined]
+    run = "search-1" if "searches" in view.path else "training-1"  # type: ignore[attr-defined]
+    path = view.path.format(model=MODEL, run=run)  # type: ignore[attr-defined]
     answer = visitor(full).login("operator").get(path)
     page = Page(answer.text)
     assert answer.status_code == 200
@@ -104,7 +107,9 @@ def test_a_view_needs_no_inline_script_or_style_and_closes_its_elements(full: Pa
     assert page.open == []
 
 
-@pytest.mark.parametrize("path", ["/", "/rollouts", "/alerts", "/runs", "/gpus"])
+@pytest.mark.parametrize(
+    "path", ["/", "/rollouts", "/alerts", "/runs", "/gpus", "/experiments", "/experiments/searches"]
+)
 def test_a_view_of_an_empty_home_says_what_to_do(home: Path, path: str) -> None:
     page = visitor(home).login("viewer").get(path)
     assert page.status_code == 200

@@ -25,7 +25,7 @@ from serin.etl.sources.find import find_table
 from serin.formats.dataset import read_dataset
 from serin.pipeline.check import check_spec
 from serin.spec.etl import EtlSpec
-from serin.spec.load import load_spec, load_spec_as_of
+from serin.spec.load import load_spec, read_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import DeltaTable, SqlTable, as_of
 from serin.store.store import Store
@@ -126,19 +126,19 @@ def test_a_time_on_the_command_line_sets_the_tables_without_a_version(tmp_path: 
         "features": [{"columns": ["fare"], "steps": ["normalize"]}],
     }  # fmt: skip
     file.write_text(json.dumps(content))
-    found = load_spec_as_of(file, "2026-01-31").data.tables
+    found = read_spec(file).as_of("2026-01-31").resolved().data.tables
     assert found["trips"] == DeltaTable(
         delta=str(tmp_path / "delta"), as_of=datetime(2026, 1, 31, tzinfo=UTC)
     )
     assert found["rates"] == DeltaTable(delta=str(tmp_path / "rates"), version=3)
-    assert load_spec_as_of(file, None) == load_spec(file)
+    assert read_spec(file).as_of(None).resolved() == load_spec(file)
     with pytest.raises(SpecError, match="'yesterday' is not a valid time"):
-        load_spec_as_of(file, "yesterday")
+        read_spec(file).as_of("yesterday").resolved()
     file.write_text(
         json.dumps(content | {"data": content["data"] | {"tables": {"trips": "t.csv", "rates": "r.csv"}}})
     )
     with pytest.raises(SpecError, match="is for Delta tables"):
-        load_spec_as_of(file, "2026-01-31")
+        read_spec(file).as_of("2026-01-31").resolved()
 
 
 def test_columns_that_were_added_later_are_null_in_older_files(tmp_path: Path, store: Store) -> None:

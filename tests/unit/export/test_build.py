@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import yaml
 from serin.errors import BundleBroken, ExportFailed, GateFailed, RowsUnfit
 from serin.export.build import export_model
 from serin.export.gate.gate import read_golden_rows
-from serin.export.publish import track_bundle
+from serin.export.registry import track_bundle
 from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.quality import read_quality_reference
 from serin.formats.rows import write_rows
@@ -283,7 +285,7 @@ def test_a_version_becomes_a_model_of_mlflow_s_with_its_metrics(
     said: list[str] = []
     with heard(said.append):
         track_bundle(bundle, trained.checkpoint)
-    assert said[0].startswith("flights version 1 is logged as a model of MLflow run")
+    assert said[0] == "flights version 1 is version 1 of flights in MLflow"
 
     from mlflow.tracking import MlflowClient
 
@@ -323,6 +325,12 @@ def test_a_version_with_custom_inputs_is_tracked_when_it_is_published(
     said: list[str] = []
     with heard(said.append):
         export_model(spec, checkpoint, NO_DATASET, store=store, lineage={})
-    assert said[-1].startswith("pictures version 1 is logged as a model of MLflow run")
+    assert said[-1] == "pictures version 1 is version 1 of pictures in MLflow"
     (metric,) = tmp_path.glob("mlruns/*/*/metrics/model.test_accuracy")
     assert metric.read_text().split()[1] == "0.9"
+
+
+def test_what_exports_trees_does_not_load_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import serin.export.build"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr

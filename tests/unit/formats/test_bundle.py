@@ -158,16 +158,44 @@ def test_a_manifest_with_an_impossible_identity_is_refused(folder: Path, key: st
         read_manifest(folder)
 
 
-@pytest.mark.parametrize("in_subgraph", [False, True])
-def test_a_model_whose_weights_lie_elsewhere_is_refused(folder: Path, in_subgraph: bool) -> None:
+def refer(folder: Path, *, in_subgraph: bool = False, **place: object) -> None:
+    """Seals the bundle again with a model that keeps its weights in another file."""
     weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
     weights.ClearField("raw_data")
     weights.data_location = onnx.TensorProto.EXTERNAL
-    weights.external_data.add(key="location", value="../../secrets")
+    for key, value in place.items():
+        weights.external_data.add(key=key, value=str(value))
     (folder / "model.onnx").write_bytes(tiny_model(weights, in_subgraph=in_subgraph).SerializeToString())
     seal(folder)
-    with pytest.raises(BundleBroken, match="'w' is stored in a file outside"):
+
+
+@pytest.mark.parametrize("in_subgraph", [False, True])
+@pytest.mark.parametrize(
+    "location", ["../../secrets", "/etc/passwd", "lookups/../card.md", "lookups/planes.parquet", "none", ""]
+)
+def test_a_model_whose_weights_lie_elsewhere_is_refused(
+    folder: Path, location: str, in_subgraph: bool
+) -> None:
+    refer(folder, in_subgraph=in_subgraph, location=location, offset=0, length=2)
+    with pytest.raises(BundleBroken, match=f"'w' refers to '{location}', which is not a file of the bundle"):
         verify_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    "place", [{"offset": 3, "length": 8}, {"offset": -4, "length": 8}, {"offset": 0}, {"length": "8 "}]
+)
+def test_a_model_that_refers_to_bytes_that_a_file_does_not_have_is_refused(
+    folder: Path, place: dict[str, object]
+) -> None:
+    refer(folder, location="card.md", **place)
+    with pytest.raises(BundleBroken, match=r"'w' refers to bytes that 'card\.md' does not have"):
+        verify_bundle(folder)
+
+
+def test_a_model_may_refer_to_a_file_of_the_bundle_beside_it(folder: Path) -> None:
+    refer(folder, location="card.md", offset=2, length=8)
+    assert (folder / "card.md").stat().st_size == 10
+    verify_bundle(folder)
 
 
 def test_a_model_that_is_not_onnx_is_refused(folder: Path) -> None:

@@ -17,9 +17,9 @@ from serin.formats.captures import (
     hour_of,
     last_number,
     parts_of_hour,
-    write_part,
 )
 from serin.formats.serving.lots import is_drawn, lot
+from tests.kit.recorded_parts import write_part
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
 

@@ -329,3 +329,14 @@ def test_weights_in_another_file_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelUnfit, match="keeps weights in another file"):
         load_graph(path, "x")
+
+
+def test_a_constant_that_names_a_file_outside_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    model, path = linear(), tmp_path / "model.onnx"
+    secret = onnx.TensorProto(name="secret", data_type=onnx.TensorProto.FLOAT, dims=[1], data_location=1)
+    secret.external_data.add(key="location", value="../../etc/passwd")
+    model.graph.node.append(onnx.helper.make_node("Constant", [], ["unused"], value=secret))
+    path.write_bytes(model.SerializeToString())
+
+    with pytest.raises(ModelUnfit, match="keeps weights in another file"):
+        load_graph(path, "x")

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from serin.api.model import Model
 from serin.cli import app
 from serin.errors import LabelsUnfit, NotFound, RolloutRefused, SourceUnreadable
-from serin.formats.captures import write_part
 from serin.formats.serving.journal import Decision
 from serin.pipeline import roll_out
 from serin.pipeline.roll_out import begin_rollout, follow_decisions
@@ -22,6 +21,7 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.fakes.labelled import requests
 from tests.fakes.rollout import home_journals
+from tests.kit.recorded_parts import write_part
 from tests.unit.serving import bundles
 
 SPEC = """

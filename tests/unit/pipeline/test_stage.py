@@ -5,7 +5,9 @@ import importlib.util
 import logging
 import os
 import threading
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +97,18 @@ def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
         _ = 1 / 0
     receipt = read_receipt(receipt_file(home, "export", "key"))
     assert (receipt.stage, receipt.device[0].id) == ("export", "cpu")
+
+
+def test_a_receipt_names_the_lock_and_the_lease_that_were_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serin.store.waits.time", SimpleNamespace(perf_counter=count(0, 2).__next__))
+    call = StageCall(stage="train", name="parcels")
+    with call.lock("key"), call.work(NO_GPU, "key") as measurement:
+        pass
+    assert [str(wait) for wait in measurement.receipt.waits] == [
+        "another run that did the same train 2.0 s", "a free GPU for train 2.0 s",
+    ]  # fmt: skip
 
 
 def test_a_stopped_stage_ends_where_it_looks(home: Path) -> None:

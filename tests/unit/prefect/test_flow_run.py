@@ -14,11 +14,13 @@ from serin.cli import app
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectLoginRefused, SpecError
 from serin.host.state import Stack
 from serin.machine import packages
+from serin.pipeline.open_spec import copy_package
 from serin.prefect import deploy, follow, rest_api
 from serin.prefect.flow_run import run_pipeline
 from serin.prefect.follow import RunLog, follow_run, last_line
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api
+from serin.spec.load import read_spec
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.logs import heard
@@ -41,6 +43,7 @@ def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with prefect_at_work() as server:
         monkeypatch.setenv("PREFECT_API_URL", server.url)
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", "ann:secret")
+        monkeypatch.setenv("SERIN_STORE", str(home / "shared"))
         monkeypatch.setattr(follow, "_LAST_LINES_S", 0.0)
         server.answers = {
             "GET /health": (200, True),
@@ -60,7 +63,8 @@ def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def start(folder: Path, *, placed: bool = True, more: str = "") -> None:
     spec = folder / "spec.yaml"
     spec.write_text(SPEC + more)
-    run_pipeline(folder / "home", spec, placed=placed, fresh=[], serve=True, follow=True)
+    (folder / "flights.csv").write_text("late,distance\n1,2\n")
+    run_pipeline(folder / "home", read_spec(spec), placed=placed, fresh=[], serve=True, follow=True)
 
 
 def test_a_client_without_a_stack_reads_the_log_and_the_reason_of_its_failed_run(
@@ -70,10 +74,23 @@ def test_a_client_without_a_stack_reads_the_log_and_the_reason_of_its_failed_run
     with heard(said.append), pytest.raises(PipelineFailed, match="failed: column 'age' is missing"):
         start(tmp_path)
     assert said[-1] == "reading flights.csv"
-    created = [body for call, body in elsewhere.asked if call.endswith("/create_flow_run")]
-    assert [(body["tags"], body["parameters"]["spec"]) for body in created] == [
-        (["flights"], str(tmp_path / "spec.yaml"))
+    ((tags, sent),) = [
+        (body["tags"], body["parameters"]["spec"])
+        for call, body in elsewhere.asked
+        if call.endswith("/create_flow_run")
     ]
+    assert tags == ["flights"]
+    folder = copy_package(sent, tmp_path / "sent")
+    assert sorted(path.name for path in folder.iterdir()) == ["flights.csv", "spec.yaml"]
+
+
+def test_workers_elsewhere_need_a_store_that_they_can_read(
+    elsewhere: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SERIN_STORE")
+    with pytest.raises(SpecError, match=r"SERIN_STORE: is not set, and the workers of http.* cannot read"):
+        start(tmp_path)
+    assert not any(call.endswith("/create_flow_run") for call, _ in elsewhere.asked)
 
 
 def test_an_image_is_refused_by_name_where_stages_are_no_jobs_on_kubernetes(

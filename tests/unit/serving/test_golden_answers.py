@@ -14,6 +14,7 @@ from serin.formats.bundle import Golden, read_golden
 from serin.formats.wire import Array
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External, parse_address
+from serin.serving.triton import verify as verifying
 from serin.serving.triton.releases import Releases
 from serin.serving.triton.verify import Allowed, difference_found
 from serin.store.artifacts import Endpoint, Release
@@ -47,7 +48,7 @@ def verify(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: dict[str, Any] |
 
     def predict(_: str, __: str, rows: dict[str, Array], *___: object, **____: object) -> dict[str, Array]:
         count = len(rows["temp"])
-        return moved({name: values[:count] for name, values in golden.outputs.items()}, by)
+        return moved({name: np.resize(values, (count, 1)) for name, values in golden.outputs.items()}, by)
 
     monkeypatch.setattr("serin.serving.triton.verify.predict", predict)
     releases.verify(V1)
@@ -93,6 +94,25 @@ def test_a_release_that_differs_further_than_the_gate_allowed_is_refused(
 ) -> None:
     with pytest.raises(VerificationFailed, match=r"http: 3 of 3 rows differ in 'score' by more than"):
         verify(tmp_path, monkeypatch, found, by)
+
+
+def test_a_release_answers_once_in_each_batch_size_of_its_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel may be right for one row and wrong for nine. More rows than there are golden ones repeat them."""
+    asked, real = list[int](), verifying.difference_found
+
+    def seen(golden: Golden, answer: dict[str, Array], allowed: Allowed) -> str | None:
+        asked.append(len(golden))
+        return "wrong for 9 rows" if len(golden) == 9 and broken else real(golden, answer, allowed)
+
+    monkeypatch.setattr(verifying, "difference_found", seen)
+    sizes, broken = [1, 2, 9, 40, 64, 1024], False
+    verify(tmp_path / "right", monkeypatch, gate(batch_rows=sizes), 0.0)
+    assert asked == [3, 40, 1, 2, 9, 40, 64, 3, 40], "by HTTP, up to 65 rows; then by gRPC"
+    broken = True
+    with pytest.raises(VerificationFailed, match=r"http: wrong for 9 rows \(in batches of 9\)"):
+        verify(tmp_path / "wrong", monkeypatch, gate(batch_rows=sizes), 0.0)
 
 
 def test_a_gate_document_that_cannot_be_read_is_named(

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import SpecError
-from serin.spec.load import load_spec, spec_from_mapping
+from serin.spec.load import load_spec, written_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.yaml_file import read_yaml
@@ -28,14 +28,14 @@ rollout: {bake: 10m, step_time: 1.5h}
 
 def problems_of(text: str) -> dict[str, str]:
     with pytest.raises(SpecError) as caught:
-        spec_from_mapping(read_yaml(text), where="spec.yaml", base=Path("/base"))
+        written_spec(read_yaml(text), where="spec.yaml", base=Path("/base")).resolved()
     assert str(caught.value).startswith("spec.yaml: ")
     assert caught.value.exit_code == 2
     return dict(caught.value.fields["problems"])
 
 
 def good() -> PipelineSpec:
-    return spec_from_mapping(read_yaml(GOOD), where="spec.yaml", base=Path("/base"))
+    return written_spec(read_yaml(GOOD), where="spec.yaml", base=Path("/base")).resolved()
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 2_000, "- " * 2_000 + "x"])
@@ -47,7 +47,7 @@ def test_yaml_that_is_nested_too_deeply_is_refused_in_a_sentence(tmp_path: Path,
 
 
 def test_a_spec_survives_the_way_to_yaml_and_back() -> None:
-    again = spec_from_mapping(read_yaml(good().to_yaml()), where="again", base=Path("/elsewhere"))
+    again = written_spec(read_yaml(good().to_yaml()), where="again", base=Path("/elsewhere")).resolved()
     assert again == good()
     assert again.digest() == good().digest()
 
@@ -130,7 +130,7 @@ def test_each_mistake_is_named_by_its_key(change: tuple[str, str], key: str, say
 def test_recorded_requests_without_some_of_their_columns_cannot_be_replayed() -> None:
     text = GOOD.replace("step_time: 1.5h", "steps: [shadow, 5, 100]")
     good_one = read_yaml(text + "monitoring: {capture: {share: 0.1}}\n")
-    assert spec_from_mapping(good_one, where="spec.yaml", base=Path("/base")).rollout.shares == (5, 100)
+    assert written_spec(good_one, where="spec.yaml", base=Path("/base")).resolved().rollout.shares == (5, 100)
     found = problems_of(text + "monitoring: {capture: {share: 0.1, mask: [carrier], drop: [temp]}}\n")
     assert "they lack carrier, temp (monitoring.capture.mask and drop)" in found["rollout.steps"]
 

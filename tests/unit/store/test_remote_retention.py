@@ -9,11 +9,13 @@ from serin.errors import NotFound
 from serin.store import bucket as bucket_module
 from serin.store.bucket import BucketFiles
 from serin.store.checkpoints import checkpoint_names, fetch_checkpoint, publish_checkpoint
+from serin.store.packages import manifest_of, publish_package
 from serin.store.remote_retention import collect_remote_garbage
 from serin.store.retention import Policy
 from serin.store.store import Store
 from tests.unit.store.test_remote_store import publish_dataset, publish_version
 
+PACKAGE = {"spec.yaml": b"name: m", "net.py": b"WIDTH = 8"}
 POLICY = Policy(keep_versions=1, keep_days=7)
 OLD, NEEDED = "c" * 64, "b" * 64  # digests of datasets; versions come from NEEDED
 
@@ -44,6 +46,7 @@ def store(bucket: str, tmp_path: Path, home: Path) -> Store:
     folder.mkdir()
     (folder / "state").write_text("x")
     publish_checkpoint(made, "train-a/step-1", folder)
+    publish_package(made, PACKAGE)
     return made
 
 
@@ -56,7 +59,13 @@ def garbage(store: Store, tmp_path: Path, *, remove: bool) -> set[tuple[str, str
 def test_what_is_old_and_not_needed_goes(store: Store, tmp_path: Path, days: type[Days]) -> None:
     assert garbage(store, tmp_path, remove=True) == set()
     days.passed = 9
-    expected = {("version", "m-v2"), ("dataset", OLD), ("checkpoint", "train-a/step-1")}
+    package = manifest_of(PACKAGE).digest
+    expected = {
+        ("version", "m-v2"),
+        ("dataset", OLD),
+        ("checkpoint", "train-a/step-1"),
+        ("package", package),
+    }
     assert garbage(store, tmp_path, remove=False) == expected
     assert store.versions("m") == [1, 2, 3]
     assert garbage(store, tmp_path, remove=True) == expected
@@ -66,7 +75,7 @@ def test_what_is_old_and_not_needed_goes(store: Store, tmp_path: Path, days: typ
         other.bundle("m", 2)
     keys = store.shared_files().keys("")
     assert not [key for key in keys if OLD in key and "keys/" not in key]
-    assert not [key for key in keys if key.startswith(("checkpoints/", "models/m/versions/2/"))]
+    assert not [key for key in keys if key.startswith(("checkpoints/", "models/m/versions/2/", "packages/"))]
     assert store.reserve_version("m") == 4
 
 

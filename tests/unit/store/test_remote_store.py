@@ -63,6 +63,14 @@ def test_another_host_finds_what_was_published(store: Store, tmp_path: Path) -> 
     assert (other.models(), other.versions("m"), other.datasets()) == (["m"], [1], [DIGEST])
 
 
+def test_one_file_of_a_version_is_read_without_fetching_the_others(store: Store, tmp_path: Path) -> None:
+    publish_version(store)
+    other = on_another_host(store, tmp_path)
+    assert json.loads(other.read_file("m", 1, "manifest.json") or b"")["lineage"] == {"dataset": DIGEST}
+    assert (other.read_file("m", 1, "card.md"), other.read_file("m", 2, "manifest.json")) == (None, None)
+    assert other.bundle_here("m", 1) is None
+
+
 def test_nothing_is_seen_before_the_marker(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -54,6 +54,8 @@ def test_the_better_setting_is_chosen_by_the_valid_rows_and_no_test_row_is_looke
     results = list((tmp_path / "search" / "trials").glob("*/fold-0/result/metrics.json"))
     assert len(results) == 2
     assert not any("test" in path.read_text() for path in results)
+    rows = json.loads((tmp_path / "search" / "trials.json").read_text())["trials"]
+    assert [row["state"] for row in rows] == ["complete", "complete"]
     table = (tmp_path / "search" / "trials.csv").read_text().splitlines()
     assert table[0] == "trial,state,valid_auc,seconds,training.learning_rate,reason"
     assert len(table) == 3

@@ -84,7 +84,10 @@ def test_the_best_epoch_is_the_result(tmp_path: Path) -> None:
 def test_other_tasks_train_too(tmp_path: Path, task: str, metric: str, outputs: int) -> None:
     dataset = make_dataset(tmp_path / "dataset", task=task)
     train_here(MODEL, TrainingSpec(epochs=4, batch_rows=50, learning_rate=3e-3), dataset, tmp_path / "run")
-    found = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())["metrics"][metric]
+    written = json.loads((tmp_path / "run" / "result" / "metrics.json").read_text())
+    found, error = written["metrics"][metric], written["errors"][metric]
+    assert 0 < error < 0.5 * found
+    assert not any("error" in name for name in written["metrics"])
     assert found > 0.6 if task == "multiclass" else found < 11_000  # the noise alone is 9,000
     network = load_model(tmp_path / "run" / "result")
     scores = network(torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64))

@@ -1,6 +1,7 @@
 """XGBoost on the same shards: interrupted in every way, and on two Dask workers."""
 
 import itertools
+import json
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -87,7 +88,8 @@ def test_a_killed_training_resumes_before_a_damaged_checkpoint_and_ends_with_the
     assert any("using the one before" in record["text"] for record in records(folder, "note"))
     assert trees_of(folder) == trees_of(reference)
     assert checkpoint.metrics["test_auc"] > 0.75
-    assert (folder / "receipt.json").exists()
+    waits = json.loads((folder / "receipt.json").read_text())["waits"]
+    assert "start of the training process, with imports" in [wait["what"] for wait in waits]
 
 
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])

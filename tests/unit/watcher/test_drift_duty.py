@@ -12,7 +12,6 @@ import typer
 from serin.commands.rollout import _unwatched
 from serin.commands.watch import drift
 from serin.errors import FileBroken, NotWatched
-from serin.formats.captures import write_part
 from serin.formats.drift import FILE
 from serin.formats.importance import ColumnImportance, Importance
 from serin.formats.schema import InputColumn, OutputTensor, Schema, write_schema
@@ -29,6 +28,7 @@ from serin.watcher.metrics import drift as metrics_of_drift
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.rollout import go_live
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
+from tests.kit.recorded_parts import write_part
 
 START = 1_800_000_000
 SHARE = (0.5, 0.4, 0.1, 0.0, 0.0, 0.0)  # swift, steady, slow, other known values, unseen, null

@@ -21,14 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.columns.column import Column, array_module, beside, count_true, on_host, take
+from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take
 from serin.columns.exact import Limb, Superaccumulator, limbs, nearest_ratios
 from serin.errors import ColumnUnusable
 from serin.etl.binding.layout import Layout
 from serin.etl.engines.device import gpu_aware
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.memory_budget import available_bytes
-from serin.etl.relational.groups import Int64, Timeline, group_codes, joined, key_hashes
+from serin.etl.relational.groups import Int64, Timeline, group_codes, joined, key_hashes, with_dictionary
 from serin.etl.relational.relation import Prepared, Related, finish
 from serin.etl.sources.tables import Piece
 from serin.formats.nulls import null_of
@@ -164,7 +164,7 @@ class _GlobalPass:
         files: dict[str, Any] = {}
         for part in self.parts():
             rows, columns = self.columns(names, window.by, part, kept)
-            columns |= {name: _with_dictionary(columns[name], texts[name]) for name in texts}
+            columns |= {name: with_dictionary(columns[name], texts[name]) for name in texts}
             for name, column in self.engine.compute(look_back, window, columns, columns[time].values).items():
                 if name not in made:
                     file = self._new_file()
@@ -183,14 +183,6 @@ class _GlobalPass:
     def _texts(self, name: str) -> pa.Array:
         """Every text of a column, each once."""
         return pc.unique(pa.concat_arrays(self.engine.collect(texts_of, self.held, name)))
-
-
-def _with_dictionary(column: Column, texts: pa.Array) -> Column:
-    """The same texts as codes into another dictionary."""
-    assert column.dictionary is not None
-    place = pc.index_in(column.dictionary, value_set=texts).to_numpy(zero_copy_only=False)
-    codes = np.append(place, -1).astype(np.int32)
-    return Column(kind="string", values=codes[column.values], dictionary=texts)
 
 
 def keep_one(
@@ -327,6 +319,6 @@ def _to_int64(sums: Sequence[Limb], shape: tuple[int, ...]) -> Int64:
     if len(sums) == 1:
         return np.asarray(sums[0].digits)
     whole = Superaccumulator.of(sums, shape).to_int64()
-    if (whole == INT64_NULL).any():
+    if any_true(whole == INT64_NULL):
         raise OverflowError
     return whole

@@ -144,7 +144,11 @@ def find_partners(
     places = np.flatnonzero(key_hashes([used[key] for key in spec.here]) % count == number)
     inner = replace(join, layout=replace(join.layout, spec=spec.model_copy(update={"how": "inner"})))
     joined, places = join_tables(take(used, places), places, [inner])
-    columns = {name: _few_texts(joined[name]) for name in join.columns}
+    found = {name: joined[name] for name in join.columns}
+    columns = {
+        name: Column(kind=own.kind, values=own.values, dictionary=own.dictionary).with_few_texts()
+        for name, own in found.items()
+    }
     first_row = int(related.rows[0]) if len(related.rows) else -1
     return first_row, spill((places, columns), scratch)
 
@@ -177,14 +181,3 @@ def relate_joined(related: Related, layout: Layout) -> Related:
 def _fewer(related: Related, columns: Mapping[str, Column], rows: Any) -> Related:
     lost = related.dropped["no_partner"] + len(related.rows) - len(rows)
     return Related(columns=columns, rows=rows, dropped={"no_partner": lost})
-
-
-def _few_texts(column: Column) -> Column:
-    """A column on its own; a text's dictionary holds no more than what is used."""
-    values = np.asarray(column.values)
-    if column.dictionary is None:
-        return Column(kind=column.kind, values=values)
-    used, codes = np.unique(values, return_inverse=True)
-    nulls = int((used < 0).sum())
-    texts = column.dictionary.take(pa.array(used[nulls:], pa.int64()))
-    return Column(kind="string", values=(codes - nulls).astype(np.int32), dictionary=texts)

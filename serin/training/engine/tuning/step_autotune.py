@@ -109,10 +109,11 @@ class _Trial:
                 return self._captured(sure=sure or kind == "cuda_graph")
 
     def stretch(self, run: Callable[[Tensor | Batch], Tensor]) -> GraphedSteps | None:
-        """Captures several steps at once, where one is short and no other process takes part in it."""
-        example = self._example()
-        alone = isinstance(run, CapturedStep) and not self._world.group
-        if not alone or not isinstance(self._loader, Loader) or not isinstance(example, Tensor):
+        """Captures several steps at once, where one is short. All ranks do, or none."""
+        example, many = self._example(), None
+        if not isinstance(run, CapturedStep) or not isinstance(example, Tensor):
+            return None
+        if not isinstance(self._loader, Loader):
             return None
         if seconds_per_step(partial(run, example), self._world) > _SHORT_S:
             return None
@@ -121,8 +122,8 @@ class _Trial:
         except RuntimeError:  # probably out of memory: single steps do as well
             torch.cuda.synchronize(self._world.device)
             torch.cuda.empty_cache()
-            return None
-        return GraphedSteps(many, self._loader, self._world.device)
+        (failed,) = self._world.agree([int(many is None)])
+        return None if many is None or failed else GraphedSteps(many, self._loader, self._world.device)
 
     def _eager(self, reason: str) -> tuple[Step, Feed, Execution, str]:
         return self._step, self._batches, "eager", reason

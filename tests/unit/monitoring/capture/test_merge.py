@@ -10,13 +10,14 @@ import pytest
 
 from serin.errors import NameInvalid
 from serin.expressions import ExpressionError
-from serin.formats.captures import METADATA, captures_folder, part_map, parts_of_hour, write_part
+from serin.formats.captures import METADATA, captures_folder, part_map, parts_of_hour
 from serin.monitoring.capture import read
 from serin.monitoring.capture.forget import forget
 from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.read import Source, alike, batches, captured, parts, read_part
 from serin.monitoring.capture.retention import HomeHours, delete_versions, expire
 from serin.spec.monitoring import CaptureSpec
+from tests.kit.recorded_parts import write_part
 from tests.unit.monitoring.capture.worker import NOON
 
 DAY_S = 86400.0

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 
 from serin.errors import StoreNotWritable
-from serin.formats.captures import write_part
 from serin.monitoring.capture.read import records_in
 from serin.monitoring.quality.follow import Follower, Hooks, QualityState, count_again, forget_rows
 from serin.monitoring.quality.keys import KeyIndex
@@ -14,6 +13,7 @@ from serin.monitoring.quality.labels import Added, Columns, TruthOf, add_labels
 from serin.monitoring.quality.scan import Found, Watched, search
 from serin.monitoring.quality.store import label_files, quality_folder
 from tests.fakes.labelled import BEGAN, MODEL, data, record, requests, schema, truth_of, watched
+from tests.kit.recorded_parts import write_part
 
 NOW = BEGAN + 2 * 86_400
 

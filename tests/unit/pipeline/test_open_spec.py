@@ -1,0 +1,118 @@
+"""The parameter `spec` of the flows: every form it takes, and what a wrong one says."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serin.errors import PackageRefused, SerinError, SpecError
+from serin.pipeline.open_spec import copy_package, opened_spec, sent_spec
+from serin.pipeline.pack import pack_spec
+from serin.spec.load import read_spec
+from serin.store.file_systems import file_system
+from tests.fakes.own_project import write_project
+from tests.fakes.small_pipeline import small_spec
+
+
+@pytest.fixture
+def plain(tmp_path: Path, home: Path) -> Path:
+    """A spec without own code, beside its table."""
+    document = small_spec(tmp_path / "plain", rows=50)
+    document["data"]["tables"] = {"parcels": "parcels.parquet"}
+    path = tmp_path / "plain" / "spec.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def tables(source: object) -> dict[str, object]:
+    with opened_spec(source) as spec:  # type: ignore[arg-type]
+        return dict(spec.data.tables)
+
+
+def test_a_path_and_a_folder_of_the_worker(plain: Path) -> None:
+    expected = {"parcels": str(plain.parent / "parcels.parquet")}
+    assert tables(str(plain)) == tables(str(plain.parent)) == expected
+
+
+def test_the_spec_itself_with_absolute_paths_or_urls(plain: Path) -> None:
+    document = yaml.safe_load(plain.read_text())
+    for place in ("/mnt/parcels.parquet", "s3://bucket/parcels.parquet"):
+        document["data"]["tables"] = {"parcels": place}
+        assert tables(document) == {"parcels": place}
+
+
+def test_a_url_whose_tables_are_beside_it(plain: Path, bucket: str) -> None:
+    url = f"{bucket}/specs/late.yaml"
+    system, path = file_system(url)
+    system.pipe_file(path, plain.read_bytes())
+    assert tables(url) == {"parcels": f"{bucket}/specs/parcels.parquet"}
+
+
+def test_a_package_is_opened_where_its_files_are_and_leaves_nothing_changed(plain: Path) -> None:
+    package = pack_spec(read_spec(plain), elsewhere=True)
+    package.send()
+    before = Path.cwd()
+    with opened_spec(package.reference) as spec:
+        assert spec.data.tables == {"parcels": "parcels.parquet"}
+        assert Path("parcels.parquet").is_file()
+        assert sent_spec(package.reference, spec) == package.reference
+    assert Path.cwd() == before
+
+
+def test_stages_get_a_package_of_what_the_parent_has_read(plain: Path) -> None:
+    with opened_spec(str(plain)) as spec:
+        reference = sent_spec(str(plain), spec)
+    plain.write_text("name: edited-in-the-meantime")
+    assert tables(reference) == {"parcels": str(plain.parent / "parcels.parquet")}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("/no/such/spec.yaml", r"no such file on .*, where the run is; .*`serin run SPEC`"),
+        ("s3://{bucket}/none.yaml", r"cannot be read on .*there is no such object"),
+        ("ftp9://host/spec.yaml", r"cannot be read on .*ftp9"),
+        (f"package:{'0' * 64}", r"there is none; sender and workers must have the same SERIN_STORE"),
+        ("package:../../etc", r"not a valid package name"),
+        ({"name": "x"}, r"spec: \d+ problem"),
+    ],
+)
+def test_a_wrong_one_is_refused_with_what_where_and_what_to_do(
+    source: object, words: str, bucket: str, home: Path
+) -> None:
+    if isinstance(source, str):
+        source = source.replace("s3://{bucket}", bucket)
+    with pytest.raises(SerinError, match=words):
+        tables(source)
+
+
+def test_relative_paths_without_a_folder_are_refused_by_their_keys(tmp_path: Path, home: Path) -> None:
+    document = yaml.safe_load(write_project(tmp_path / "project", rows=50).read_text())
+    document["features"][0]["steps"].pop()
+    with pytest.raises(
+        SpecError, match=r"(?s)data\.tables\.parcels: parcels\.parquet is relative.*model\.module"
+    ):
+        tables(document)
+
+
+def test_code_at_a_url_is_refused(tmp_path: Path, bucket: str, home: Path) -> None:
+    document = yaml.safe_load(write_project(tmp_path / "project", rows=50).read_text())
+    document["features"][0]["steps"].pop()
+    system, path = file_system(f"{bucket}/spec.yaml")
+    system.pipe_file(path, yaml.safe_dump(document).encode())
+    with pytest.raises(
+        SpecError, match=r"model\.module: net\.py is not fetched from a URL; send it with `serin run"
+    ):
+        tables(f"{bucket}/spec.yaml")
+
+
+def test_a_package_comes_back_as_a_folder_that_can_be_run(plain: Path, tmp_path: Path) -> None:
+    package = pack_spec(read_spec(plain), elsewhere=True)
+    package.send()
+    folder = copy_package(package.reference, tmp_path / "back")
+    assert pack_spec(read_spec(folder), elsewhere=True).reference == package.reference
+    with pytest.raises(SpecError, match="is there already"):
+        copy_package(package.reference, folder)
+    with pytest.raises(PackageRefused):
+        copy_package(f"package:{'0' * 64}", tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,181 @@
+"""What a run takes along, what stays, and what is refused, by the place of its workers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serin.errors import SpecError
+from serin.pipeline.pack import Package, _secrets, pack_spec
+from serin.pipeline.push_tables import push_tables
+from serin.spec.load import read_spec
+from tests.fakes.own_project import write_project
+
+
+@pytest.fixture
+def spec(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = write_project(tmp_path / "project", rows=50)
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    _secrets.cache_clear()
+    return path
+
+
+def packed(spec: Path, *, elsewhere: bool = True) -> Package:
+    return pack_spec(read_spec(spec), elsewhere=elsewhere)
+
+
+def change(spec: Path, section: str, **keys: Any) -> None:
+    document = yaml.safe_load(spec.read_text())
+    document[section].update(keys)
+    spec.write_text(yaml.safe_dump(document))
+
+
+def written(package: Package) -> dict[str, Any]:
+    return yaml.safe_load(package.contents["spec.yaml"])
+
+
+CODE = {"imports/ours/__init__.py", "imports/ours/steps.py", "layers.py", "net.py", "spec.yaml"}
+
+
+def test_for_other_machines_code_and_small_files_travel(spec: Path) -> None:
+    package = packed(spec)
+    assert set(package.contents) == {*CODE, "parcels.parquet"}
+    assert package.stays == ()
+    document = written(package)
+    assert (document["data"]["tables"], document["model"]["module"]) == (
+        {"parcels": "parcels.parquet"},
+        "net.py:Net",
+    )
+
+
+def test_on_this_machine_tables_stay_where_they_are_so_that_their_changes_are_seen(spec: Path) -> None:
+    package, table = packed(spec, elsewhere=False), str(spec.parent / "parcels.parquet")
+    assert set(package.contents) == CODE
+    assert package.stays == ((table, "read where it is"),)
+    assert written(package)["data"]["tables"] == {"parcels": table}
+
+
+def test_the_digest_does_not_depend_on_the_folder_nor_on_comments(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = packed(spec).reference
+    other = write_project(tmp_path / "elsewhere" / "deep", rows=50)
+    other.write_text(f"# a comment\n{other.read_text()}")
+    assert packed(other).reference == first
+    (other.parent / "layers.py").write_text("def width():\n    return 9\n")
+    assert packed(other).reference != first
+
+
+def test_other_files_of_the_folder_never_travel(spec: Path) -> None:
+    before = packed(spec).reference
+    for name in (".env", "key.pem", "notes.txt", "unused.py", ".git/config"):
+        file = spec.parent / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("SECRET=1")
+    assert packed(spec).reference == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../shared.parquet", "is outside of .* and is not sent; move it there"),
+        (".env.parquet", "looks like a secret and is not sent"),
+        ("id_rsa.parquet", "looks like a secret"),
+        ("link.parquet", "is outside of .* and is not sent"),
+    ],
+)
+def test_a_table_that_must_not_travel_is_refused_by_its_key(spec: Path, name: str, words: str) -> None:
+    file = spec.parent / name
+    if name == "link.parquet":
+        target = spec.parents[1] / "shared.parquet"
+        target.write_bytes((spec.parent / "parcels.parquet").read_bytes())
+        file.symlink_to(target)
+    else:
+        file.write_bytes((spec.parent / "parcels.parquet").read_bytes())
+    change(spec, "data", tables={"parcels": name})
+    with pytest.raises(SpecError, match=rf"data\.tables\.parcels: .*{words}"):
+        packed(spec)
+    assert packed(spec, elsewhere=False).contents.keys() == CODE
+
+
+def test_a_link_in_a_folder_of_tables_is_refused(spec: Path) -> None:
+    (spec.parent / "data").mkdir()
+    (spec.parent / "data" / "link.parquet").symlink_to("/etc/hostname")
+    change(spec, "data", tables={"parcels": "data"})
+    with pytest.raises(SpecError, match=r"data/link\.parquet is a link to outside of"):
+        packed(spec)
+
+
+def test_absolute_paths_are_those_of_the_workers(spec: Path) -> None:
+    change(spec, "data", tables={"parcels": "/mnt/tables/parcels.parquet"})
+    package = packed(spec)
+    assert package.stays == (("/mnt/tables/parcels.parquet", "a path of the workers"),)
+    assert written(package)["data"]["tables"] == {"parcels": "/mnt/tables/parcels.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"delta": "lake"}, "lake is a Delta table on this machine.*serin tables push"),
+        (
+            {"sql": "select 1", "connection": "file:uri.txt", "order_by": "a"},
+            "may hold a password and is not sent",
+        ),
+    ],
+)
+def test_tables_that_are_not_files_are_refused_with_what_to_do(
+    spec: Path, table: dict[str, str], words: str
+) -> None:
+    change(spec, "data", tables={"parcels": table})
+    with pytest.raises(SpecError, match=words):
+        packed(spec)
+
+
+def test_what_is_too_large_is_named_with_its_size_and_the_way_out(spec: Path) -> None:
+    (spec.parent / "parcels.parquet").write_bytes(b"0" * (17 << 20))
+    with pytest.raises(
+        SpecError, match=r"has 17\.8 MB: a run sends at most 16 MiB.*serin tables push FOLDER"
+    ):
+        packed(spec)
+    assert packed(spec, elsewhere=False).contents.keys() == CODE
+
+
+@pytest.mark.parametrize("line", ["KEY = 'hunter2-hunter2'", "-----BEGIN OPENSSH PRIVATE KEY-----"])
+def test_code_with_a_secret_is_refused_without_showing_it(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setenv("TEAM_PASSWORD", "hunter2-hunter2")
+    (spec.parent / "layers.py").write_text(f"# {line}\ndef width():\n    return 8\n")
+    with pytest.raises(SpecError, match=r"layers.py holds a secret and is not sent") as refused:
+        packed(spec, elsewhere=False)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_missing_module_is_named(spec: Path) -> None:
+    change(spec, "model", module="no.py:Net")
+    with pytest.raises(SpecError, match=r"model\.module: no file at .*/no\.py"):
+        packed(spec)
+
+
+def test_pushed_tables_are_sent_once_and_have_a_url_by_their_content(
+    tmp_path: Path, bucket: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_STORE", bucket)
+    folder = tmp_path / "tables"
+    (folder / "parts").mkdir(parents=True)
+    for name in ("trips.csv", "parts/1.csv", ".env", "server.key"):
+        (folder / name).write_text("a\n1\n")
+    first = push_tables(folder)
+    assert (first.sent, sorted(first.left_out)) == (True, [".env", "server.key"])
+    again = push_tables(folder)
+    assert (again.sent, again.urls) == (False, first.urls)
+    assert sorted(first.urls) == ["parts", "trips.csv"]
+    from serin.etl.sources.files import find_files
+
+    assert [file.size for url in first.urls.values() for file in find_files("t", url)] == [4, 4]
+
+
+def test_tables_are_not_pushed_to_a_store_that_others_cannot_read(tmp_path: Path, home: Path) -> None:
+    with pytest.raises(SpecError, match="SERIN_STORE: is not set"):
+        push_tables(tmp_path)
