@@ -113,7 +113,8 @@ class _Packing:
                 self._take_code(f"features[{index}].steps", closure_of_module(path.partition(":")[0]))
         changes: dict[str, Any] = {"data": data, "model": self._model(spec.model)}
         if spec.environment is not None and spec.environment.lock is not None:
-            lock = self._path("environment.lock", spec.environment.lock, self._take_file)
+            why = f"is outside of {self.folder} and is not sent; move it there"
+            lock = self._path("environment.lock", spec.environment.lock, self._take_file, why=why)
             changes["environment"] = spec.environment.model_copy(update={"lock": lock})
         packed = spec.model_copy(update=changes)
         document = packed.model_dump(mode="json", by_alias=True)

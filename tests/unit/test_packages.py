@@ -1,8 +1,11 @@
 """The environment of a spec: packages that the user's code imports and that are not installed here."""
 
+import asyncio
 import importlib.metadata
 import json
+import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,19 +22,21 @@ from serin.errors import EngineFailed, EnvironmentFailed, EnvironmentRefused, Sp
 from serin.etl.engines.dask_engine import _share_environment
 from serin.etl.identity import dataset_key
 from serin.machine import packages
-from serin.machine.packages import RECORD, Entered, obtain
+from serin.machine.packages import RECORD, Entered, enter, obtain
 from serin.spec.data import DataSpec
 from serin.spec.environment import EnvironmentSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
+from serin.spec.pipeline import PipelineSpec
 from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
-from serin.store.artifacts import Dataset
+from serin.store.artifacts import Dataset, Release
 from serin.store.retention import Policy, collect_garbage
 from serin.store.stage_keys import environment_part
 from serin.store.store import Store
 from serin.training.launch.run_dir import training_parts
+from tasks import watch
 from tests.fakes.locks import forget_own_locks
 from tests.fakes.small_pipeline import small_spec, write_spec
 from tests.kit.commands import run, serin_process
@@ -68,6 +73,43 @@ class Halve:
     @classmethod
     def from_json(cls, document):
         return cls()
+"""
+LOCKED = ["tiny-numbers==1.0", "tiny-operators==2.1"]
+HALVED = {
+    "columns": ["weight", "distance"],
+    "steps": ["fill_median", "normalize", "tiny_operators:Halve"],
+}
+SEND = """
+import sys
+from serin.pipeline.pack import pack_spec
+from serin.spec.code_digest import local_roots
+from serin.spec.load import read_spec
+package = pack_spec(read_spec(sys.argv[1]), elsewhere=sys.argv[2] == "elsewhere")
+package.send()
+assert not [root for root in local_roots() if "environments" in root.parts]
+print(package.reference, *package.contents)
+"""
+OPEN = """
+import sys
+from serin.machine.packages import entered
+from serin.pipeline.open_spec import opened_spec
+with opened_spec(sys.argv[1]) as spec:
+    print(spec.environment.lock, *entered().packages)
+import tiny_numbers  # also after the block
+"""
+STORED = """
+import json, sys
+from pathlib import Path
+from serin.machine.packages import entered
+from serin.pipeline.open_spec import copy_package
+from serin.store.packages import stored_spec
+spec = copy_package(sys.argv[1], Path("copy")) / "spec.yaml"
+bundle = Path("bundle")
+bundle.mkdir()
+spec.rename(bundle / "spec.yaml")
+lineage = {"package": sys.argv[1].removeprefix("package:")}
+(bundle / "manifest.json").write_text(json.dumps({"lineage": lineage}))
+print(stored_spec(bundle).name, *entered().packages)
 """
 NET = """
 import torch
@@ -201,22 +243,25 @@ def test_two_processes_that_need_it_at_once_make_it_once(
     assert len(gate.asked) == 1
 
 
+def write_lock(project: Path, *needs: str) -> Path:
+    project.mkdir(exist_ok=True)
+    head = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\n'
+    (project / "pyproject.toml").write_text(f"{head}dependencies = {json.dumps(needs)}\n")
+    run(uv.find_uv_bin(), "lock", "--python", sys.executable, cwd=project)
+    return project / "uv.lock"
+
+
 def test_a_lock_gives_its_versions_and_refuses_others_than_the_installed_ones(
     home: Path, index: Path, tmp_path: Path
 ) -> None:
     write_wheel(index, "numpy", "2.0.0", {"numpy.py": ""})
     write_wheel(index, "numpy", NUMPY, {"numpy.py": ""})
     for version, words in ((NUMPY, None), ("2.0.0", f"numpy==2.0.0 is asked for and the worker has {NUMPY}")):
-        project = tmp_path / version
-        project.mkdir()
-        needs = f'["tiny-operators", "numpy=={version}"]'
-        (project / "pyproject.toml").write_text(
-            f'[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = {needs}\n'
+        lock = EnvironmentSpec(
+            lock=str(write_lock(tmp_path / version, "tiny-operators", f"numpy=={version}"))
         )
-        run(uv.find_uv_bin(), "lock", "--python", sys.executable, cwd=project)
-        lock = EnvironmentSpec(lock=str(project / "uv.lock"))
         if words is None:
-            assert added(obtain(lock)) == ["tiny-numbers==1.0", "tiny-operators==2.1"]
+            assert added(obtain(lock)) == LOCKED
         else:
             with pytest.raises(EnvironmentRefused, match=words):
                 obtain(lock)
@@ -296,7 +341,7 @@ def test_own_operators_and_modules_import_what_the_spec_asks_for(
     the export, which needs both."""
     (tmp_path / "net.py").write_text(NET)
     sections: dict[str, Any] = {
-        "features": [{"columns": ["weight", "distance"], "steps": ["fill_median", "tiny_operators:Halve"]}],
+        "features": [HALVED],
         "model": {"module": "net.py:Net"},
         "environment": {"requirements": ["tiny-operators==2.1"]},
     }
@@ -310,6 +355,51 @@ def test_own_operators_and_modules_import_what_the_spec_asks_for(
     made = json.loads(serin_process("export", str(spec), "--json", env=env).stdout)
     manifest = json.loads((Path(made["path"]) / "manifest.json").read_text())
     assert manifest["lineage"]["environment"] == "tiny-numbers==1.0, tiny-operators==2.1"
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "here"])
+def test_a_run_takes_its_lock_along_and_nothing_that_the_lock_gives(
+    home: Path, index: Path, tmp_path: Path, place: str
+) -> None:
+    """The sender packs own code that imports from the environment. A worker with another home opens the package after
+    the sender's folder is gone, and so does who reads the spec of a version that was made of it."""
+    write_wheel(index, "numpy", NUMPY, {"numpy.py": ""})
+    project = tmp_path / "project"
+    document = small_spec(
+        project,
+        rows=50,
+        features=[HALVED],  # type: ignore[arg-type]
+        model={"module": "net.py:Net"},
+        environment={"lock": "uv.lock"},
+    )
+    (project / "net.py").write_text(NET)
+    write_lock(project, "tiny-operators", f"numpy=={NUMPY}")
+    spec, env = write_spec(project, document), {**os.environ, "SERIN_STORE": str(tmp_path / "store")}
+    sent = run(sys.executable, "-c", SEND, spec, place, env={**env, "SERIN_HOME": str(home)}).stdout
+    reference, *contents = sent.split()
+    tables = {"parcels.parquet"} if place == "elsewhere" else set()
+    assert set(contents) == {"net.py", "spec.yaml", "uv.lock", *tables}
+    shutil.rmtree(project)
+    worker = {**env, "SERIN_HOME": str(tmp_path / "worker")}
+    opened = run(sys.executable, "-c", OPEN, reference, env=worker, cwd=tmp_path).stdout
+    assert opened.split() == ["uv.lock", *LOCKED]
+    version = run(sys.executable, "-c", STORED, reference, env=worker, cwd=tmp_path).stdout
+    assert version.split() == [document["name"], *LOCKED]
+
+
+def test_a_process_imports_from_its_own_environment_and_not_from_that_of_its_parent(
+    home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parents = str(home / "environments" / "other" / "site-packages")
+    monkeypatch.setattr(sys, "path", [*sys.path, parents])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", parents]))
+    monkeypatch.setattr(packages, "_entered", [])
+    enter(asks("tiny-numbers"))
+    now = packages.entered()
+    assert now is not None
+    folder = str(now.folder)
+    assert (sys.path[-1], os.environ["PYTHONPATH"]) == (folder, os.pathsep.join(["/mine", folder]))
+    assert parents not in sys.path
 
 
 def test_an_image_is_refused_by_every_process_outside_of_it(home: Path, tmp_path: Path) -> None:
@@ -331,6 +421,24 @@ def test_features_of_own_operators_know_the_environment(in_environment: Any) -> 
     in_environment(asks("a==1"))
     assert "environment" in dataset_key(data, [own], []).parts
     assert "environment" not in dataset_key(data, [usual], []).parts
+
+
+def test_one_process_watches_models_with_different_environments(
+    home: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = small_spec(tmp_path, rows=50, monitoring={"retrain": ["data"]})
+    asked = {"one": ["tiny-operators"], "two": ["tiny-operators==2.1"]}
+    specs = {name: {**document, "environment": {"requirements": each}} for name, each in asked.items()}
+    found = {name: (Release(model=name, version=1), PipelineSpec(**spec)) for name, spec in specs.items()}
+    monkeypatch.setattr(watch, "find_version", lambda name, _: found[name])
+    monkeypatch.setattr(watch, "sent_version", lambda live: {**specs[live.model], "features": [HALVED]})
+    monkeypatch.setattr(watch, "emit_event", lambda *_, **__: None)
+    monkeypatch.setattr(watch, "get_run_logger", logging.getLogger)
+    for name in specs:
+        asyncio.run(watch.look_at_tables.fn(name))
+    keys = {json.loads((home / "watch" / f"{name}.json").read_text())["told"] for name in specs}
+    assert len(keys) == 2
+    assert packages.entered() is None
 
 
 class Workers:

@@ -21,6 +21,7 @@ from serin.prefect.follow import RunLog, follow_run, last_line
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api
 from serin.spec.load import read_spec
+from serin.store.stage_keys import note
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.logs import heard
@@ -100,11 +101,49 @@ def test_an_image_is_refused_by_name_where_stages_are_no_jobs_on_kubernetes(
     image = "environment: {image: registry/mine:1}"
     with pytest.raises(SpecError, match=r"environment.image: is for pools of type .*: cpu \(serin\)"):
         start(tmp_path, more=image)
+    assert not (tmp_path / "home" / "shared" / "packages").exists(), "nothing is sent before"
     elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin-kubernetes"})
     with pytest.raises(PipelineFailed):
         start(tmp_path, more=image)
-    (created,) = [body for call, body in elsewhere.asked if call.endswith("/create_flow_run")]
+    (created,) = started(elsewhere)
     assert created["job_variables"] == {"image": "registry/mine:1"}
+    sent = created["parameters"]["spec"]
+    with pytest.raises(PipelineFailed):
+        run_pipeline(tmp_path / "home", sent, placed=True, fresh=[], serve=True, follow=True)
+    assert [(body["parameters"], body["job_variables"]) for body in started(elsewhere)[1:]] == [
+        (created["parameters"], created["job_variables"])
+    ]
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin"})
+    with pytest.raises(SpecError, match=r"environment.image"):
+        run_pipeline(tmp_path / "home", sent, placed=True, fresh=[], serve=True, follow=True)
+
+
+def started(server: Server) -> list[dict[str, Any]]:
+    return [body for call, body in server.asked if call.endswith("/create_flow_run")]
+
+
+def test_a_run_names_its_spec_its_code_and_its_environment_once(
+    elsewhere: Server, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_entered", [])
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin-kubernetes"})
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, more="environment: {image: registry/mine:1}")
+    (parameters,) = [body["parameters"] for body in started(elsewhere)]
+    elsewhere.answers["POST /flow_runs/filter"] = (200, [{**FAILED_RUN, "parameters": parameters}])
+    assert named(serin("runs", "show", "brave-owl")) == [
+        ["spec", "flights"],
+        ["code", parameters["spec"]],
+        ["environment", '{"image": "registry/mine:1"}'],
+    ]
+    for stage in ("etl", "train"):
+        note(home, FAILED_RUN["id"], stage, ran=True, why="new", environment="0123 (registry/mine:1)")
+    assert named(serin("runs", "show", "brave-owl"))[2] == ["environment", "0123 (registry/mine:1)"]
+
+
+def named(shown: str) -> list[list[str]]:
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    return [words for words in lines if words[0] in ("spec", "code") or "environment" in words[0]]
 
 
 def test_a_deployment_that_the_server_lacks_is_named_with_those_it_has(
