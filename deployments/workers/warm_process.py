@@ -218,8 +218,11 @@ class Sources:
 
     @classmethod
     def of_this_process(cls, began: int) -> Sources:
+        """Modules that are made in memory are left out: torch's have names of files without a folder."""
         names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        return cls(began=began, files={name: _identity(name) for name in names if name})
+        return cls(
+            began=began, files={name: _identity(name) for name in names if name and Path(name).is_absolute()}
+        )
 
     def are_unchanged(self) -> bool:
         """Whether no file was written since the import began, replaced since it ended, or removed."""

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from serin.formats.shards import Array
 from serin.formats.trained import TREES, read_record
@@ -262,10 +263,23 @@ def load_model(folder: Path) -> nn.Module:
 
 
 def undrawn_model(spec: ModelSpec, shape: TableShape) -> nn.Module:
-    """Returns a network whose weights take no memory and no time yet: they are to be loaded, or only counted. A user's
-    network, whose code may need them, gets random ones."""
-    with nullcontext() if spec.kind == "module" else torch.device("meta"):
+    """Returns a network whose tables take no memory and no time yet: they are to be loaded, or only counted. A user's
+    network, whose code may need its weights, gets random ones."""
+    with nullcontext() if spec.kind == "module" else _Undrawn(), torch.random.fork_rng(devices=[]):
         return build_model(spec, shape)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Weights are left as they are allocated, in memory that nothing has touched. On torch's `meta` device, which has
+    no memory at all, initializing them imports a compiler: 3 s."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", None) == nn.init.__name__:
+            return named["tensor"] if "tensor" in named else args[0]
+        return function(*args, **named)
 
 
 def _one(spec: ModelSpec, shape: TableShape) -> nn.Module:

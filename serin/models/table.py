@@ -37,7 +37,7 @@ class CategoryTable(nn.Embedding):
     def __init__(self, sizes: Sequence[int], width: int) -> None:
         super().__init__(sum(sizes), width)
         nn.init.normal_(self.weight, std=width**-0.5)
-        starts = torch.tensor([0, *sizes[:-1]], device="cpu").cumsum(0)  # in `undrawn_model` too
+        starts = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.touched: list[tuple[Tensor, Tensor]] | None = None
 

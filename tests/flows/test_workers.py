@@ -267,6 +267,22 @@ def test_what_is_imported_later_is_watched_for_changes_and_may_be_missing(
     assert gc.isenabled()
 
 
+_IMPORT_ALL = """
+from deployments.workers import warm_process
+
+imports = warm_process.Imports()
+imports.add(warm_process._IMPORTED)
+while imports.idle_s is not None:
+    imports.add_next()
+print(warm_process.survives_a_fork(), imports.sources.are_unchanged())
+"""
+
+
+def test_a_process_that_has_imported_everything_is_still_forked() -> None:
+    said = subprocess.run([sys.executable, "-c", _IMPORT_ALL], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True", "True"]
+
+
 def test_a_group_that_ignores_sigterm_is_killed() -> None:
     deaf = "trap '' TERM; echo here; while :; do sleep 0.1; done"
 

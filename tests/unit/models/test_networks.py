@@ -1,6 +1,8 @@
 """Networks and ONNX models of others: any mix of columns in, one row of outputs per row out."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,26 @@ def test_a_written_network_scores_as_before(tmp_path: Path) -> None:
     rows = (torch.randn(6, 3), torch.tensor([[0, 0], [4, 6], [1, 2], [3, 3], [2, 5], [0, 1]]))
     assert torch.equal(load_model(tmp_path)(*rows), network(*rows))
     assert read_weights(tmp_path).model.task == "multiclass"
+
+
+_UNDRAWN = """
+import resource, sys
+from serin.models.build import undrawn_model
+from serin.models.shape import TableShape
+from serin.spec.model import ModelSpec
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for kind in ("mlp", "dcn", "ft_transformer", "tabm"):
+    shape = TableShape(numeric=3, sizes=(20_000_000, 7), outputs=1)
+    undrawn_model(ModelSpec(kind=kind, embedding=16), shape)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_large_tables_take_no_memory_before_they_are_loaded_and_import_no_compiler() -> None:
+    said = subprocess.run([sys.executable, "-c", _UNDRAWN], capture_output=True, text=True, check=True)
+    megabytes, compiler = said.stdout.split()
+    assert (int(megabytes) < 100, compiler) == (True, "False")
 
 
 def test_weights_of_another_run_are_not_read(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class Peaks:
 def weigh(network: nn.Module, shape: TableShape, *, optimizer: str) -> StepCost | None:
     """Measures the cost of a network; None if it fails on two rows, because its training will report the reason."""
     device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
-    network.to(device)  # its offsets too, when it is an `undrawn_model`
     num = torch.zeros(_ROWS, shape.numeric, device=device)
     cat = torch.zeros(_ROWS, len(shape.sizes), dtype=torch.int64, device=device)
     outputs = 0
