@@ -111,6 +111,7 @@ async def _export(
         Bundle,
         deployment=export_deployment(plan, needs),
         needs=str(needs),
+        job_variables=job_variables("export", plan),
         checkpoint=checkpoint,
         dataset=dataset,
         **asked,

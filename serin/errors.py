@@ -22,6 +22,8 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 │   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
+├── EnvironmentRefused          packages for a user's code that cannot be had beside those of the worker (exit code 2)
+├── EnvironmentFailed           packages for a user's code that could not be fetched or stored (retryable)
 ├── EngineFailed                the machines that compute a dataset do not answer or died (retryable)
 │   ├── ClusterNotUp            no cluster of GPUs came up in time; the ETL continues with one GPU
 │   └── GpuUnusable             a GPU that cupy cannot use
@@ -409,6 +411,12 @@ ExtraMissing = _kind(
     "ExtraMissing",
     "{package} is not installed here; run: pip install 'serin[{extra}]'",
     exit_code=2,
+)
+EnvironmentRefused = _kind(
+    SerinError, "EnvironmentRefused", "the spec's environment is refused: {reason}", exit_code=2
+)
+EnvironmentFailed = _kind(
+    SerinError, "EnvironmentFailed", "the spec's environment cannot be made: {reason}", retryable=True
 )
 
 

@@ -35,6 +35,8 @@ def receipt_table(receipt: Mapping[str, Any]) -> str:
     rows += [("waited", f"{wait['what']} {wait['seconds']:,.1f} s") for wait in receipt["waits"]]
     if receipt.get("cost") is not None:
         rows.append(("cost", f"{receipt['cost']:,.4f}"))
+    if receipt.get("environment"):
+        rows.append(("environment", receipt["environment"]))
     if receipt["bound"]:
         rows.append(("bound by", receipt["bound"]))
     if receipt["advice"]:

@@ -129,6 +129,7 @@ def _note(run: FlowRun, found: Sequence[dict[str, Any]]) -> None:
             why=f"by run {run.name!r}: {entry['why']}",
             version=None if version is None else (version[0], version[1]),
             receipt=entry.get("receipt"),
+            environment=entry.get("environment"),
         )
 
 

@@ -15,6 +15,7 @@ from serin.errors import SerinError
 from serin.formats.reason import Kind, Reason
 from serin.machine import environment
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
+from serin.pipeline.needs import image_variable
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
@@ -77,8 +78,13 @@ async def retrain_models(due: list[Due]) -> list[Release]:
 async def _retrain(due: Due) -> Release:
     book = RetrainBook(environment.home(), due.spec.name)
     try:
-        spec = sent_version(due.live)
-        release = await run_stage("pipeline", Release, spec=spec, reason=due.reason.to_json())
+        release = await run_stage(
+            "pipeline",
+            Release,
+            job_variables=image_variable(due.spec.environment),
+            spec=sent_version(due.live),
+            reason=due.reason.to_json(),
+        )
     except SerinError as error:
         book.end(_run(), "failed", str(error), time.time())
         _note(due.spec.name, f"because of {due.reason}; it failed", ran=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import NotFound
-from serin.machine.documents import read_if_any
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
-from serin.store.packages import REFERENCE, stored_spec
+from serin.store.packages import REFERENCE, package_of, stored_spec
 from serin.store.store import Store
 
 
@@ -29,8 +28,7 @@ def sent_version(release: Release) -> str | dict[str, Any]:
     """What opens the spec of a version again, on any worker: its package, or for one that was made without the spec
     itself."""
     bundle = Path(Store.open().bundle(release.model, release.version, hold=True).path)
-    package = read_if_any(bundle / "manifest.json").get("lineage", {}).get("package")
-    if package is not None:
+    if (package := package_of(bundle)) is not None:
         return f"{REFERENCE}{package}"
     return stored_spec(bundle).model_dump(mode="json", by_alias=True)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -28,11 +31,12 @@ async def look_at_tables(model: str) -> None:
     release, spec = find_version(model, "live")
     if "data" not in spec.monitoring.retrain or not spec.has_data:
         return
-    from serin.etl.identity import current_key  # imports pandas: only when needed
-
-    store = Store.open()
-    with opened_spec(sent_version(release)) as sent:
-        key = await asyncio.to_thread(current_key, sent.data, sent.features, store)
+    store, sent = Store.open(), sent_version(release)
+    if spec.environment is None:
+        key = await asyncio.to_thread(_current_key, sent)
+    else:  # a process is in one environment at most, and this one looks at all models
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+            key = await asyncio.get_running_loop().run_in_executor(other, _current_key, sent)
     note, now = environment.home() / "watch" / f"{model}.json", time.time()
     told = json.loads(note.read_text()) if note.exists() else {}
     again_s = max(spec.monitoring.retrain_budget.cool_down, _TELL_AGAIN_S)
@@ -50,3 +54,10 @@ async def look_at_tables(model: str) -> None:
     emit_event(DATA_CHANGED, resource=resource, payload=reason.to_json())
     note.parent.mkdir(parents=True, exist_ok=True)
     write_whole(note, json.dumps({"format": "serin.watch", "version": 1, "told": key, "t": now}))
+
+
+def _current_key(sent: str | dict[str, Any]) -> str | None:
+    from serin.etl.identity import current_key  # imports pandas: only when needed
+
+    with opened_spec(sent) as spec:
+        return current_key(spec.data, spec.features, Store.open())

@@ -325,8 +325,8 @@ def gc(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List old versions, unused datasets, old runs, expired records and leftovers of crashes; remove them with
-    --remove."""
+    """List old versions, unused datasets and environments, old runs, expired records and leftovers of crashes; remove
+    them with --remove."""
     from serin.store.remote_retention import collect_remote_garbage
     from serin.store.retention import Policy, collect_garbage
     from serin.watcher.captures import expired_records

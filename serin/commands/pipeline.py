@@ -111,6 +111,7 @@ def check(spec: SpecFile, as_json: Json = False) -> None:
     from serin.pipeline.check import check_spec
 
     checked = check_spec(spec)
+    _check_image(checked.spec)
     if not as_json:
         show(str(checked))
         return
@@ -316,6 +317,17 @@ def _schema_text() -> str:
     from serin.spec.json_schema import editor_schema
 
     return json.dumps(editor_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _check_image(spec: PipelineSpec) -> None:
+    """SpecError when the workers that a run would have here refuse the spec's image."""
+    if spec.environment is None or spec.environment.image is None:
+        return
+    from serin.prefect.flow_run import refuse_image
+    from serin.prefect.login import find_server
+
+    if (server := find_server(environment.home())) is not None:
+        refuse_image(server, spec.environment, where=spec.name)
 
 
 def _load(path: Path, as_of: str | None = None) -> PipelineSpec:

@@ -13,7 +13,7 @@ from serin.formats.dataset import SourceFile
 from serin.machine.documents import canonical
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
-from serin.store.stage_keys import StageKey, key_of
+from serin.store.stage_keys import StageKey, environment_part, key_of
 from serin.store.store import Store
 
 
@@ -32,13 +32,14 @@ def dataset_key(
 ) -> StageKey:
     """What decides a dataset. Without the files' `content` it is the same for all that may have the same key."""
     tables = [[file.table, file.path, file.size, file.content if content else ""] for file in files]
-    own_operators = canonical([feature.operators for feature in features if feature.operators])
+    operators = [feature.operators for feature in features if feature.operators]
     return key_of(
         "etl",
         data=data,
         features=tuple(features),
-        operators=own_operators.decode(),
+        operators=canonical(operators).decode(),
         tables=canonical(tables).decode(),
+        **environment_part(runs_own_code=bool(operators)),
     )
 
 
@@ -56,6 +57,8 @@ def reliable(key: StageKey, files: Sequence[SourceFile]) -> str | None:
 def edition_of(digest: str, key: StageKey, files: Sequence[SourceFile]) -> str:
     """The name of a published dataset. Its digest leaves out values that may differ in their last bit; with other code
     or libraries they may differ by more. A dataset of another snapshot has another lineage."""
-    made_by = [key.parts[part] for part in ("sources", "versions", "operators")]
+    made_by = [
+        key.parts[part] for part in ("sources", "versions", "operators", "environment") if part in key.parts
+    ]
     snapshots = {(file.table, *astuple(file.snapshot)) for file in files if file.snapshot is not None}
     return hashlib.sha256(canonical([digest, made_by, sorted(snapshots)])).hexdigest()

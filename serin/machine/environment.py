@@ -20,6 +20,7 @@ SERIN_DASK       the address of a Dask scheduler to use where the ETL would star
 SERIN_PACKAGE    the digest of the package that this process's run was sent as (unset: none)
 SERIN_SCHEDULER  who decides the outcome of a run that is stopped: slurm (unset: the run itself)
 SERIN_ADDRESS    where other hosts reach this one: an IPv4 address    (that of its name, or of its route)
+SERIN_IMAGE      the image of this Job, set by Serin's worker for Kubernetes (unset: not in such a Job)
 SERIN_MACHINES   how many machines train together: N or MIN:MAX      (1)
 SERIN_RENDEZVOUS where they meet: host:port of one of them           (unset: in the store)
 PREFECT_API_URL  a Prefect server to use instead of the stack's      (unset: the stack's)
@@ -333,6 +334,22 @@ def replace(variables: Mapping[str, str]) -> None:
 def prefer(name: str, value: str) -> None:
     """Sets a variable that a library is about to read, unless somebody has set it."""
     os.environ.setdefault(name, value)
+
+
+def import_from(folder: Path) -> None:
+    """Modules in `folder` can be imported here and in processes that are started."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{before}{os.pathsep}{folder}" if before else str(folder)
+
+
+def stop_importing_below(folder: Path) -> None:
+    """Undoes `import_from` of a parent process for all folders below this one."""
+    sys.path[:] = [each for each in sys.path if not Path(each).is_relative_to(folder)]
+    if inherited := os.environ.get("PYTHONPATH"):
+        left = [each for each in inherited.split(os.pathsep) if not Path(each).is_relative_to(folder)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(left)
 
 
 def runtime_folder(of: Path) -> Path:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.schema import InputColumn, difference, read_schema
 from serin.formats.serving.journal import NOT_PROMISED
+from serin.machine.packages import entered
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.kind_settings import unused_in
@@ -62,7 +63,7 @@ class CheckedSpec:
         spec = self.spec
         if not spec.has_data:
             yield f"{spec.name} is good: a {spec.model.kind} that defines its own inputs, {spec.model.task}"
-            yield from _monitoring_lines(spec)
+            yield from (*_environment_lines(spec), *_monitoring_lines(spec))
             return
         yield f"{spec.name} is good: {spec.data.target.task}, feature groups: {len(spec.features)}"
         yield "clients of the served model will send"
@@ -80,7 +81,19 @@ class CheckedSpec:
         if self.unlike_live:
             yield self.unlike_live
         yield f"rollouts: rollout.false_rollback ({spec.rollout.false_rollback:g}) is {NOT_PROMISED}"
-        yield from _monitoring_lines(spec)
+        yield from (*_environment_lines(spec), *_monitoring_lines(spec))
+
+
+def _environment_lines(spec: PipelineSpec) -> Iterator[str]:
+    """What was added for the user's code here, or which workers have it."""
+    now = entered()
+    if spec.environment is None or now is None:
+        return
+    if spec.environment.image is not None:
+        yield "environment.image: only workers on Kubernetes take it, others refuse the run"
+    else:
+        added = ", ".join(now.packages) or "nothing, everything is installed here"
+        yield f"environment: beside what is installed here, your code has {added}"
 
 
 def _monitoring_lines(spec: PipelineSpec) -> Iterator[str]:

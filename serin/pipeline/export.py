@@ -13,6 +13,7 @@ from serin.formats.bundle import read_manifest
 from serin.formats.reason import Reason
 from serin.formats.trained import RECORD, read_record
 from serin.machine import environment
+from serin.machine.packages import entered
 from serin.pipeline.needs import export_needs
 from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here
 from serin.spec.pipeline import PipelineSpec
@@ -81,6 +82,7 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
     record = (Path(checkpoint.path) / RECORD).read_bytes()  # holds the digest of the weights
     trained = read_record(checkpoint.path).model
     operators = json.dumps([feature.operators for feature in spec.features if feature.operators])
+    environment_part = {} if spec.environment is None else {"environment": spec.environment.digest()}
     return key_of(
         "export", name=spec.name, data=spec.data, features=spec.features, etl=spec.etl,
         model=spec.model.without_folders(),
@@ -89,6 +91,7 @@ def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -
         dataset=f"{dataset.digest} {dataset.edition}",
         weights=hashlib.sha256(record).hexdigest(), operators=operators,
         own_code=f"{own_code(spec.model)} {own_code(trained)}",
+        **environment_part,
     )  # fmt: skip
 
 
@@ -111,6 +114,8 @@ def _export(
         lineage["package"] = package
     if reason is not None:
         lineage = {"reason": reason.to_json(), **lineage}
+    if (packages := entered()) is not None:
+        lineage["environment"] = packages.spec.image or ", ".join(packages.packages)
     store = Store.open()
     try:
         return build.export_model(

@@ -10,6 +10,7 @@ from serin.errors import DataError, StoreError
 from serin.formats.cluster.host_report import PREFIX, WorkerReport, read_report
 from serin.machine.hardware import inventory
 from serin.spec.data import DataSpec
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.etl import EtlSpec, gpus_wanted
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
@@ -83,9 +84,19 @@ def export_needs(spec: PipelineSpec) -> Needs:
     return Needs(gpus=1, shared=True, memory_bytes=min(_EXPORT_BYTES, most // 2), why=why)
 
 
-def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
+def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float | str]:
     """Returns what a stage asks of a cluster, as variables of its work pool; a pool that does not know them ignores
     them. The cluster's machines are not visible here, so these are facts of the spec and of its data."""
+    return {**image_variable(spec.environment), **_size_variables(stage, spec)}
+
+
+def image_variable(asked: EnvironmentSpec | None) -> dict[str, str]:
+    """The image of a run's Jobs, where the spec names one. A worker without images ignores it; its stages refuse it."""
+    image = None if asked is None else asked.image
+    return {} if image is None else {"image": image}
+
+
+def _size_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:
     if stage == "train" and isinstance(spec.training.processes, int):
         return {"processes": spec.training.processes}
     if stage == "etl":

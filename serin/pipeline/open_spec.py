@@ -17,7 +17,16 @@ from typing import Any
 from serin.errors import SpecError
 from serin.machine import environment
 from serin.pipeline.pack import SPEC, pack_spec
-from serin.spec.load import WrittenSpec, checked_spec, load_spec, read_spec, spec_file, written_spec
+from serin.spec.load import (
+    WrittenSpec,
+    checked_spec,
+    enter_environment,
+    environment_of,
+    load_spec,
+    read_spec,
+    spec_file,
+    written_spec,
+)
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import located
 from serin.spec.yaml_file import parse_mapping, read_mapping
@@ -30,10 +39,14 @@ _SEND = "send it with `serin run SPEC`, which packs what it needs"
 @contextmanager
 def opened_spec(source: str | Mapping[str, Any] | PipelineSpec) -> Iterator[PipelineSpec]:
     """The spec, for the block. A package is the working folder then: relative paths begin there, and the user's modules
-    are imported from there, by this process and its children."""
+    are imported from there, by this process and its children. This process enters the spec's environment."""
     if isinstance(source, str) and source.startswith(REFERENCE):
-        with inside_package(Store.open(), source.removeprefix(REFERENCE)) as folder:
-            yield checked_spec(read_mapping(folder / SPEC), where=source[:20])
+        store, digest, where = Store.open(), source.removeprefix(REFERENCE), source[:20]
+        fetched = fetch_package(store, digest)
+        # Before the block, so that this process stays in the environment after it.
+        enter_environment(read_mapping(fetched / SPEC), where=where, base=fetched)
+        with inside_package(store, digest) as folder:
+            yield checked_spec(read_mapping(folder / SPEC), where=where)
     else:
         yield _located(source)
 
@@ -71,10 +84,11 @@ def sent_spec(source: str | Mapping[str, Any], spec: PipelineSpec) -> str:
 
 def _located(source: str | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
     if isinstance(source, PipelineSpec):
-        return source
+        return load_spec(source)
     if isinstance(source, Mapping):
-        written = read_spec(source)
         why = "is relative, and a spec without a file has no folder; write an absolute path or a URL, or"
+        _refuse_relative_lock(source, "spec", f"{why} {_SEND}")
+        written = read_spec(source)
         _refuse_relative(written, f"{why} {_SEND}")
         return written.resolved()
     if "://" in source:
@@ -96,15 +110,24 @@ def _at_url(url: str) -> PipelineSpec:
         reason = "there is no such object" if isinstance(error, FileNotFoundError) else reason_of(error, url)
         problem = f"cannot be read on {environment.host()}, where the run is: {reason}"
         raise SpecError(where=url, problems=[("spec", problem)]) from error
-    written = written_spec(parse_mapping(text, url), where=url, base=Path("/"))
+    document, why = parse_mapping(text, url), f"is not fetched from a URL; {_SEND}"
+    _refuse_relative_lock(document, url, why)
+    written = written_spec(document, where=url, base=Path("/"))
     base, data = url.rpartition("/")[0], written.spec.data
     tables = {
         name: located(table, lambda path: path if _is_absolute(path) else f"{base}/{path}")
         for name, table in data.tables.items()
     }
     spec = written.spec.model_copy(update={"data": data.model_copy(update={"tables": tables})})
-    _refuse_relative(replace(written, spec=spec), f"is not fetched from a URL; {_SEND}")
+    _refuse_relative(replace(written, spec=spec), why)
     return spec
+
+
+def _refuse_relative_lock(document: Mapping[str, Any], where: str, why: str) -> None:
+    """Comes first: a spec is checked in its environment."""
+    asked = environment_of(document)
+    if asked is not None and asked.lock is not None and not _is_absolute(asked.lock):
+        raise SpecError(where=where, problems=[("environment.lock", f"{asked.lock} {why}")])
 
 
 def _refuse_relative(written: WrittenSpec, why: str) -> None:

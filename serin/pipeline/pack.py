@@ -1,7 +1,7 @@
 """Packs what a run needs of the machine that sends it, and sends it to the store, by content.
 
-A package holds the spec, the user's code (modules, scripts and operators with all local modules they import) and, where
-the workers are on other machines, the small files that the spec names:
+A package holds the spec, the user's code (modules, scripts and operators with all local modules they import), the lock
+of its environment and, where the workers are on other machines, the small files that the spec names:
 
     spec.yaml           the resolved spec; its paths are relative to the package, or those of the workers
     <name>              files and code in the spec's folder, under their names there
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
@@ -83,7 +83,8 @@ class Package:
 
 def pack_spec(written: WrittenSpec, *, elsewhere: bool) -> Package:
     """`elsewhere`: the workers may be on machines that do not see this disk. Otherwise files that the spec names stay
-    where they are, and only code travels. SpecError names everything that must travel and cannot."""
+    where they are, and only code and the lock of its environment travel. SpecError names everything that must travel
+    and cannot."""
     packing = _Packing(folder=written.folder.absolute(), elsewhere=elsewhere)
     spec = packing.pack(written.spec)
     if packing.problems:
@@ -110,7 +111,12 @@ class _Packing:
         for index, feature in enumerate(spec.features):
             for path in filter(None, (step.import_path for step in feature.steps)):
                 self._take_code(f"features[{index}].steps", closure_of_module(path.partition(":")[0]))
-        packed = spec.model_copy(update={"data": data, "model": self._model(spec.model)})
+        changes: dict[str, Any] = {"data": data, "model": self._model(spec.model)}
+        if spec.environment is not None and spec.environment.lock is not None:
+            why = f"is outside of {self.folder} and is not sent; move it there"
+            lock = self._path("environment.lock", spec.environment.lock, self._take_file, why=why)
+            changes["environment"] = spec.environment.model_copy(update={"lock": lock})
+        packed = spec.model_copy(update=changes)
         document = packed.model_dump(mode="json", by_alias=True)
         self._take(SPEC, SPEC, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
         return packed

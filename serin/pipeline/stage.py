@@ -14,6 +14,7 @@ from typing import Generic, Self, TypeVar
 from serin.errors import NotFound
 from serin.machine import environment
 from serin.machine.leases import Lease, lease
+from serin.machine.packages import entered, refuse_other_image
 from serin.machine.stopping import stoppable
 from serin.pipeline.needs import Needs
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
@@ -93,7 +94,9 @@ class StageCall:
         return StageResult(value=value, ran=False, why=reason)
 
     def begin(self, parts: StageKey, *, receipt: Path | None = None) -> str:
-        """Logs and notes why the work is done; returns the reason. `receipt`: its file, unless it is the stage's."""
+        """Logs and notes why the work is done; returns the reason. `receipt`: its file, unless it is the stage's.
+        EnvironmentRefused when the work belongs to another image."""
+        refuse_other_image()
         reason = why(self.home, self.name, parts, fresh=self.attempt is not None)
         self.log(f"{_WORK[self.stage]} ({reason})")
         file = receipt or receipt_file(self.home, self.stage, self.key(parts))
@@ -162,7 +165,10 @@ class StageCall:
         """Records for the orchestrator's run the outcome of the stage, and the model version it published."""
         if self.run is not None:
             version = (value.model, value.version) if isinstance(value, Bundle) else None
-            note(self.home, self.run, self.stage, ran=ran, why=reason, version=version, receipt=receipt)
+            note(
+                self.home, self.run, self.stage, ran=ran, why=reason, version=version, receipt=receipt,
+                environment=None if entered() is None else str(entered()),
+            )  # fmt: skip
 
 
 def waits_before_work(stage: str) -> tuple[str, str]:

@@ -10,14 +10,19 @@ from pathlib import Path
 
 from serin.errors import RunNotResumable, SpecError
 from serin.host.process_scan import run_processes
+from serin.host.state import POOLS
 from serin.machine import environment
+from serin.pipeline.needs import image_variable
 from serin.pipeline.open_spec import package_spec
 from serin.pipeline.pack import Package, pack_spec
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
 from serin.prefect.login import PrefectServer, needed_server
+from serin.prefect.processes import KUBERNETES_TYPE
 from serin.prefect.reconcile import schedule_again
+from serin.prefect.rest_api import pool_type
 from serin.prefect.run_control import find_run
-from serin.spec.load import WrittenSpec
+from serin.spec.environment import EnvironmentSpec
+from serin.spec.load import WrittenSpec, environment_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +53,19 @@ def run_pipeline(
     server = needed_server(home)
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     if isinstance(spec, str):
-        reference, name = spec, str(package_spec(spec)["name"])
+        reference, written = spec, package_spec(spec)
+        name, asked = str(written["name"]), environment_of(written)
+        refuse_image(server, asked, where=spec)
     else:
+        name, asked = spec.spec.name, spec.spec.environment
+        refuse_image(server, asked, where=spec.where)
         package = pack_for(server, spec)
         package.send()
-        reference, name = package.reference, package.name
+        reference = package.reference
     parameters = {"spec": reference, "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {server.ui_url}")
-    run = begin_run(server.api, deployment, parameters, tags=[name])  # so that a model's runs can be found
+    tags = [name]  # so that a model's runs can be found
+    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=image_variable(asked))
     logger.info(f"{run['name']}: {server.ui_url}/runs/flow-run/{run['id']}")
     if follow:
         with _saying_how_to_cancel(run["name"]):
@@ -74,6 +84,17 @@ def pack_for(server: PrefectServer | None, spec: WrittenSpec) -> Package:
         )
         raise SpecError(where=spec.where, problems=[("SERIN_STORE", problem)])
     return pack_spec(spec, elsewhere=server is not None and not server.is_own)
+
+
+def refuse_image(server: PrefectServer, asked: EnvironmentSpec | None, *, where: str) -> None:
+    """Raises SpecError for an image where the stages would be no Jobs on Kubernetes."""
+    if not image_variable(asked):
+        return
+    kinds = {pool: pool_type(server.api, pool) for pool in POOLS}
+    if others := [f"{pool} ({kind})" for pool, kind in kinds.items() if kind not in (KUBERNETES_TYPE, None)]:
+        problem = f"is for pools of type {KUBERNETES_TYPE}; these are others: {', '.join(others)}"
+        advice = "use environment.requirements or environment.lock"
+        raise SpecError(where=where, problems=[("environment.image", f"{problem}; {advice}")])
 
 
 @contextmanager

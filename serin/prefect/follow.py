@@ -98,12 +98,22 @@ def _is_plumbing(entry: Mapping[str, Any]) -> bool:
     return entry["name"] == _WORKER or str(entry["message"]).startswith(_PLUMBING)
 
 
-def begin_run(api: Api, deployment: str, parameters: dict[str, Any], *, tags: list[str]) -> dict[str, Any]:
+def begin_run(
+    api: Api,
+    deployment: str,
+    parameters: dict[str, Any],
+    *,
+    tags: list[str],
+    job_variables: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Starts a new run of `flow/name` and returns the server's record. Raises PrefectRefused for invalid parameters.
+    `job_variables`: what it asks of its work pool.
 
     A busy server is asked again: it recognises a repeated request by its idempotency key.
     """
     body = {"parameters": parameters, "tags": tags, "idempotency_key": str(uuid.uuid4())}
+    if job_variables:
+        body["job_variables"] = dict(job_variables)
     for tries_left in reversed(range(_TRIES)):
         try:
             found = _deployment(api, deployment)

@@ -27,6 +27,7 @@ _KEPT = {
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
 }
 SLURM_TYPE = "serin-slurm"  # of pools whose runs are Slurm jobs
+KUBERNETES_TYPE = "serin-kubernetes"  # of pools whose runs are Jobs on Kubernetes
 
 
 def worker_log(home: Path, pool: str) -> Path:

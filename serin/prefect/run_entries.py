@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -85,6 +86,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
     if server is None or not found:
         return None
     api, run = server.api, found[0]
+    stages = notes(environment.home(), run["id"])
     return {
         "run": run["name"],
         "id": run["id"],
@@ -94,15 +96,16 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
         "began": run.get("start_time") or "",
         "seconds": run.get("estimated_run_time"),
         **_sent(run["parameters"].get("spec")),
+        **_environment(stages),
         "parameters": run["parameters"],
-        "stages": notes(environment.home(), run["id"]),
+        "stages": stages,
         "waits": [str(wait) for wait in run_waits(environment.home(), run["id"])],
         "log": run_log(api, run["id"]),
     }
 
 
 def _sent(spec: Any) -> dict[str, str]:
-    """What a run was started with: the spec, the package with its code, and the environment that its stages have."""
+    """What a run was started with: the spec, the package with its code, and the environment that it asks for."""
     from serin.pipeline.open_spec import package_spec
     from serin.store.packages import REFERENCE
 
@@ -122,6 +125,12 @@ def _sent(spec: Any) -> dict[str, str]:
         "code": spec,
         "environment": json.dumps(own) if own else "the worker's",
     }
+
+
+def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The environment that stages had, in place of what was asked for; empty before one has ended."""
+    had = dict.fromkeys(stage["environment"] for stage in stages if "environment" in stage)
+    return {"environment": ", ".join(had)} if had else {}
 
 
 def training_entries() -> list[RunEntry]:

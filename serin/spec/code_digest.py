@@ -273,6 +273,12 @@ def _owners() -> dict[str, list[str]]:
     return dict(importlib.metadata.packages_distributions())
 
 
+def forget_installed() -> None:
+    """For a process that can import more packages than before."""
+    _owners.cache_clear()
+    _with_requirements.cache_clear()
+
+
 def _is_editable(distribution: str) -> bool:
     try:
         text = importlib.metadata.distribution(distribution).read_text("direct_url.json")

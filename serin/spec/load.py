@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.model import ModelSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
@@ -31,13 +33,17 @@ _RENAMED = {
 }  # keys of earlier versions of Serin
 _REMOVED = {("training.strategy", "pipeline"): "use fsdp, or tensor for a table too large for any device"}
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
+_PACKAGES = "serin.machine.packages"  # in a higher layer, so it is imported by its name, as operators are
 
 
 def load_spec(source: str | Path | Mapping[str, Any] | PipelineSpec) -> PipelineSpec:
     """A spec from its file (or the folder that `serin init` wrote it to), from a mapping, or as it is.
 
-    Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file."""
+    Paths of tables become absolute: relative to the spec's file, or to the working directory when there is no file.
+    This process enters the spec's environment."""
     if isinstance(source, PipelineSpec):
+        if source.environment is not None:
+            importlib.import_module(_PACKAGES).enter(source.environment)
         return source
     return read_spec(source).resolved()
 
@@ -54,7 +60,10 @@ class WrittenSpec:
         """The spec with absolute paths."""
         data = absolute_tables(self.spec.data, self.folder)
         model = self.spec.model.model_copy(update=_own_files(self.spec.model, self.folder))
-        return self.spec.model_copy(update={"data": data, "model": model})
+        changes: dict[str, Any] = {"data": data, "model": model}
+        if self.spec.environment is not None:
+            changes["environment"] = _absolute_lock(self.spec.environment, self.folder)
+        return self.spec.model_copy(update=changes)
 
     def as_of(self, moment: str | None) -> WrittenSpec:
         """The spec with its Delta tables as they were at a moment (ISO 8601); None: as the spec says."""
@@ -112,6 +121,9 @@ def checked_spec(raw: Mapping[str, Any], *, where: str) -> PipelineSpec:
 
 
 def written_spec(raw: Mapping[str, Any], *, where: str, base: Path) -> WrittenSpec:
+    """The spec with its paths as they are written: relative ones begin at `base`. This process enters its environment
+    first, because checking a spec imports its operators."""
+    enter_environment(raw, where=where, base=base)
     spec = checked_spec(raw, where=where)
     if spec.served_elsewhere and not (base / "server.json").is_file():
         command = "`serin rollout start MODEL --stable URL --candidate URL --spec FILE`"
@@ -120,6 +132,40 @@ def written_spec(raw: Mapping[str, Any], *, where: str, base: Path) -> WrittenSp
         )
         raise SpecError(where=where, problems=[("model.kind", problem)])
     return WrittenSpec(spec=spec, folder=base, where=where)
+
+
+def enter_environment(raw: Mapping[str, Any], *, where: str, base: Path) -> None:
+    """This process enters the environment of a spec that is not checked yet; for the spec of a bundle only if the check
+    imports operators, because nothing else of it is run here. A wrong section is reported by the check."""
+    found = environment_of(raw)
+    stored = (base / "manifest.json").is_file()
+    if found is None or (stored and not _names_operators(raw.get("features"))):
+        return
+    found = _absolute_lock(found, base)
+    if found.lock is not None and not Path(found.lock).is_file():
+        if stored:
+            return  # it is in the package of the version's run
+        problem = f"no file at {found.lock}; `uv lock` writes one (the path is relative to the spec's file)"
+        raise SpecError(where=where, problems=[("environment.lock", problem)])
+    importlib.import_module(_PACKAGES).enter(found, stored=stored)
+
+
+def environment_of(raw: Mapping[str, Any]) -> EnvironmentSpec | None:
+    """The section `environment` of a spec that is not checked yet; None: there is none, or it is wrong."""
+    given = raw.get("environment")
+    if not isinstance(given, Mapping | EnvironmentSpec):
+        return None
+    try:
+        return EnvironmentSpec.model_validate(given)
+    except ValidationError:
+        return None
+
+
+def _names_operators(features: Any) -> bool:
+    """Whether a step is an import path, in features that are not checked yet."""
+    features = [each for each in features or () if isinstance(each, Mapping)]
+    steps = [step for each in features for step in each.get("steps") or ()]
+    return any(":" in str(next(iter(step), "") if isinstance(step, Mapping) else step) for step in steps)
 
 
 def absolute_tables(data: DataSpec, base: Path) -> DataSpec:
@@ -136,6 +182,11 @@ def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
     ):  # a file, not a module's name
         files["module"] = model.module
     return {key: _absolute(path, base) for key, path in files.items() if path is not None}
+
+
+def _absolute_lock(section: EnvironmentSpec, base: Path) -> EnvironmentSpec:
+    lock = None if section.lock is None else _absolute(section.lock, base)
+    return section.model_copy(update={"lock": lock})
 
 
 def _absolute(path: str, base: Path) -> str:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from serin.errors import NameInvalid, nearest
 from serin.spec.data import DataSpec, is_reserved, why_unknown
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.export import ChampionSpec, ExportSpec
 from serin.spec.features import FeatureSpec
@@ -29,7 +30,7 @@ from serin.spec.names import valid_model_name
 from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
-from serin.spec.section import Section
+from serin.spec.section import Section, is_empty
 from serin.spec.serving import ServingSpec
 from serin.spec.target import TargetSpec
 from serin.spec.training import TrainingSpec
@@ -78,6 +79,8 @@ class PipelineSpec(Section):
     """How a new version takes over the traffic."""
     monitoring: MonitoringSpec = MonitoringSpec()
     """What happens once a version is live."""
+    environment: EnvironmentSpec | None = Field(default=None, exclude_if=is_empty)
+    """Packages that your own code imports and the workers lack."""
 
     @field_validator("name")
     @classmethod

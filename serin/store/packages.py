@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Final
 from serin.errors import BundleBroken, NameInvalid, ObjectExists, PackageRefused, SpecError
 from serin.machine import environment
 from serin.machine.documents import canonical, read_if_any
+from serin.machine.packages import enter, entered
 from serin.machine.typed_json import Document
+from serin.spec.environment import EnvironmentSpec
+from serin.spec.stored import stored_section
 from serin.store.file_list import RENEWED_S, ListedFile, Published
 from serin.store.objects import checked_key
 from serin.store.store import Store
@@ -123,15 +126,34 @@ def stored_spec(bundle: Path) -> PipelineSpec:
     try:
         return load_spec(bundle / "spec.yaml")
     except SpecError as error:
-        package = read_if_any(bundle / "manifest.json").get("lineage", {}).get("package")
-        if package is None:
+        if (package := package_of(bundle)) is None:
             raise
         try:
             folder = fetch_package(Store.open(), package)
         except PackageRefused:
             raise error from None
+        enter_stored(bundle)
         with environment.importing_from((folder, folder / IMPORTS)):
             return load_spec(bundle / "spec.yaml")
+
+
+def package_of(bundle: Path) -> str | None:
+    """The digest of the package that a published version was made from."""
+    package = read_if_any(bundle / "manifest.json").get("lineage", {}).get("package")
+    return None if package is None else str(package)
+
+
+def enter_stored(bundle: Path) -> None:
+    """For a published version whose own code runs here: enters its environment unless this process is in one. The lock
+    that was sent with its run is that of the run's package."""
+    given = stored_section(bundle, "environment")
+    if not given or entered() is not None:
+        return
+    asked = EnvironmentSpec.model_validate(given)
+    if asked.lock is not None and (package := package_of(bundle)) is not None:
+        lock = fetch_package(Store.open(), package) / asked.lock
+        asked = asked.model_copy(update={"lock": str(lock)})
+    enter(asked, stored=True)
 
 
 def read_manifest(store: Store, digest: str) -> PackageManifest:

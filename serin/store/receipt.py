@@ -16,6 +16,7 @@ from typing import Literal
 
 from serin.machine import environment
 from serin.machine.hardware import Device
+from serin.machine.packages import entered
 from serin.machine.typed_json import Document
 from serin.machine.usage import CpuWatch, DeviceCost, GpuWatch, Watch
 from serin.store.waits import Wait, longest
@@ -44,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt(Document, form="serin.store.receipt"):
+class Receipt(Document, form="serin.store.receipt", omit=("environment",)):
     stage: str
     started: float  # seconds since 1970
     seconds: float
@@ -58,6 +59,7 @@ class Receipt(Document, form="serin.store.receipt"):
     bound: Bound | None  # what would have to become faster first
     advice: str
     waits: tuple[Wait, ...] = ()  # the longest, in and before the work
+    environment: str | None = None  # in which the user's code ran
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -170,6 +172,7 @@ def _receipt(
         bound=bound,
         advice=advice,
         waits=longest(measured.waits),
+        environment=None if entered() is None else str(entered()),
     )
 
 

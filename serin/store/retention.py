@@ -1,4 +1,5 @@
-"""What `serin gc` may remove: datasets and data frames no kept version came from, old versions, old runs, leftovers.
+"""What `serin gc` may remove: datasets and data frames no kept version came from, old versions, old runs, environments
+that no run used lately, leftovers.
 
 Nothing goes that a living process uses (machine/locks.py), and nothing that was made or found within `keep_days`.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from serin.machine import packages
 from serin.machine.locks import unused
 from serin.store.runs import frame_lock, frames, run_lock, runs
 from serin.store.store import Store
@@ -30,7 +32,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, package, run, workspace, table, kept file
+    kind: str  # dataset, version, package, run, workspace, table, kept file, environment
     name: str
     bytes: int
 
@@ -101,7 +103,7 @@ def collect_on_this_host(
 ) -> list[Garbage]:
     """Of runs, data frames and leftovers of builds here, what the policy lets go. `read`: of versions."""
     work = store.workspace_parent()
-    candidates = (*_workspaces(store, work), *_runs(home), *_frames(store, home, read))
+    candidates = (*_workspaces(store, work), *_runs(home), *_frames(store, home, read), *_environments(home))
     found = _collect(store, work, candidates, policy, remove=remove)
     kept = store.kept_folder()
     if not kept.is_dir():
@@ -141,6 +143,11 @@ def _runs(home: Path) -> Iterator[_Candidate]:
     for run in runs(home):
         path = home / "runs" / run
         yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
+
+
+def _environments(home: Path) -> Iterator[_Candidate]:
+    for path, lock, age in packages.made(home):
+        yield _Candidate(kind="environment", name=path.name, path=path, lock=lock, age=age)
 
 
 def _frames(store: Store, home: Path, read: Read) -> Iterator[_Candidate]:

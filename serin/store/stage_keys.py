@@ -1,8 +1,8 @@
 """The dependencies of a stage, by name: they identify its result, and explain why a stage runs.
 
-They are the sections of the spec, the results of earlier stages, the user's code, Serin's code that computes its
-result, and the versions of Python and of the libraries that decide it. Where and over how many processes it runs has no
-effect and is not in a key; nor have messages, reports and how results are stored.
+They are the sections of the spec, the results of earlier stages, the user's code and its environment, Serin's code
+that computes its result, and the versions of Python and of the libraries that decide it. Where and over how many
+processes it runs has no effect and is not in a key; nor have messages, reports and how results are stored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from serin.machine import environment
 from serin.machine.durable import write_whole
+from serin.machine.packages import entered
 from serin.spec.code_digest import digest_of_own
 from serin.spec.section import Section
 
@@ -91,6 +92,12 @@ def key_of(stage: str, **parts: Part) -> StageKey:
     )
 
 
+def environment_part(*, runs_own_code: bool) -> dict[str, str]:
+    """The part of a key for the environment that this process is in: of stages that run the user's code."""
+    now = entered()
+    return {"environment": now.digest} if runs_own_code and now is not None else {}
+
+
 def sources_digest(stage: str) -> str:
     """Returns a digest of Serin's code that computes the stage's result, and of the stage's version; a process that has
     begun uses the one it began with."""
@@ -144,13 +151,15 @@ def note(
     why: str,
     version: tuple[str, int] | None = None,
     receipt: str | None = None,
+    environment: str | None = None,
 ) -> None:
     """The outcome of a stage in a run, for `serin runs`. `version`: the model version it published, if any; `receipt`:
-    the file of its receipt, relative to the home."""
+    the file of its receipt, relative to the home; `environment`: in which the user's code ran."""
     path = notes_file(home, run)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         entry = {"stage": stage, "ran": ran, "why": why, "version": version, "receipt": receipt}
+        entry["environment"] = environment
         file.write(json.dumps({name: value for name, value in entry.items() if value is not None}) + "\n")
 
 

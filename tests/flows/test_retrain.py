@@ -48,8 +48,16 @@ class FakeStages:
         self.asked: list[str] = []
         self.reasons: list[dict[str, Any]] = []
 
-    async def run(self, stage: str, kind: type[Any], *, spec: dict[str, Any], reason: dict[str, Any]) -> Any:
-        assert (stage, kind) == ("pipeline", Release)
+    async def run(
+        self,
+        stage: str,
+        kind: type[Any],
+        *,
+        job_variables: dict[str, Any],
+        spec: dict[str, Any],
+        reason: dict[str, Any],
+    ) -> Any:
+        assert (stage, kind, job_variables) == ("pipeline", Release, {})
         self.asked.append(spec["name"])
         self.reasons.append(reason)
         if spec["name"] == self.failing:

@@ -13,6 +13,7 @@ from serin.etl.identity import dataset_key
 from serin.formats.dataset import SourceFile
 from serin.formats.trained import RECORD
 from serin.pipeline.export import export_parts
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.parsed_code import Package, Reached
@@ -69,6 +70,7 @@ export: monitoring.capture.share monitoring.capture.mask monitoring.capture.drop
 export: monitoring.capture.max_size monitoring.drift.false_alarms monitoring.drift.tolerance
 export: monitoring.drift.columns monitoring.drift.block monitoring.quality.margin monitoring.quality.false_alarms
 export: monitoring.quality.rollback monitoring.rollback_on_burn
+export: environment.requirements environment.lock environment.image
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
 none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
 """
@@ -80,14 +82,16 @@ EFFECTS: Mapping[str, frozenset[str]] = {
 """The stages whose result each key of the spec may change. A key that is missing here fails the test.
 
 Where and over how many processes something is computed decides no result, but a version holds its whole spec, by which
-it is rolled out, watched and trained again. Only `serin search` reads its own section, and never from a version.
+it is rolled out, watched and trained again. Of a process that is in an environment, stages that run a user's code
+count it too (test_packages.py). Only `serin search` reads its own section, and never from a version.
 """
 
 NOT_DECIDING: Mapping[str, str] = {
     "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
     "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes", "obstore": "brings bytes",
     "cryptography": "signs", "pydantic": "reads specs", "pydantic_core": "reads specs",
-    "yaml": "reads specs", "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
+    "packaging": "reads specs", "yaml": "reads specs",
+    "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
     "deltalake": "lists files, which are in the key",
@@ -104,7 +108,7 @@ NOT_IN: Mapping[str, frozenset[str]] = {
 
 def whole_spec() -> PipelineSpec:
     """A spec with one of everything that has keys of its own."""
-    return load_spec(
+    spec = load_spec(
         {
             "name": "trips",
             "data": {
@@ -124,6 +128,7 @@ def whole_spec() -> PipelineSpec:
             "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
         }
     )  # fmt: skip
+    return spec.model_copy(update={"environment": EnvironmentSpec(requirements=("lightgbm==4.6.0",))})
 
 
 def stage_keys_of(spec: PipelineSpec, folder: Path) -> dict[str, str]:

@@ -84,6 +84,13 @@ def _filled(part: Any, values: dict[str, Any]) -> Any:
     return part
 
 
+def test_a_job_knows_its_image() -> None:
+    """A stage compares it with `environment.image` of its spec."""
+    for _, job in _jobs():
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert {"name": "SERIN_IMAGE", "value": container["image"]} in container["env"]
+
+
 MADE = [*_releases(), *_jobs()]
 ALL = [*_objects(), *MADE]
 

@@ -24,7 +24,9 @@ from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.etl.engines.device import free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.engines.engine import Arguments, Engine, Held, call
 from serin.etl.engines.spill import loaded, spill
+from serin.machine import environment
 from serin.machine.hardware import core_count
+from serin.machine.packages import entered
 
 _Client: Any = distributed.Client
 _Security: Any = distributed.Security
@@ -69,7 +71,26 @@ def connect(address: str, scratch: Path) -> Iterator[Any]:
         raise EngineFailed(engine=address, reason=f"no scheduler answers ({error})") from error
     with client:
         _refuse_blind_workers(client, address, scratch)
+        _share_environment(client, address)
         yield client
+
+
+def _share_environment(client: Any, address: str) -> None:
+    """Workers that somebody else has started import a user's operators as this process does."""
+    now = entered()
+    if now is None or now.folder is None:
+        return
+    seen = client.run(_import_from, str(now.folder))
+    if blind := sorted(worker for worker, sees in seen.items() if not sees):
+        reason = f"these workers do not see the environment {now.folder}: {', '.join(blind)}"
+        raise EngineFailed(
+            engine=address, reason=f"{reason}; set SERIN_HOME to a folder that all hosts mount"
+        )
+
+
+def _import_from(folder: str) -> bool:
+    environment.import_from(Path(folder))
+    return Path(folder).is_dir()
 
 
 def _refuse_blind_workers(client: Any, address: str, scratch: Path) -> None:

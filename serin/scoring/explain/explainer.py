@@ -32,7 +32,7 @@ from serin.scoring.explain.explanation import Contributions, Method, Parts, Scal
 from serin.scoring.explain.integrated_gradients import integrated_gradients
 from serin.scoring.session import RUNTIME_ERRORS, open_session, run_in_batches, with_tensors
 from serin.spec.yaml_file import read_yaml
-from serin.store.packages import inside_package
+from serin.store.packages import enter_stored, inside_package
 from serin.store.store import Store
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class Explainer:
         if module is not None and "imported" in self.manifest.lineage:
             raise self._refusal(f"its network is code ({module}) that came with an imported version")
         try:
+            if module is not None:
+                enter_stored(self._folder)
             with self._beside(module):
                 return open_trained(self._folder / FOLDER, self._record)
         except (Unexplained, PackageRefused) as error:

@@ -35,6 +35,7 @@ LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
         "agent",
         "cache",
         "cluster-watch",
+        "environments",
         "gateway",
         "gpus",
         "imported",  # graphs of a registry: the versions made of them have a copy

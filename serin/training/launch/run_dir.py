@@ -16,7 +16,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.store.runs import run_folder
-from serin.store.stage_keys import StageKey, key_of
+from serin.store.stage_keys import StageKey, environment_part, key_of
 from serin.training.launch.job import gpus_for
 
 
@@ -42,6 +42,7 @@ def training_parts(model: ModelSpec, training: TrainingSpec, dataset: Dataset) -
         training=decides,
         dataset=f"{dataset.digest} {dataset.edition}",
         own_code=own_code(model),
+        **environment_part(runs_own_code=model.module is not None or model.script is not None),
     )
 
 

@@ -95,6 +95,20 @@ def test_relative_paths_without_a_folder_are_refused_by_their_keys(tmp_path: Pat
         tables(document)
 
 
+def test_a_relative_lock_without_a_folder_is_refused(plain: Path, bucket: str) -> None:
+    document = {**yaml.safe_load(plain.read_text()), "environment": {"lock": "uv.lock"}}
+    with pytest.raises(
+        SpecError, match=r"environment\.lock: uv\.lock is relative, and a spec without a file"
+    ):
+        tables(document)
+    system, path = file_system(f"{bucket}/spec.yaml")
+    system.pipe_file(path, yaml.safe_dump(document).encode())
+    with pytest.raises(
+        SpecError, match=r"environment\.lock: uv\.lock is not fetched from a URL; send it with"
+    ):
+        tables(f"{bucket}/spec.yaml")
+
+
 def test_code_at_a_url_is_refused(tmp_path: Path, bucket: str, home: Path) -> None:
     document = yaml.safe_load(write_project(tmp_path / "project", rows=50).read_text())
     document["features"][0]["steps"].pop()

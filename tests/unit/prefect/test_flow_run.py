@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from serin.cli import app
 from serin.errors import NotFound, NotUp, PipelineFailed, PrefectGone, PrefectLoginRefused, SpecError
 from serin.host.state import Stack
+from serin.machine import packages
 from serin.pipeline.open_spec import copy_package
 from serin.prefect import deploy, follow, rest_api
 from serin.prefect.flow_run import run_pipeline
@@ -20,6 +21,7 @@ from serin.prefect.follow import RunLog, follow_run, last_line
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api
 from serin.spec.load import read_spec
+from serin.store.stage_keys import note
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.logs import heard
@@ -59,9 +61,9 @@ def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def start(folder: Path, *, placed: bool = True) -> None:
+def start(folder: Path, *, placed: bool = True, more: str = "") -> None:
     spec = folder / "spec.yaml"
-    spec.write_text(SPEC)
+    spec.write_text(SPEC + more)
     (folder / "flights.csv").write_text("late,distance\n1,2\n")
     run_pipeline(folder / "home", read_spec(spec), placed=placed, fresh=[], serve=True, follow=True)
 
@@ -90,6 +92,58 @@ def test_workers_elsewhere_need_a_store_that_they_can_read(
     with pytest.raises(SpecError, match=r"SERIN_STORE: is not set, and the workers of http.* cannot read"):
         start(tmp_path)
     assert not any(call.endswith("/create_flow_run") for call, _ in elsewhere.asked)
+
+
+def test_an_image_is_refused_by_name_where_stages_are_no_jobs_on_kubernetes(
+    elsewhere: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_entered", [])
+    image = "environment: {image: registry/mine:1}"
+    with pytest.raises(SpecError, match=r"environment.image: is for pools of type .*: cpu \(serin\)"):
+        start(tmp_path, more=image)
+    assert not (tmp_path / "home" / "shared" / "packages").exists(), "nothing is sent before"
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin-kubernetes"})
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, more=image)
+    (created,) = started(elsewhere)
+    assert created["job_variables"] == {"image": "registry/mine:1"}
+    sent = created["parameters"]["spec"]
+    with pytest.raises(PipelineFailed):
+        run_pipeline(tmp_path / "home", sent, placed=True, fresh=[], serve=True, follow=True)
+    assert [(body["parameters"], body["job_variables"]) for body in started(elsewhere)[1:]] == [
+        (created["parameters"], created["job_variables"])
+    ]
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin"})
+    with pytest.raises(SpecError, match=r"environment.image"):
+        run_pipeline(tmp_path / "home", sent, placed=True, fresh=[], serve=True, follow=True)
+
+
+def started(server: Server) -> list[dict[str, Any]]:
+    return [body for call, body in server.asked if call.endswith("/create_flow_run")]
+
+
+def test_a_run_names_its_spec_its_code_and_its_environment_once(
+    elsewhere: Server, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_entered", [])
+    elsewhere.answers["GET /work_pools/cpu"] = (200, {"type": "serin-kubernetes"})
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, more="environment: {image: registry/mine:1}")
+    (parameters,) = [body["parameters"] for body in started(elsewhere)]
+    elsewhere.answers["POST /flow_runs/filter"] = (200, [{**FAILED_RUN, "parameters": parameters}])
+    assert named(serin("runs", "show", "brave-owl")) == [
+        ["spec", "flights"],
+        ["code", parameters["spec"]],
+        ["environment", '{"image": "registry/mine:1"}'],
+    ]
+    for stage in ("etl", "train"):
+        note(home, FAILED_RUN["id"], stage, ran=True, why="new", environment="0123 (registry/mine:1)")
+    assert named(serin("runs", "show", "brave-owl"))[2] == ["environment", "0123 (registry/mine:1)"]
+
+
+def named(shown: str) -> list[list[str]]:
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()]
+    return [words for words in lines if words[0] in ("spec", "code") or "environment" in words[0]]
 
 
 def test_a_deployment_that_the_server_lacks_is_named_with_those_it_has(
