@@ -19,15 +19,15 @@ def answers(logits: Array, task: Task) -> dict[str, Array]:
             return {"score": np.asarray(logits)}
 
 
+# In the type of the logits, as torch and ONNX Runtime compute: a score that is 0 there must be 0 here, or rows that are
+# tied there would have an order.
 def _sigmoid(logits: Array) -> Array:
-    """Computed in float64, by a power of e that cannot overflow."""
-    wide = logits.astype(np.float64)
-    power = np.exp(-np.abs(wide))
-    return (np.where(wide < 0, power, 1.0) / (1.0 + power)).astype(logits.dtype)
+    with np.errstate(over="ignore"):  # far below zero: 1 / inf
+        scores: Array = 1 / (1 + np.exp(-logits))
+    return scores
 
 
 def _softmax(logits: Array) -> Array:
-    wide = logits.astype(np.float64)
-    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares.astype(logits.dtype)
+    return shares

@@ -77,7 +77,7 @@ class Halve:
 LOCKED = ["tiny-numbers==1.0", "tiny-operators==2.1"]
 HALVED = {
     "columns": ["weight", "distance"],
-    "steps": ["fill_median", "normalize", "tiny_operators:Halve"],
+    "steps": ["fill_median", "tiny_operators:Halve"],
 }
 SEND = """
 import sys
