@@ -43,10 +43,11 @@ def opened_spec(source: str | Mapping[str, Any] | PipelineSpec) -> Iterator[Pipe
     if isinstance(source, str) and source.startswith(REFERENCE):
         store, digest, where = Store.open(), source.removeprefix(REFERENCE), source[:20]
         fetched = fetch_package(store, digest)
+        written = read_mapping(fetched / SPEC)
         # Before the block, so that this process stays in the environment after it.
-        enter_environment(read_mapping(fetched / SPEC), where=where, base=fetched)
-        with inside_package(store, digest) as folder:
-            yield checked_spec(read_mapping(folder / SPEC), where=where)
+        enter_environment(written, where=where, base=fetched)
+        with inside_package(store, digest):
+            yield checked_spec(written, where=where)
     else:
         yield _located(source)
 
@@ -58,9 +59,9 @@ def package_spec(reference: str) -> Mapping[str, Any]:
 
 def copy_package(reference: str, target: Path | None = None) -> Path:
     """Copies the files of a package to a new folder, by default one that is called like its model and digest."""
-    source = fetch_package(Store.open(), reference.removeprefix(REFERENCE))
-    manifest = read_manifest(Store.open(), reference.removeprefix(REFERENCE))
-    target = target or Path(f"{package_spec(reference).get('name')}-{manifest.digest[:12]}")
+    store, digest = Store.open(), reference.removeprefix(REFERENCE)
+    source, manifest = fetch_package(store, digest), read_manifest(store, digest)
+    target = target or Path(f"{read_mapping(source / SPEC).get('name')}-{manifest.digest[:12]}")
     if target.exists() and any(target.iterdir()):
         raise SpecError(where=str(target), problems=[("--to", "is there already; name a new folder")])
     for name in manifest.files:

@@ -42,7 +42,7 @@ def host(home: Path, store: str, folder: Path) -> Iterator[None]:
 
 
 def send(root: Path, home: Path, store: str) -> str:
-    """Sends a project of its own machine, which is then gone with all its files."""
+    """Sends a project from a machine that is then gone with all its files."""
     with host(home, store, root), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(root)
         package = pack_spec(read_spec(root / "model" / "spec.yaml"), elsewhere=True)

@@ -1,4 +1,4 @@
-"""A real MLflow server from PyPI, in an environment of its own: its packages are not those of Serin."""
+"""A real MLflow server from PyPI, in a separate environment: its packages are not those of Serin."""
 
 from __future__ import annotations
 

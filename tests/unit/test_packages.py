@@ -337,7 +337,7 @@ def test_a_process_is_in_one_environment_only(home: Path, tmp_path: Path, in_env
 def test_own_operators_and_modules_import_what_the_spec_asks_for(
     home: Path, index: Path, tmp_path: Path
 ) -> None:
-    """Every stage as a process: the dataset with an operator of a package, the training in processes of its own, and
+    """Every stage as a process: the dataset with an operator of a package, the training in separate processes, and
     the export, which needs both."""
     (tmp_path / "net.py").write_text(NET)
     sections: dict[str, Any] = {
