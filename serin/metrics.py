@@ -16,6 +16,7 @@ _SMALLEST = float(
     np.finfo(np.float32).eps
 )  # a float32 sigmoid rounds to 0 or 1 long before the model is that sure
 Metric = Literal["auc", "average_precision", "logloss", "accuracy", "rmse"]
+HIGHER_IS_BETTER = ("auc", "average_precision", "accuracy")
 _FEWEST_OF_A_CLASS = 10  # for an error of AUC that can be relied on
 
 

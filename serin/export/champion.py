@@ -30,11 +30,11 @@ from serin.errors import (
     ServedElsewhere,
     SpecError,
 )
-from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, by_target
+from serin.export.gate.quality import METRICS, by_target
 from serin.formats.champion import ChampionReport, Contest
 from serin.formats.schema import Schema
 from serin.formats.wire import Array, RawRows
-from serin.metrics import measure, paired_bootstrap
+from serin.metrics import HIGHER_IS_BETTER, measure, paired_bootstrap
 from serin.scoring.predict import Scorer
 from serin.spec.features import FeatureSpec
 from serin.spec.pipeline import PipelineSpec

@@ -20,7 +20,7 @@ from serin.errors import ExportFailed, SpecError
 from serin.export.champion import settle_contest
 from serin.export.convert.fuse import name_model
 from serin.export.gate.gate import batch_sizes, compare_answers
-from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS
+from serin.export.gate.quality import METRICS
 from serin.export.publish import publish_version
 from serin.formats.bundle import GOLDEN, MODEL, output_column
 from serin.formats.champion import ChampionReport
@@ -28,6 +28,7 @@ from serin.formats.gate import GateReport, ScoreScale
 from serin.formats.schema import Schema, read_schema
 from serin.formats.trained import read_trained
 from serin.formats.wire import Array, to_wire
+from serin.metrics import HIGHER_IS_BETTER
 from serin.reports.model_card import own_inputs_card
 from serin.scoring.session import open_session, run_in_batches
 from serin.spec.pipeline import PipelineSpec

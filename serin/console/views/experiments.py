@@ -16,6 +16,7 @@ from serin.console.formats import duration
 from serin.console.views.outcomes import Became, outcomes_of
 from serin.console.views.view import Parameters
 from serin.errors import NotFound
+from serin.metrics import HIGHER_IS_BETTER
 from serin.pipeline.experiments import (
     Catalogue,
     Experiment,
@@ -40,7 +41,6 @@ _METRICS: Final = (
     "accuracy",
     "average_precision",
 )  # the first that is there is shown
-_RISING: Final = ("auc", "average_precision", "accuracy")
 _COLOURS: Final = ("blue", "orange", "good", "purple", "sky", "olive", "rose", "grey")
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "", "7 3", "2 3", "9 3 2 3")
 
@@ -65,7 +65,7 @@ class Score:
     @property
     def rank(self) -> float:
         """Higher for the better one."""
-        rising = any(self.name.partition("_")[2].startswith(name) for name in _RISING)
+        rising = any(self.name.partition("_")[2].startswith(name) for name in HIGHER_IS_BETTER)
         return self.value if rising else -self.value
 
 

@@ -32,12 +32,12 @@ from serin.columns.exact import alike
 from serin.columns.segments import group_masks
 from serin.errors import ExportFailed, GateFailed
 from serin.export.convert.network import Network
-from serin.export.gate.quality import HIGHER_IS_BETTER, METRICS, by_target, measure
+from serin.export.gate.quality import METRICS, by_target, measure
 from serin.formats.bundle import GOLDEN, output_column
 from serin.formats.gate import GroupReport, GroupResult, Measured, ScoreScale, scores_apart
 from serin.formats.schema import Schema, Task
 from serin.formats.wire import Array, to_wire
-from serin.metrics import estimate, estimate_share
+from serin.metrics import HIGHER_IS_BETTER, estimate, estimate_share
 from serin.scoring.answers import answers
 from serin.scoring.session import open_session, run_in_batches, with_tensors
 from serin.spec.export import ExportSpec, GroupsSpec, Metric

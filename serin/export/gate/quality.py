@@ -36,7 +36,6 @@ METRICS: Mapping[Task, tuple[Metric, ...]] = {
     "multiclass": ("accuracy", "logloss"),
     "regression": ("rmse",),
 }
-HIGHER_IS_BETTER = ("auc", "average_precision", "accuracy")
 MINUTE_S, HOUR_S, DAY_S, WEEK_S = 60.0, 3600.0, 86_400.0, 604_800.0
 _ROWS: Final = 200_000  # the newest, where raw rows are not needed
 _CORRELATION: Final = 0.1
@@ -79,7 +78,7 @@ def by_target(schema: Schema, target: Array, scores: Array) -> Iterator[tuple[st
 
 def loss(metric: str, reference: float, found: float) -> float:
     """Returns how much worse `found` is than `reference`; below 0 when it is better. For an rmse relative to it."""
-    if metric in HIGHER_IS_BETTER:
+    if metric in metrics.HIGHER_IS_BETTER:
         return reference - found
     return (found - reference) / (reference if metric == "rmse" and reference else 1.0)
 
