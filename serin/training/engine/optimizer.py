@@ -2,11 +2,15 @@
 
 A dense Adam reads and writes the whole table and its two moments at every step, however few rows a step has used.
 Nothing here waits for the device, and on a GPU all of it can be captured: rates and counts are stored there.
+
+The kernels are torch's fused ones, called with the arguments that torch.optim gives them, so the weights are the same,
+bit by bit. torch.optim itself imports a compiler at its first use, which takes longer than many trainings, and its
+bookkeeping (hooks, profiler ranges, grouping tensors by device) takes a tenth of a small network's step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +24,10 @@ from serin.training.parallel.gradients import LossScale, clip_gradients
 from serin.training.parallel.ranks import Ranks
 
 _MOMENTUM = 0.9
+_BETAS = (0.9, 0.999)
 _SMALL = 1e-8
+_STEP = "step"
+_STATE = {"adamw": (_STEP, "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",), "adagrad": ("sum",)}
 # Adagrad's steps shrink as a row is seen again, so its first is this much longer than AdamW's.
 _ROW_RATE = 10.0
 _ROWS_WORTH_IT = 100_000
@@ -61,22 +68,19 @@ class Optimizer:
         self.scale: LossScale | None = None
         self._weights: dict[str, nn.Parameter] = {}
         self._training = training
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._groups: list[_Group] = []
 
     def begin(self, network: nn.Module) -> None:
         """Takes the weights of this rank; call it after parallelization, which replaces the tensors."""
         self._weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
-        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-        for weight in self._weights.values():  # biases are not decayed; DTensors form a separate group
-            groups.setdefault((weight.ndim > 1, distributed(weight)), []).append(weight)
-        self._optimizer = _optimizer(
-            [
-                {"params": groups[key], "weight_decay": self._training.weight_decay if key[0] else 0.0}
-                for key in sorted(groups, reverse=True)
-            ],
-            self._training,
-            self._rate,
-        )
+        groups: dict[tuple[bool, bool], dict[str, nn.Parameter]] = {}
+        for name, weight in self._weights.items():  # biases are not decayed; DTensors form a separate group
+            groups.setdefault((weight.ndim > 1, distributed(weight)), {})[name] = weight
+        decay = self._training.weight_decay
+        self._groups = [
+            _Group.at_zero(groups[key], decay if key[0] else 0.0, _STATE[self._training.optimizer])
+            for key in sorted(groups, reverse=True)
+        ]
 
     def set_rate(self, rate: float) -> None:
         if rate == self._last_rate:
@@ -84,10 +88,8 @@ class Optimizer:
         self._last_rate = rate
         if isinstance(self._rate, Tensor):
             self._rate.fill_(rate)
-            return
-        self._rate = rate
-        for group in self._inner.param_groups:
-            group["lr"] = rate
+        else:
+            self._rate = rate
 
     def copy_rate(self, rate: Tensor) -> None:
         """Sets the rate from a tensor that is already on the device."""
@@ -110,107 +112,121 @@ class Optimizer:
         """Makes one update from the present gradients."""
         if self.scale is not None:
             self.scale.take_back(list(self._gradients()))
-            # The fused optimizers skip a step when a flag on the device says so; others add zeros.
-            self._inner.found_inf = self.scale.overflow  # type: ignore[attr-defined]
         if self._clip_norm is not None:
             clip_gradients(self._weights.values(), self._clip_norm, self._world, self._strategy)
-        if self.scale is None and isinstance(self._inner, DirectAdamW):
-            self._inner.update()
-        else:
-            self._inner.step()
+        overflow = self.scale.overflow if self.scale is not None else None
+        for group in self._groups:
+            used = group.with_gradients()
+            gradients = [weight.grad for weight in used.weights if weight.grad is not None]
+            if gradients:
+                _update(self._training.optimizer, used, gradients, self._rate, overflow)
         for table, sums in zip(self._tables, self._sums, strict=True):
             _update_rows(table, sums, self._rate, self._world)
 
     def state(self) -> dict[str, Tensor]:
         """Returns everything that the next update of this rank's weights depends on, whole, by name. All ranks must
         call it."""
-        found = {
-            f"{name}.{what}": full(value)
-            for name, weight in self._weights.items()
-            for what, value in self._inner.state[weight].items()
-            if isinstance(value, Tensor)
-        }
-        found |= {f"rows.{number}": sums for number, sums in enumerate(self._sums)}
-        return found | {
-            f"scale.{name}": value for name, value in (self.scale.state() if self.scale else {}).items()
-        }
+        return {name: full(tensor) for name, tensor in self._state()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Loads the result of `state`, for all weights, into the same tensors that a captured step uses."""
-        if not any(self._inner.state.values()):
-            self._make_state()
-        targets = {
-            f"{name}.{what}": value
-            for name, weight in self._weights.items()
-            for what, value in self._inner.state[weight].items()
-        }
-        targets |= {f"rows.{number}": sums for number, sums in enumerate(self._sums)}
-        targets |= {
-            f"scale.{name}": value for name, value in (self.scale.state() if self.scale else {}).items()
-        }
-        for name, target in targets.items():
+        for name, tensor in self._state():
             if name in tensors:  # absent: a loss scale, when the run used another precision before
-                fill(target, tensors[name])
+                fill(tensor, tensors[name])
 
     def forget(self) -> None:
         """Resets the state as if there had been no update."""
-        for values in (*self._inner.state.values(), dict(enumerate(self._sums))):
-            for value in values.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+        for group in self._groups:
+            for _, tensor in group.state():
+                tensor.zero_()
+        for sums in self._sums:
+            sums.zero_()
         if self.scale is not None:
             self.scale.reset()
 
-    @property
-    def _inner(self) -> torch.optim.Optimizer:
-        assert self._optimizer is not None, "call begin() first"
-        return self._optimizer
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for group in self._groups:
+            yield from group.state()
+        yield from ((f"rows.{number}", sums) for number, sums in enumerate(self._sums))
+        if self.scale is not None:
+            yield from ((f"scale.{name}", value) for name, value in self.scale.state().items())
 
     def _gradients(self) -> Iterable[Tensor]:
         yield from (weight.grad for weight in self._weights.values() if weight.grad is not None)
         for table in self._tables:
             yield from (leaf.grad for _, leaf in table.touched or () if leaf.grad is not None)
 
-    def _make_state(self) -> None:
-        """Makes an update with zero gradients, so that there is a state to fill."""
-        for weight in self._weights.values():
-            weight.grad = torch.zeros_like(weight)
-        self.set_rate(0.0)
-        self._inner.step()
-        self.clear()
-        self.forget()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Weights that one kernel updates, and their `kept` tensors by name: lists in the order of the weights."""
+
+    names: list[str]
+    weights: list[nn.Parameter]
+    decay: float
+    kept: dict[str, list[Tensor]]
+
+    @classmethod
+    def at_zero(cls, weights: Mapping[str, nn.Parameter], decay: float, kept: Iterable[str]) -> _Group:
+        return cls(
+            names=list(weights),
+            weights=list(weights.values()),
+            decay=decay,
+            kept={
+                what: [
+                    torch.zeros((), device=weight.device) if what == _STEP else torch.zeros_like(weight)
+                    for weight in weights.values()
+                ]
+                for what in kept
+            },
+        )
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        for what, tensors in self.kept.items():
+            yield from ((f"{name}.{what}", tensor) for name, tensor in zip(self.names, tensors, strict=True))
+
+    def with_gradients(self) -> _Group:
+        """Returns the weights that the step has used; others are neither decayed nor counted."""
+        used = [number for number, weight in enumerate(self.weights) if weight.grad is not None]
+        if len(used) == len(self.weights):
+            return self
+        return _Group(
+            names=[self.names[number] for number in used],
+            weights=[self.weights[number] for number in used],
+            decay=self.decay,
+            kept={what: [tensors[number] for number in used] for what, tensors in self.kept.items()},
+        )
 
 
-class Adagrad(torch.optim.Optimizer):
-    """Adagrad that can be captured in a CUDA graph, unlike torch's."""
-
-    def __init__(self, groups: Any, lr: Tensor | float) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            for weight in weights:
-                if not self.state[weight]:
-                    self.state[weight]["sum"] = torch.zeros_like(weight)
-            for weight in weights:
-                gradient = weight.grad.add(weight, alpha=group["weight_decay"])
-                total = self.state[weight]["sum"].addcmul_(gradient, gradient)
-                weight.sub_(gradient.mul_(group["lr"]).div_(total.sqrt().add_(_SMALL)))
-
-
-def _optimizer(groups: list[Any], training: TrainingSpec, rate: Tensor | float) -> torch.optim.Optimizer:
-    shared = any(distributed(weight) for group in groups for weight in group["params"])
-    match training.optimizer:
-        case "adamw" if not isinstance(rate, Tensor) and not shared:
-            return DirectAdamW(groups, lr=rate)
+@torch.no_grad()
+def _update(
+    rule: str, group: _Group, gradients: list[Tensor], rate: Tensor | float, overflow: Tensor | None
+) -> None:
+    """Makes one update of a group. With `overflow` above zero AdamW and SGD change nothing; Adagrad adds zeros then."""
+    weights: list[Tensor] = list(group.weights)
+    lr: Any = rate  # each of these kernels takes a number or a tensor; their annotations name one of the two
+    match rule:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=isinstance(rate, Tensor))
+            steps = group.kept[_STEP]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(  # torch has no public name for it
+                weights, gradients, group.kept["exp_avg"], group.kept["exp_avg_sq"], [], steps,
+                lr=lr, beta1=_BETAS[0], beta2=_BETAS[1], weight_decay=group.decay, eps=_SMALL,
+                amsgrad=False, maximize=False, grad_scale=None, found_inf=overflow,
+            )  # fmt: skip
+            if overflow is not None:
+                torch._foreach_sub_(steps, [overflow] * len(steps))
         case "sgd":
-            return torch.optim.SGD(groups, lr=rate, momentum=_MOMENTUM, fused=True)
-        case "adagrad":
-            return Adagrad(groups, lr=rate)
+            torch._fused_sgd_(
+                weights, gradients, group.kept["momentum_buffer"],
+                lr=lr, weight_decay=group.decay, momentum=_MOMENTUM, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=False, grad_scale=None, found_inf=overflow,
+            )  # fmt: skip
+        case "adagrad":  # torch's cannot be captured in a CUDA graph
+            for weight, total, given in zip(weights, group.kept["sum"], gradients, strict=True):
+                gradient = given.add(weight, alpha=group.decay)
+                total.addcmul_(gradient, gradient)
+                weight.sub_(gradient.mul_(rate).div_(total.sqrt().add_(_SMALL)))
 
 
 @torch.no_grad()
@@ -234,64 +250,3 @@ def _update_rows(table: CategoryTable, sums: Tensor, rate: Tensor | float, world
     sums.index_add_(0, distinct, total.square().mean(dim=1))
     length = _ROW_RATE * rate / (sums[distinct].sqrt() + _SMALL)
     table.weight.index_add_(0, distinct, (-total * length[:, None]).to(table.weight.dtype))
-
-
-# Most of that bookkeeping (hooks, profiler ranges, grouping tensors by device, collecting the state) repeats the same
-# answer at every step. In a small network it takes a tenth of the step. The kernel and its arguments are the same,
-# and so are the weights, bit by bit.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """One group's tensors, in the order of its weights. `steps`: those of all weights in one tensor."""
-
-    settings: dict[str, Any]
-    weights: list[Tensor]
-    means: list[Tensor]
-    squares: list[Tensor]
-    steps: Tensor
-    step_of_each: list[Tensor]
-
-
-class DirectAdamW(torch.optim.AdamW):
-    def __init__(self, groups: list[Any], lr: float) -> None:
-        super().__init__(groups, lr=lr, fused=True)
-        self._ready: list[_Group] | None = None
-
-    def update(self) -> None:
-        """Does what `step` does. The first one makes the state; one without all gradients is left to torch."""
-        if self._ready is None:
-            self.step()
-            if all(self.state.get(weight) for group in self.param_groups for weight in group["params"]):
-                self._ready = [self._collect(group) for group in self.param_groups]
-            return
-        gradients = [[weight.grad for weight in group.weights] for group in self._ready]
-        if any(gradient is None for each in gradients for gradient in each):
-            self.step()
-            return
-        with torch.no_grad():
-            for group, each in zip(self._ready, gradients, strict=True):
-                _update(group, each)
-
-    def _collect(self, group: dict[str, Any]) -> _Group:
-        weights, states = group["params"], [self.state[weight] for weight in group["params"]]
-        steps = torch.stack([state["step"] for state in states])
-        for state, step in zip(states, steps.unbind(), strict=True):
-            state["step"] = step  # a view: one addition counts for all
-        return _Group(
-            settings=group,
-            weights=weights,
-            means=[state["exp_avg"] for state in states],
-            squares=[state["exp_avg_sq"] for state in states],
-            steps=steps,
-            step_of_each=[state["step"] for state in states],
-        )
-
-
-def _update(group: _Group, gradients: list[Any]) -> None:
-    group.steps.add_(1)
-    settings = group.settings
-    beta1, beta2 = settings["betas"]
-    torch._fused_adamw_(  # torch has no public name for it
-        group.weights, gradients, group.means, group.squares, [], group.step_of_each,
-        amsgrad=False, lr=settings["lr"], beta1=beta1, beta2=beta2, weight_decay=settings["weight_decay"],
-        eps=settings["eps"], maximize=False, grad_scale=None, found_inf=None,
-    )  # fmt: skip

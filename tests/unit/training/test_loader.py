@@ -1,5 +1,8 @@
-"""The steps of a training: the order of rows, AdamW, and several steps at a time."""
+"""The steps of a training: the order of rows, the update, and several steps at a time."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,11 @@ from serin.training.data.loader import BLOCK_ROWS, Loader, StreamLoader, one_cor
 from serin.training.data.tables import MappedTable, ResidentTable, open_table
 from serin.training.engine import loop
 from serin.training.engine.learner import Learner
-from serin.training.engine.optimizer import DirectAdamW
+from serin.training.engine.optimizer import Optimizer
 from serin.training.engine.step import GraphedSteps
 from serin.training.engine.tuning.step_autotune import TunedStep, ready_step
 from tests.fakes.datasets import make_dataset
-from tests.unit.training.runs import MODEL, records, train_here
+from tests.unit.training.runs import ALONE, MODEL, records, train_here
 
 CPU = torch.device("cpu")
 ROWS = 1003
@@ -152,40 +155,118 @@ def test_a_thread_beside_the_training_uses_one_core_and_leaves_the_others_to_it(
 
 
 STEPS = 6
+DECAY = 0.1
 
 
-def train(
-    kind: type[torch.optim.AdamW], *, unused_at: int | None = None
-) -> tuple[nn.Module, torch.optim.AdamW]:
-    """Trains with a rate that changes, decay for matrices alone, and optionally one layer left out of a step."""
+def steps_of(unused_at: int | None) -> Iterator[tuple[nn.Module, float]]:
+    """Yields a network and the rate of each step, with its gradients; one step may leave a layer out."""
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(7, 33), nn.ReLU(), nn.Linear(33, 5))
-    weights = list(network.parameters())
-    groups = [
-        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.1},
-        {"params": [weight for weight in weights if weight.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = kind(groups, lr=0.01) if kind is DirectAdamW else kind(groups, lr=0.01, fused=True)
     for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.01 / (step + 1)
-        optimizer.zero_grad()
+        network.zero_grad(set_to_none=True)
         rows = torch.randn(64, 7)
         layers = network[:1] if step == unused_at else network
         layers(rows).square().mean().backward()
-        optimizer.update() if isinstance(optimizer, DirectAdamW) else optimizer.step()
-    return network, optimizer
+        yield network, 0.01 / (step + 1)
 
 
-@pytest.mark.parametrize("unused_at", [None, 0, 3])
-def test_weights_and_state_are_those_of_torch_also_without_a_gradient(unused_at: int | None) -> None:
-    (ours, direct), (theirs, plain) = (
-        train(kind, unused_at=unused_at) for kind in (DirectAdamW, torch.optim.AdamW)
+def trained_by_serin(name: str, unused_at: int | None) -> tuple[nn.Module, dict[str, Tensor]]:
+    updates, training = None, TrainingSpec.model_validate({"optimizer": name, "weight_decay": DECAY})
+    for network, rate in steps_of(unused_at):
+        if updates is None:
+            updates = Optimizer(network, training, ALONE, by_row=False)
+            updates.begin(network)
+        updates.set_rate(rate)
+        updates.apply()
+    assert updates is not None
+    return network, updates.state()
+
+
+def trained_by_torch(name: str, unused_at: int | None) -> tuple[nn.Module, dict[str, Tensor]]:
+    optimizer: torch.optim.Optimizer | None = None
+    for network, rate in steps_of(unused_at):
+        if optimizer is None:
+            weights = list(network.parameters())
+            groups = [
+                {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": DECAY},
+                {"params": [weight for weight in weights if weight.ndim == 1], "weight_decay": 0.0},
+            ]
+            optimizer = (
+                torch.optim.AdamW(groups, fused=True)
+                if name == "adamw"
+                else torch.optim.SGD(groups, momentum=0.9, fused=True)
+            )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    assert optimizer is not None
+    return network, {
+        f"{name}.{what}": value
+        for name, weight in network.named_parameters()
+        for what, value in optimizer.state[weight].items()
+    }
+
+
+# torch's SGD fails where a weight gets its first gradient after the others.
+@pytest.mark.parametrize(
+    ("name", "unused_at"), [("adamw", None), ("adamw", 0), ("adamw", 3), ("sgd", None), ("sgd", 3)]
+)
+def test_weights_and_state_are_those_of_torch_also_without_a_gradient(
+    name: str, unused_at: int | None
+) -> None:
+    (ours, ours_state), (theirs, their_state) = (
+        trained_by_serin(name, unused_at),
+        trained_by_torch(name, unused_at),
     )
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other)
-        for name in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(direct.state[one][name], plain.state[other][name])
+    assert ours_state.keys() == their_state.keys()
+    for what, value in their_state.items():
+        assert torch.equal(ours_state[what], value), what
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adagrad"])
+def test_a_step_whose_gradients_overflow_changes_nothing(name: str) -> None:
+    steps = steps_of(None)
+    network, rate = next(steps)
+    training = TrainingSpec.model_validate({"optimizer": name, "weight_decay": 0.0})
+    updates = Optimizer(network, training, ALONE, by_row=False)
+    updates.begin(network)
+    updates.scale_losses(True)
+    updates.set_rate(rate)
+    updates.apply()
+    next(steps)
+    weights = [weight.clone() for weight in network.parameters()]
+    state = {what: value.clone() for what, value in updates.state().items() if not what.startswith("scale.")}
+    first = next(network.parameters())
+    assert first.grad is not None
+    first.grad[0, 0] = torch.inf
+    updates.apply()
+    assert all(torch.equal(*pair) for pair in zip(network.parameters(), weights, strict=True))
+    assert all(torch.equal(updates.state()[what], value) for what, value in state.items())
+
+
+def test_an_update_imports_no_compiler() -> None:
+    """torch.optim does, at its first use: for longer than many trainings take."""
+    program = """
+import sys
+import torch
+from torch import nn
+from serin.spec.training import TrainingSpec
+from serin.training.engine.optimizer import Optimizer
+from serin.training.parallel.ranks import Ranks
+
+network = nn.Linear(3, 2)
+world = Ranks(rank=0, size=1, device=torch.device("cpu"))
+updates = Optimizer(network, TrainingSpec(), world, by_row=False)
+updates.begin(network)
+updates.set_rate(0.1)
+network(torch.ones(4, 3)).sum().backward()
+updates.apply()
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 class OneByOne:
