@@ -42,7 +42,7 @@ HEAVY = {
     "pyarrow", "rich", "torch", "xgboost", "yaml",
 }  # fmt: skip
 GPU_ONLY = {  # for GPUs, absent here
-    "cudf", "cupy", "cupyx", "dask_cuda", "pynvml", "rmm", "tensorrt",
+    "cudf", "cupy", "cupyx", "dask_cuda", "pylibcudf", "pynvml", "rmm", "tensorrt",
 }  # fmt: skip
 
 

@@ -91,10 +91,10 @@ def memory_pool() -> Iterator[None]:
         pool = rmm.mr.LimitingResourceAdaptor(pool, allocation_limit=limit)
     rmm.mr.set_current_device_resource(pool)
     cupy.cuda.set_allocator(rmm_cupy_allocator)
-    if importlib.util.find_spec("cudf") is not None:
+    if importlib.util.find_spec("pylibcudf") is not None:
         with waiting_in_process(_START):
-            importlib.import_module("cudf")  # here, where no thread of the engine waits for it
-    gc.freeze()  # what is there already is not looked at in the end: cuDF's modules alone take a tenth of a second
+            importlib.import_module("pylibcudf")  # here, where no thread of the engine waits for it
+    gc.freeze()  # modules are not looked at in the end, which takes a tenth of a second
     try:
         yield
     finally:

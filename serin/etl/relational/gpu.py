@@ -2,6 +2,8 @@
 
 cuDF decodes numbers, times and strings on the GPU. Strings become codes into a dictionary there, and only the
 dictionary is copied to the host. The host reads every column that cuDF would not read as it does.
+
+Of cuDF only its lower layer is imported, pylibcudf: its data frames take seconds to import.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serin.columns.column import Column, column_from_arrow
+from serin.columns.column import Column, any_true, column_from_arrow
 from serin.etl.binding.layout import Layout
 from serin.etl.engines.device import to_gpu
 from serin.etl.relational.groups import joined
@@ -27,6 +29,7 @@ from serin.formats.schema import INT64_NULL
 from serin.machine.hardware import core_count
 from serin.spec.data import DataSpec
 
+_DTYPES = {"BOOL8": "int8", "TIMESTAMP_MICROSECONDS": "int64", "TIMESTAMP_NANOSECONDS": "int64"}
 _HOST_ROWS = 2**18  # that a thread reads at a time
 
 
@@ -37,7 +40,7 @@ def read_on_gpu(pieces: Sequence[Piece], reads: Sequence[Read]) -> dict[str, Col
         read for read in reads if all(_decodable(own.get(read.name_in_file), read) for own in types.values())
     ]
     columns: dict[str, Column] = {}
-    if there and importlib.util.find_spec("cudf") is not None:
+    if there and importlib.util.find_spec("pylibcudf") is not None:
         try:
             columns = _decode(pieces, there, types)
         except (OSError, RuntimeError, ValueError):
@@ -75,7 +78,7 @@ def _decode(
     pieces: Sequence[Piece], reads: Sequence[Read], types: Mapping[Any, Mapping[str, pa.DataType]]
 ) -> dict[str, Column]:
     """Decodes columns by cuDF; files whose columns have the same types in one call."""
-    import cudf
+    import pylibcudf
 
     names = [read.name_in_file for read in reads]
     parts: dict[str, list[Column]] = {read.column: [] for read in reads}
@@ -83,33 +86,39 @@ def _decode(
         groups: dict[str, list[int]] = {}
         for each in own:
             groups.setdefault(each.file.path, []).extend(each.groups)
-        frame = cudf.read_parquet(
-            list(groups),
-            columns=names,
-            row_groups=list(groups.values()),
-            use_pandas_metadata=False,
-            dataset_kwargs={"partitioning": None},  # what folders mean is known already
-        )
+        files = pylibcudf.io.SourceInfo(list(groups))
+        options = pylibcudf.io.parquet.ParquetReaderOptions.builder(files).use_pandas_metadata(False).build()
+        options.set_row_groups(list(groups.values()))
+        options.set_column_names(names)
+        decoded = pylibcudf.io.parquet.read_parquet(options)
+        columns = dict(zip(decoded.column_names(), decoded.tbl.release(), strict=True))
+        del decoded
         for read in reads:
-            series = frame[read.name_in_file]
-            made = _texts(series) if read.kind == "string" else _numbers(series, read)
-            parts[read.column].append(made)
-            del frame[read.name_in_file], series
+            column = columns.pop(read.name_in_file)
+            parts[read.column].append(_texts(column) if read.kind == "string" else _numbers(column, read))
+            del column
     return {name: joined(own) for name, own in parts.items()}
 
 
-def _texts(series: Any) -> Column:
+def _texts(column: Any) -> Column:
     """Codes by cuDF's hash of each string, which is compared with the string that its code stands for: ValueError
     where two strings have the same hash."""
     import cupy
+    import pylibcudf
 
-    hashes = series.hash_values(method="xxhash64").values
+    hashes = _values(pylibcudf.hashing.xxhash_64(pylibcudf.Table([column])))
     _, first, codes = cupy.unique(hashes, return_index=True, return_inverse=True)
-    entries = series.take(first).reset_index(drop=True)
-    spread = entries.take(codes).reset_index(drop=True)
-    same = (series == spread).fillna(value=True).all() and (series.isna() == spread.isna()).all()
-    if not same:
+    entries = _take(column, first)
+    spread = _take(entries, codes)
+    equal = pylibcudf.binaryop.binary_operation(
+        column,
+        spread,
+        pylibcudf.binaryop.BinaryOperator.NULL_EQUALS,
+        pylibcudf.DataType(pylibcudf.TypeId.BOOL8),
+    )
+    if any_true(_values(equal) == 0):
         raise ValueError("two strings have the same hash")
+    del spread, equal
     texts = entries.to_arrow().cast(pa.string())
     known = column_from_arrow(
         pa.DictionaryArray.from_arrays(np.arange(len(texts), dtype=np.int32), texts), "string"
@@ -119,16 +128,23 @@ def _texts(series: Any) -> Column:
     )
 
 
-def _numbers(series: Any, read: Read) -> Column:
+def _take(column: Any, rows: Any) -> Any:
+    import pylibcudf
+
+    numbers = pylibcudf.Column.from_cuda_array_interface(rows.astype(np.int32, copy=False))
+    unchecked = pylibcudf.copying.OutOfBoundsPolicy.DONT_CHECK
+    return pylibcudf.copying.gather(pylibcudf.Table([column]), numbers, unchecked).columns()[0]
+
+
+def _numbers(column: Any, read: Read) -> Column:
     """The column that `column_from_arrow` would make, from a cuDF column."""
     import cupy
+    import pylibcudf
 
-    scale = 1000 if str(series.dtype).startswith("datetime64[ns") else 1
-    if read.kind in ("bool", "timestamp"):
-        series = series.astype("int8" if read.kind == "bool" else "int64")
+    scale = 1000 if column.type().id() == pylibcudf.TypeId.TIMESTAMP_NANOSECONDS else 1
     missing: Any = np.int8(-1)
-    null = series.isna().values if series.has_nulls else None
-    values = (series if null is None else series.fillna(0)).values
+    null = _values(pylibcudf.unary.is_null(column)).view(np.bool_) if column.null_count() else None
+    values = _values(column)  # anything where they are null
     if read.kind == "float":
         missing = np.float64("nan")
         if values.dtype.kind != "f":  # as the host does: by way of float64
@@ -140,6 +156,19 @@ def _numbers(series: Any, read: Read) -> Column:
         values, missing = values.astype(np.int64, copy=False), np.int64(INT64_NULL)
         values = values // scale if scale > 1 else values
     return Column(kind=read.kind, values=values if null is None else cupy.where(null, missing, values))
+
+
+def _values(column: Any) -> Any:
+    """A cuDF column as an array in the same memory: booleans as int8, times as int64; nulls are not marked."""
+    import cupy
+
+    dtype = np.dtype(_DTYPES.get(column.type().id().name, column.type().id().name.lower()))
+    data = column.data()
+    if data is None:  # no rows
+        return cupy.empty(0, dtype)
+    memory = cupy.cuda.UnownedMemory(data.ptr, data.size, column)
+    pointer = cupy.cuda.MemoryPointer(memory, column.offset() * dtype.itemsize)
+    return cupy.ndarray((column.size(),), dtype, pointer)
 
 
 def _upload(pieces: Sequence[Piece], reads: tuple[Read, ...]) -> dict[str, Column]:
