@@ -15,6 +15,7 @@ from tasks.outcome import outcome_as_state
 from tasks.roll_out import roll_out_release
 from tasks.run_log import log_result
 from tasks.train import train_model
+from tasks.versions import show_version
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
@@ -44,6 +45,7 @@ async def pipeline(
             plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by, reason=reason
         )
     release = Release(model=bundle.model, version=bundle.version)
+    await show_version(release)
     if serve:
         await roll_out_release(plan, release)
     log_result(release, served=serve)

@@ -32,6 +32,7 @@ from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
 from tasks.run_log import log_result
+from tasks.versions import show_version
 
 
 @flow(name="pipeline", persist_result=True, result_serializer="json")
@@ -64,6 +65,7 @@ async def pipeline(
         else:
             found_before("export", f"{bundle.model} version {bundle.version}")
     release = Release(model=bundle.model, version=bundle.version)
+    await show_version(release)
     if serve:
         await roll_out_release(plan, release)
     log_result(release, served=serve)

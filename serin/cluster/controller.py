@@ -29,6 +29,7 @@ from serin.cluster.version_settings import (
     stored_timeouts,
 )
 from serin.errors import LeadershipLost, SerinError, StoreUnreachable
+from serin.formats.policy import read_policy
 from serin.formats.serving.journal import DecisionCache, journaled_models
 from serin.formats.serving.quality_evidence import read_quality_blocks
 from serin.machine import environment
@@ -104,6 +105,7 @@ class LedController:
             commands=Inbox(objects, partial(leadership.check, term)),
             replayer=Replayer(objects, self._desired, self._hosts, store, external, endpoint_of),
             check=check_trusted(store, external),
+            approval=lambda: read_policy(store).approval,
         )
 
     def take_over(self) -> None:

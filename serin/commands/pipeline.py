@@ -106,10 +106,23 @@ def init(
     show(f"wrote {path}; read it, change what was guessed wrong, then: serin check {path}")
 
 
-def check(spec: SpecFile, as_json: Json = False) -> None:
+def check(
+    spec: SpecFile,
+    data: Annotated[
+        bool, typer.Option(help="Compare it with its tables. --no-data needs neither tables nor a store.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
     """Everything that is wrong with a spec, alone and compared with its tables; what clients of the model will send."""
-    from serin.pipeline.check import check_spec
+    from serin.pipeline.check import check_alone, check_spec
 
+    if not data:
+        alone = check_alone(spec)
+        if as_json:
+            show_json({"name": alone.name, "digest": alone.digest(), "inputs": None})
+        else:
+            show(f"{alone.name} is good by itself; its tables were not read")
+        return
     checked = check_spec(spec)
     _check_image(checked.spec)
     if not as_json:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _ORDERS: Final[dict[Kind, str]] = {
     "pause": "Hold the rollout where it is.",
     "resume": "Let a held rollout continue.",
-    "approve": "Allow the next step, where the plan asks for a person's word (`rollout.approve` in the spec).",
+    "approve": "Allow the next step, where the spec (`rollout.approve`) or the store's policy asks a person.",
     "promote": "Give the candidate all traffic now, whatever the evidence.",
     "abort": "Send all traffic back to the live version and end the rollout.",
 }

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from serin.commands.output import Json, show, show_json, show_table, when
+from serin.commands.output import Json, show, show_json, show_table, when, write_file
 from serin.errors import NotFound
 from serin.machine import environment
 from serin.prefect.login import needed_server
@@ -120,11 +120,23 @@ def cancel(run: Run) -> None:
 
 def report_run(
     run: Annotated[str | None, typer.Argument(help="A run's name. [default: the newest pipeline]")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Write report.md and, once there is a version, card.md to this folder."),
+    ] = None,
 ) -> None:
-    """A run and what its stages left, as one page of Markdown: for a comment, a mail, a file."""
+    """A run, its version beside the live one and what its stages left, as one page of Markdown: for a comment, a mail,
+    a file."""
     from serin.prefect.run_control import report
 
-    show(report(needed_server(environment.home()).api, run))
+    files = report(needed_server(environment.home()).api, run)
+    if to is None:
+        show(files["report.md"])
+        return
+    to.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_file(to / name, text)
+        show(f"wrote {to / name}")
 
 
 def fetch_run(

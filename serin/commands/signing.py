@@ -150,6 +150,13 @@ def policy(
             help="Set it: what a version must have passed: gate, champion, groups; several may be given."
         ),
     ] = None,
+    approval: Annotated[
+        bool,
+        typer.Option(
+            "--approval",
+            help="Set it: each rollout waits for `serin rollout approve` before its first request.",
+        ),
+    ] = False,
     off: Annotated[bool, typer.Option("--off", help="Set it: nothing is asked for.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -160,8 +167,8 @@ def policy(
     from serin.formats.policy import read_policy, write_policy
 
     store = open_store()
-    if off or signer or check:
-        write_policy(store, _wanted([], []) if off else _wanted(signer or [], check or []))
+    if off or signer or check or approval:
+        write_policy(store, _wanted([], []) if off else _wanted(signer or [], check or [], approval))
     found = read_policy(store)
     if as_json:
         show_json(found.to_json())
@@ -169,9 +176,10 @@ def policy(
     show(f"policy of {store.url}")
     show(f"  signed by  {' or '.join(sorted(found.signers)) or 'nobody has to sign a version'}")
     show(f"  checks     {', '.join(found.checks) or 'none'}")
+    show(f"  approval   {'each rollout waits for one' if found.approval else 'where the spec asks for one'}")
 
 
-def _wanted(signers: list[str], checks: list[str]) -> Policy:
+def _wanted(signers: list[str], checks: list[str], approval: bool = False) -> Policy:
     from serin.formats.policy import CHECKS, Policy
     from serin.store.trust import public_key_at, public_pem
 
@@ -185,7 +193,7 @@ def _wanted(signers: list[str], checks: list[str]) -> Policy:
     if unknown := set(checks) - set(known):
         named = ", ".join(sorted(unknown))
         raise typer.BadParameter(f"{named}: the checks are {', '.join(CHECKS)}", param_hint="--check")
-    return Policy(signers=keys, checks=tuple(known))
+    return Policy(signers=keys, checks=tuple(known), approval=approval)
 
 
 def _trust() -> Trust:

@@ -27,10 +27,12 @@ Check = Literal["gate", "champion", "groups"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(Document, form="serin.policy"):
     """`signers`: public keys in PEM by name, one of which must have signed a version; empty: nobody has to. `checks`:
-    what it must have passed where it was made."""
+    what it must have passed where it was made. `approval`: a rollout waits for an approval before its version gets any
+    traffic, whatever its plan says."""
 
     signers: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    approval: bool = False
 
     def problem(self, bundle: Bundle, signatures: tuple[Signature, ...] | None) -> str | None:
         """Returns why a version is refused, with what to do; None when it is not."""

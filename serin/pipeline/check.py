@@ -152,6 +152,18 @@ def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
     return checked
 
 
+def check_alone(path: Path) -> PipelineSpec:
+    """The spec, checked without its tables, a store or a server. SpecError lists all that is wrong with it and which of
+    its own files are missing."""
+    from serin.etl.binding.problems import Problems
+
+    spec, problems = load_spec(path), Problems()
+    _check_own_files(spec, problems)
+    if problems:
+        raise SpecError(where=str(spec_file(path)), problems=problems.lines())
+    return spec
+
+
 def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
     from serin.etl.binding.layout import try_lay_out
     from serin.etl.trial import try_rows
@@ -223,7 +235,9 @@ def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> 
 
 def _check_own_files(spec: PipelineSpec, problems: Problems) -> None:
     model = spec.model
-    for key, path in (("script", model.script), ("onnx", model.onnx), ("golden", model.golden)):
+    module = (model.module or "").rpartition(":")[0]
+    own = {"module": module if module.endswith(".py") else None, "script": model.script}
+    for key, path in (own | {"onnx": model.onnx, "golden": model.golden}).items():
         if path is not None and "://" not in path and not Path(path).is_file():
             problem = f"no file at {path}; put it there or correct the path (relative to the spec's file)"
             problems.add(SpecError(where=spec.name, problems=[(f"model.{key}", problem)]))

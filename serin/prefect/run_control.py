@@ -107,15 +107,19 @@ def show_log(home: Path, run: str, show: Callable[[str], None], *, lines: int, f
         time.sleep(_LOOK_S)
 
 
-def report(api: Api, run: str | None) -> str:
-    """Returns the report of the run with that name, or of the newest pipeline, without pictures."""
+def report(api: Api, run: str | None) -> dict[str, str]:
+    """Returns what is known of the run with that name, or of the newest pipeline, as files: `report.md`, without
+    pictures, and `card.md`, the model card of its version, once it has one."""
     found = _newest_pipeline(api) if run is None else find_run(api, run)
-    whole = [found, *_children(api, found["id"])]
-    parts = [_head(found), *(_section(page) for page in _pages(api, whole))]
+    pages = _pages(api, [found, *_children(api, found["id"])])
+    cards = [pages.pop(key) for key in [*pages] if key.endswith("-card")]
+    first = sorted(pages, key=lambda key: not key.endswith("-version"))
+    parts = [_head(found), *(_section(pages[key]) for key in first)]
     if found["state_type"] not in ("COMPLETED", "RUNNING", "SCHEDULED", "PENDING"):
         parts.insert(1, f"```\n{(found.get('state') or {}).get('message') or 'no word of why'}\n```\n")
     text = "\n".join(parts)
-    return text if len(text) <= _MOST else f"{text[:_MOST]}\n\n(truncated)\n"
+    files = {"report.md": text if len(text) <= _MOST else f"{text[:_MOST]}\n\n(truncated)\n"}
+    return files | {"card.md": cards[-1]} if cards else files
 
 
 def _children(api: Api, run: str) -> list[dict[str, Any]]:
@@ -124,13 +128,13 @@ def _children(api: Api, run: str) -> list[dict[str, Any]]:
     return query(api, "flow_runs", flow_runs=of_run, sort="START_TIME_ASC", limit=50)
 
 
-def _pages(api: Api, runs: list[dict[str, Any]]) -> list[str]:
-    """Returns the pages of the runs in the order they were made; of pages with the same name the last."""
+def _pages(api: Api, runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Returns the pages of the runs by name, in the order they were made; of pages with the same name the last."""
     of_runs = {"flow_run_id": {"any_": [run["id"] for run in runs]}}
     found = query(api, "artifacts", artifacts=of_runs, limit=100)
     newest = {page["key"]: page for page in sorted(found, key=lambda page: page["created"])}
     ordered = sorted(newest.values(), key=lambda page: page["created"])
-    return [str(page["data"]) for page in ordered if page["type"] == "markdown"]
+    return {page["key"]: str(page["data"]) for page in ordered if page["type"] == "markdown"}
 
 
 def _head(run: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ class AutoRollback:
             watched_rollouts(self._home).mailbox.submit(self._command(model.name, last))
             return
         if answer is None:
-            watched_rollouts(self._home).mailbox.withdraw(last.command)
+            watched_rollouts(self._home).mailbox.withdraw(self._command(model.name, last))
             if abs(now - last.t) < _ANSWER_S:
                 return  # it may have been obeyed a moment ago
             answer = watched_rollouts(self._home).mailbox.read_answer(last.command)

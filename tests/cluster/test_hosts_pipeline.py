@@ -13,12 +13,11 @@ from serin.cluster.host_list import read_hosts
 from serin.store.checkpoints import checkpoint_names
 from serin.store.open import open_objects
 from serin.store.store import Store
-from tests.cluster.hosts_cluster import Cluster, three_hosts
+from tests.cluster.hosts_cluster import LOGIN, Cluster, start_prefect, three_hosts
 from tests.cluster.namespaces import end, wait_for
-from tests.cluster.small_pipeline import PREFECT, SERIN, last_json, run_alone, write_spec, write_table
+from tests.cluster.small_pipeline import SERIN, last_json, run_alone, write_spec, write_table
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
-_LOGIN = "serin:only-for-this-test"
 
 
 @pytest.fixture
@@ -40,21 +39,11 @@ class Pipelines:
             own = self.folder / f"home-{name}"
             own.mkdir()
             cluster.network[name].run(["mount", "--bind", own, self.home])
-        server = {
-            "PREFECT_HOME": str(self.folder / "prefect"),
-            "PREFECT_SERVER_API_AUTH_STRING": _LOGIN,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        }
-        host, _, port = self.url.removeprefix("http://").removesuffix("/api").partition(":")
-        self.server = a.popen(
-            [*PREFECT, "server", "start", "--host", host, "--port", port],
-            env=self.environment(**server),
-            log=self.folder / "prefect.log",
-        )
-        wait_for(self._answers, within_s=300, watching=[self.server])
+        server = self.environment(PREFECT_HOME=str(self.folder / "prefect"))
+        self.server = start_prefect(a, self.url, server, log=self.folder / "prefect.log")
 
     def environment(self, **more: str) -> dict[str, str]:
-        prefect = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": _LOGIN}
+        prefect = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": LOGIN}
         return self.cluster.environment("a", SERIN_HOME=str(self.home), **prefect, **more)
 
     def start(self, host: str, *command: str) -> subprocess.Popen[str]:
@@ -64,7 +53,7 @@ class Pipelines:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Returns the server's answer to a GET, or to a POST of `body`."""
         with self.cluster.network["a"].inside():
-            method, login = "GET" if body is None else "POST", tuple(_LOGIN.split(":"))
+            method, login = "GET" if body is None else "POST", tuple(LOGIN.split(":"))
             url = f"{self.url}{path}"
             return httpx.request(method, url, json=body, auth=login, timeout=30).json()
 
@@ -83,13 +72,6 @@ class Pipelines:
 
     def _runs(self, flow: str) -> list[dict[str, Any]]:
         return self.ask("/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
-
-    def _answers(self) -> bool:
-        try:
-            with self.cluster.network["a"].inside():
-                return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
 
 
 def test_a_stage_whose_host_is_cut_off_is_done_by_another_and_one_version_is_published(

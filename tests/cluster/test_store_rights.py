@@ -1,7 +1,5 @@
 """What the credential of CI may do in a store, with the policy of the docs on a real S3 server (SeaweedFS)."""
 
-import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +10,15 @@ from serin.formats.cluster.leader import KEY
 from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.architecture.sources import ROOT
-from tests.cluster.seaweedfs import BUCKET, running_seaweedfs
+from tests.cluster.documented_rights import URL, ci_rights
+from tests.cluster.seaweedfs import running_seaweedfs
 from tests.kit.commands import serin
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
-URL = f"s3://{BUCKET}/serin"
-ACTIONS = {"s3:GetObject": "Read", "s3:PutObject": "Write", "s3:ListBucket": "List"}
 FORBIDDEN = [
     "rollouts/inbox/1.json",
+    "rollouts/approvals/1.json",
     "rollouts/delays/decisions/000000000001.json",
     "cluster/leader.json",
     "cluster/desired/000000000001.json",
@@ -32,34 +30,10 @@ FORBIDDEN = [
 ]
 
 
-def listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
-
-
-def documented_rights() -> list[str]:
-    """The policy in docs/how-to, as actions of SeaweedFS, for the bucket of the tests."""
-    page = (ROOT / "docs" / "how-to" / "dev-to-production.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    return [
-        f"{ACTIONS[action]}:{in_seaweedfs(resource)}"
-        for statement in json.loads(text)["Statement"]
-        for action in listed(statement["Action"])
-        if action in ACTIONS
-        for resource in listed(statement["Resource"])
-    ]
-
-
-def in_seaweedfs(resource: str) -> str:
-    """It knows buckets and prefixes, no single objects."""
-    bucket, _, key = resource.removeprefix("arn:aws:s3:::").partition("/")
-    assert bucket == "prod"
-    return f"{BUCKET}/{key.rstrip('*')}*" if key else BUCKET
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("seaweedfs") / "server"
-    with running_seaweedfs(folder, others={"ci": documented_rights()}) as variables:
+    with running_seaweedfs(folder, others={"ci": ci_rights()}) as variables:
         yield variables
 
 

@@ -1,4 +1,4 @@
-"""A GitHub that keeps the comments of one pull request and remembers what it was asked to change."""
+"""A GitHub or GitLab that keeps the comments of one request and remembers what it was asked to change."""
 
 import json
 import re
@@ -12,7 +12,7 @@ TOKEN = "t0ken"
 
 
 class FakeGitHub:
-    """Comments of one pull request, as GitHub keeps them: 100 on a page."""
+    """Comments of one request, as both keep them: 100 on a page."""
 
     def __init__(self, comments: list[dict[str, Any]]) -> None:
         self.comments = comments
@@ -21,7 +21,8 @@ class FakeGitHub:
 
         class Answering(Handler):
             def _answer(self) -> None:
-                if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                given = (self.headers["Authorization"], self.headers["PRIVATE-TOKEN"])
+                if given not in ((f"Bearer {TOKEN}", None), (None, TOKEN)):
                     self._say(401, {"message": "Bad credentials"})
                     return
                 if self.command == "GET":
@@ -30,9 +31,11 @@ class FakeGitHub:
                     return
                 body = json.loads(self.read_body())["body"]
                 outer.changes.append((self.command, self.path, body))
+                if self.command == "POST":
+                    outer.comments.append({"id": 1 + len(outer.comments), "body": body})
                 self._say(201, {"id": 1})
 
-            do_GET = do_POST = do_PATCH = _answer  # noqa: N815 (names that http.server looks for)
+            do_GET = do_POST = do_PATCH = do_PUT = _answer  # noqa: N815 (names that http.server looks for)
 
             def _say(self, code: int, content: Any) -> None:
                 self.answer(json.dumps(content).encode(), code)
@@ -44,6 +47,12 @@ class FakeGitHub:
         """As GitHub Actions sets it."""
         url = f"http://127.0.0.1:{self.http.server_port}"
         return {"GITHUB_TOKEN": TOKEN, "GITHUB_REPOSITORY": "birds/models", "GITHUB_API_URL": url}
+
+    @property
+    def gitlab_environment(self) -> dict[str, str]:
+        """As GitLab CI sets it, and the token of the project."""
+        url = f"http://127.0.0.1:{self.http.server_port}"
+        return {"GITLAB_TOKEN": TOKEN, "CI_PROJECT_ID": "42", "CI_API_V4_URL": url}
 
 
 @contextmanager

@@ -55,6 +55,14 @@ def test_every_stage_leaves_a_page(folder: Path, page: str, words: str) -> None:
     assert "| seconds |" in artifact.data
 
 
+def test_a_version_is_shown_beside_the_live_one_with_its_card(folder: Path) -> None:
+    assert Artifact.get(f"{NAME}-card").data == Path(Store.open().bundle(NAME, 1).path, "card.md").read_text()
+    page = Artifact.get(f"{NAME}-version").data
+    assert page.startswith(f"# {NAME} version 1\n\n| metric | version 1 |\n")
+    assert "| auc, each on its own test rows | 0.9" in page
+    assert "not compared: " in page
+
+
 def test_running_it_again_does_nothing_twice(folder: Path) -> None:
     trainings = sorted((folder / "home" / "runs").iterdir())
     assert run(str(folder / "spec.yaml")) == FIRST

@@ -1,10 +1,14 @@
-"""examples/ci: the comment on a pull request, and what the workflow calls. The scripts run in tests/e2e/stack."""
+"""examples/ci: the comment on a request, the schemas of both files, and what they call. Their steps run on hosts in
+tests/cluster/test_ci.py."""
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -12,9 +16,10 @@ import yaml
 
 from serin.cli import app
 from tests.fakes.github import FakeGitHub, running_github
+from tests.kit.ci_files import CI, GitHubActions, read
 
-ROOT = Path(__file__).resolve().parents[2]
-CI = ROOT / "examples" / "ci"
+FILES = ("github.yaml", "gitlab.yaml")
+SECRETS = {"PREFECT_LOGIN": "s1", "STORE_KEY_ID": "s2", "STORE_KEY": "s3", "GITHUB_TOKEN": "s4"}
 
 
 @pytest.fixture
@@ -60,25 +65,95 @@ def test_a_refusal_fails_with_githubs_words_and_without_the_token(github: FakeGi
     assert "another-t0ken" not in done.stderr
 
 
-def test_the_workflow_calls_scripts_and_commands_that_exist() -> None:
-    workflow = yaml.safe_load((CI / "workflow.yaml").read_text())
-    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    scripts = {word for step in steps for word in step.split() if word.startswith("examples/")}
-    assert scripts == {"examples/ci/train", "examples/ci/roll_out", "examples/ci/comment.py"}
-    assert all((ROOT / script).is_file() for script in scripts)
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    said = [step.split()[1] for step in steps if step.startswith("serin ")]
-    text = "".join((CI / name).read_text() for name in ("train", "roll_out", "run"))
-    said += re.findall(r"(?:^|! |\()serin (\w+)", text, re.MULTILINE)
-    assert said
-    assert set(said) <= set(commands)
-    options = {
-        name for parameter in commands["run"].params for name in [*parameter.opts, *parameter.secondary_opts]
+def test_gitlab_gets_a_note_on_the_merge_request_and_then_another_text(
+    github: FakeGitHub, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.md"
+    for text in ("first", "second"):
+        report.write_text(text)
+        command = [sys.executable, CI / "comment.py", report, "--merge-request", "7"]
+        subprocess.run(command, env=github.gitlab_environment, check=True, timeout=150, capture_output=True)
+    notes = "/projects/42/merge_requests/7/notes"
+    assert [change[:2] for change in github.changes] == [("POST", notes), ("PUT", f"{notes}/1")]
+    assert [change[2].splitlines()[-1] for change in github.changes] == ["first", "second"]
+
+
+def test_variables_that_are_missing_are_named(tmp_path: Path) -> None:
+    command = [sys.executable, CI / "comment.py", tmp_path / "report.md", "--merge-request", "7"]
+    done = subprocess.run(command, env={"CI_PROJECT_ID": "42"}, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 1
+    assert done.stderr == "GITLAB_TOKEN and CI_API_V4_URL must be set\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("github.yaml", ["vendor.github-workflows"]),
+        ("gitlab.yaml", ["vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+    ],
+)
+def test_the_files_fit_the_schemas_of_their_services(name: str, options: list[str]) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *options, str(CI / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def steps(name: str) -> list[str]:
+    found = read(name).values() if name == "gitlab.yaml" else read(name)["jobs"].values()
+    jobs = [job for job in found if isinstance(job, dict)]
+    lists = [job[key] for job in jobs for key in ("before_script", "script", "after_script") if key in job]
+    return [*chain(*lists), *(step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step)]
+
+
+def test_both_files_call_the_same_scripts_and_these_call_commands_that_exist() -> None:
+    called = {name: set(re.findall(r"\bci/([\w.]+)", "\n".join(steps(name)))) for name in FILES}
+    assert called["github.yaml"] == called["gitlab.yaml"]
+    assert called["github.yaml"] == {"install", "check", "sample", "train", "roll_out", "comment.py"}
+    scripts = [CI / name for name in (*called["github.yaml"], "run") if not name.endswith(".py")]
+    assert all(os.access(script, os.X_OK) for script in scripts)
+    group = typer.main.get_command(app)
+    text = "\n".join(
+        line for script in scripts for line in script.read_text().splitlines() if line[:1] != "#"
+    )
+    said = [words.split() for words in re.findall(r"(?:^|! |exec |\()serin ([^|>&\n]*)", text, re.MULTILINE)]
+    assert {words[0] for words in said} == {"check", "run", "runs"}
+    for words in said:
+        _exists(group, words)
+
+
+def _exists(command: Any, words: list[str]) -> None:
+    """Raises KeyError for a command, and fails for an option, that `serin` does not have."""
+    while hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_code_of_strangers_runs_without_secrets_and_not_on_the_workers() -> None:
+    seen: list[tuple[str, Mapping[str, str]]] = []
+    runner = GitHubActions(
+        checkout=CI, execute=lambda script, given: seen.append((script, given)) or 0, own={}, secrets=SECRETS
+    )
+    assert list(runner.run("pull_request", fork=True)) == ["check"]
+    assert not set(SECRETS.values()) & {value for _, given in seen for value in given.values()}
+    assert list(runner.run("pull_request")) == ["check", "train"]
+    assert list(runner.run("push")) == ["roll-out"]
+    assert {"s1", "s2", "s3"} <= {value for _, given in seen for value in given.values()}
+    assert read("github.yaml")["permissions"] == {"contents": "read", "pull-requests": "write"}
+
+
+def test_a_sample_is_the_same_spec_with_fewer_rows_and_another_name(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    rows = {"tables": {"t": "t.parquet"}, "where": "a > 1 or b"}
+    spec.write_text(yaml.safe_dump({"name": "owls", "data": rows, "model": {"kind": "dcn"}}))
+    command = [sys.executable, CI / "sample.py", spec, "id % 10 == 0"]
+    made = yaml.safe_load(subprocess.run(command, capture_output=True, check=True, timeout=150).stdout)
+    assert made.pop("name") == "owls-sample"
+    assert made == {
+        "data": {**rows, "where": "(a > 1 or b) and (id % 10 == 0)"},
+        "model": {"kind": "dcn"},
     }
-    assert set(re.findall(r"--[\w-]+", text)) <= options
-
-
-def test_code_of_strangers_does_not_run_on_the_runner() -> None:
-    workflow = yaml.safe_load((CI / "workflow.yaml").read_text())
-    assert "head.repo.full_name == github.repository" in workflow["jobs"]["train"]["if"]
-    assert workflow["permissions"] == {"contents": "read", "pull-requests": "write"}
+    spec.write_text("name: owls\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 1
+    assert "is not a spec with a name and data" in done.stderr

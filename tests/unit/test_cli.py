@@ -26,7 +26,7 @@ from tests.logs import heard
 COMMAND_LINE = {
     "": "[--debug] [--version]",
     "init": "[FOLDER] [--table] [--target]",
-    "check": "[SPEC] [--json]",
+    "check": "[SPEC] [--data --no-data] [--json]",
     "schema": "[--out]",
     "run": (
         "[SPEC] [--placed] [--fresh] [--no-serve --serve] [--resume] [--approved-by] [--follow --no-follow] [--as-of]"
@@ -59,7 +59,7 @@ COMMAND_LINE = {
     "runs fetch": "[RUN] [--to]",
     "runs list": "[--limit] [--json]",
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
-    "runs report": "[RUN]",
+    "runs report": "[RUN] [--to]",
     "runs show": "[RUN] [--json]",
     "tables push": "[FOLDER] [--json]",
     "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
@@ -93,7 +93,7 @@ COMMAND_LINE = {
     "trust list": "[--json]",
     "trust remove": "[NAME]",
     "trust off": "",
-    "trust policy": "[--signer] [--check] [--off] [--json]",
+    "trust policy": "[--signer] [--check] [--approval] [--off] [--json]",
     "models remove": "[NAME] [--yes -y]",
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",

@@ -71,6 +71,24 @@ def test_a_column_that_is_not_there_is_a_wrong_spec_for_every_command(serin: Ser
         assert "did you mean 'weight'?" in serin(command, "spec.yaml", code=2)
 
 
+def test_a_spec_is_checked_without_its_tables(
+    serin: Serin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path / "elsewhere", rows=10)
+    spec["data"]["tables"] = {"parcels": "s3://nowhere/parcels.parquet"}
+    monkeypatch.setenv("SERIN_STORE", "s3://nowhere/serin")
+    write_spec(tmp_path, spec)
+    assert "is good by itself; its tables were not read" in serin("check", "spec.yaml", "--no-data")
+    assert json.loads(serin("check", "spec.yaml", "--no-data", "--json"))["name"] == spec["name"]
+    write_spec(tmp_path, {**spec, "training": {"epochs": "many"}, "rollout": {"stepps": [1]}})
+    said = serin("check", "spec.yaml", "--no-data", code=2)
+    assert "training.epochs" in said
+    assert "rollout.stepps" in said
+    write_spec(tmp_path, {**spec, "model": {"module": "net.py:Net"}, "training": {}})
+    said = serin("check", "spec.yaml", "--no-data", code=2)
+    assert f"model.module: no file at {tmp_path / 'net.py'}" in said
+
+
 def test_a_table_becomes_a_version_that_scores(serin: Serin, tmp_path: Path) -> None:
     write_spec(tmp_path, small_spec(tmp_path, rows=400, training={"epochs": 1, "batch_rows": 128, "seed": 1}))
     assert "run `serin train` or Pipeline.train() first" in serin("export", "spec.yaml", code=1)

@@ -97,6 +97,8 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         return now
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
+        if needs_approval(now, 0):
+            return _ask(now, 0, reason)
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
     reason = "its golden rows are answered"
     if now.plan.shadow and now.step is None:
@@ -201,7 +203,8 @@ def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float, *, begun: bo
 
 
 def _ask(now: Rollout, step: int, reason: str) -> Rollout:
-    reason = f"{now.plan.steps[step]:g}% of traffic waits for approval; {reason}"
+    share = 100.0 if now.stable is None else now.plan.steps[step]
+    reason = f"{share:g}% of traffic waits for approval; {reason}"
     return replace(now, hold=Hold.APPROVAL, verdict=Verdict.PASS, reason=reason, by=CONTROLLER)
 
 

@@ -1,10 +1,12 @@
 """Commands from a person or a flow to the controller that decides, and its answers.
 
-    rollouts/inbox/<id>.json     written by `Mailbox.submit`, removed by the controller when it is answered
-    rollouts/answers/<id>.json   kept for a week
+    rollouts/inbox/<id>.json       written by `Mailbox.submit`, removed by the controller when it is answered
+    rollouts/approvals/<id>.json   the same, for commands that give traffic by themselves (`Command.box`)
+    rollouts/answers/<id>.json     kept for a week
 
-Both are objects: of the home of one machine's stack, or of the store that several hosts share. Where a home's disk is
-full, both are kept in memory: `abort` must not wait for a disk. Ids sort by time: commands are applied in that order.
+All are objects: of the home of one machine's stack, or of the store that several hosts share. A store's own rules can
+let one credential write to the inbox and another one to the approvals. Where a home's disk is full, they are kept in
+memory: `abort` must not wait for a disk. Ids sort by time: commands are applied in that order.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollback", "retire"]
 
 _FORM: Final = "serin.command"
-INBOX, ANSWERS = "inbox", "answers"
+INBOX, APPROVALS, ANSWERS = "inbox", "approvals", "answers"
 
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 _TIME: Final = "%Y%m%dT%H%M%S"
@@ -57,6 +59,13 @@ class Command(Document):
     why: str = ""
     plan: StoredPlan | None = None
     id: str = field(default_factory=new_id)
+
+    @property
+    def box(self) -> str:
+        """Where it is written. A version gets traffic by an approval, also where it is called by another name: without
+        asking for evidence, or as one to return to."""
+        names_version = self.kind == "rollback" and self.version is not None
+        return APPROVALS if self.kind in ("approve", "promote") or names_version else INBOX
 
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
@@ -117,7 +126,7 @@ class Mailbox:
 
     def submit(self, command: Command) -> str:
         """Returns the command's id. Submitting a command again changes nothing."""
-        self._messages.write(INBOX, _valid_id(command.id), command.dump())
+        self._messages.write(command.box, _valid_id(command.id), command.dump())
         return command.id
 
     def read_answer(self, command_id: str) -> Answer | None:
@@ -126,9 +135,9 @@ class Mailbox:
         path = self._messages.key(ANSWERS, command_id)
         return None if content is None else parse_json(path, content, Answer.from_json, advice=advice)
 
-    def withdraw(self, command_id: str) -> None:
+    def withdraw(self, command: Command) -> None:
         """Takes back a command that the controller has not obeyed yet."""
-        self._messages.remove(INBOX, _valid_id(command_id))
+        self._messages.remove(command.box, _valid_id(command.id))
 
     def ask(self, command: Command, *, timeout_s: float | None = None) -> Answer:
         """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
@@ -140,7 +149,7 @@ class Mailbox:
             if answer := self.read_answer(command.id):
                 return answer
             time.sleep(self._messages.poll_s)
-        self.withdraw(command.id)
+        self.withdraw(command)
         if answer := self.read_answer(command.id):
             return answer
         raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
@@ -161,42 +170,48 @@ class Inbox:
 
     def pending(self) -> list[Command]:
         """Returns the waiting commands, oldest first. What is not a command is refused at once."""
-        commands = []
-        for name in self._messages.names(INBOX):
-            try:
-                content = self._messages.read(INBOX, name)
-                answered = _ID.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
-            except OSError as error:
-                if self._unreadable.get(name) != str(error):
-                    self._unreadable[name] = str(error)
-                    logger.warning(f"a command cannot be read and is left as it is: {error}; remove it")
-                continue
-            if content is None:
-                continue  # withdrawn in the meantime
-            if answered:
-                self._messages.remove(INBOX, name)  # a crash came between the answer and the removal
-                continue
-            try:
-                command = Command.load(content)
-                if command.id != name:
-                    raise ValueError(f"its id {command.id!r} differs from its name")
-            except (ValueError, SerinError) as error:
-                self._refuse(name, f"not a command: {error}")
-            else:
-                commands.append(command)
-        return commands
+        found = [(box, name) for box in (INBOX, APPROVALS) for name in self._messages.names(box)]
+        waiting = (self._read(box, name) for box, name in found)
+        return sorted((command for command in waiting if command), key=lambda command: command.id)
+
+    def _read(self, box: str, name: str) -> Command | None:
+        """Returns a command that is to be obeyed; None for everything else."""
+        try:
+            content = self._messages.read(box, name)
+            answered = _ID.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
+        except OSError as error:
+            if self._unreadable.get(name) != str(error):
+                self._unreadable[name] = str(error)
+                logger.warning(f"a command cannot be read and is left as it is: {error}; remove it")
+            return None
+        if content is None:
+            return None  # withdrawn in the meantime
+        if answered:
+            self._messages.remove(box, name)  # a crash came between the answer and the removal
+            return None
+        try:
+            command = Command.load(content)
+            if command.id != name:
+                raise ValueError(f"its id {command.id!r} differs from its name")
+            if command.box != box:
+                raise ValueError(f"{command.kind} is taken from rollouts/{command.box}/ alone")
+        except (ValueError, SerinError) as error:
+            self._refuse(box, name, f"not a command: {error}")
+            return None
+        return command
 
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
         self._check()
         self._messages.write(ANSWERS, _valid_id(answer.id), answer.dump())
-        self._messages.remove(INBOX, answer.id)
+        for box in (INBOX, APPROVALS):
+            self._messages.remove(box, answer.id)
 
-    def _refuse(self, name: str, reason: str) -> None:
+    def _refuse(self, box: str, name: str, reason: str) -> None:
         if _ID.fullmatch(name):
             self.answer(Answer(id=name, accepted=False, reason=reason))
         else:
-            self._messages.remove(INBOX, name)
+            self._messages.remove(box, name)
 
 
 def _valid_id(command_id: str) -> str:

@@ -77,8 +77,10 @@ class Controller:
         beside: Beside | None = None,
         replayer: Replayer | None = None,
         check: Callable[[Release], None] | None = None,
+        approval: Callable[[], bool] | None = None,
     ) -> None:
-        """`check` raises a SerinError for a release that must not be rolled out, before its rollout begins."""
+        """`check` raises a SerinError for a release that must not be rolled out, before its rollout begins. `approval`:
+        whether every rollout needs one, whatever its plan says."""
         self._clock, self._shadows = clock or EvenClock(), Shadows(replayer)
         self._world = Reconciler(
             router=router,
@@ -90,7 +92,7 @@ class Controller:
             beside=beside,
         )
         self._journals, self._versions, self._commands = journals, versions, commands
-        self._check = check or (lambda _: None)
+        self._check, self._approval = check or (lambda _: None), approval or (lambda: False)
         self._courses: dict[str, Course] = {}
         self._unread: dict[str, SerinError | OSError] = {}  # models without a journal that can be used ...
         self._lost: dict[str, Rollout] = {}  # ... with what the store says is live of them
@@ -249,7 +251,7 @@ class Controller:
         try:
             if course is None and command.model in self._unread and command.model in self._journals.models():
                 raise self._unread[command.model]  # where there is none, a new one may begin
-            then = apply_command(now, command, t)
+            then = apply_command(now, self._with_approval(command), t)
             self._check_possible(command, then)
             self._record(course or self._open(command.model), then, t, command=command.id)
         except (LeadershipLost, StoreUnreachable):
@@ -259,6 +261,13 @@ class Controller:
             return False
         self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
         return True
+
+    def _with_approval(self, command: Command) -> Command:
+        """Adds the first step to those that its plan asks a person about, where every rollout needs an approval."""
+        if command.kind != "start" or not self._approval():
+            return command
+        plan = command.plan or Plan()
+        return replace(command, plan=replace(plan, approve=(plan.steps[0], *plan.approve)))
 
     def _check_possible(self, command: Command, then: Rollout) -> None:
         version = then.candidate.version

@@ -198,6 +198,19 @@ def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: st
     assert answer.reason.startswith("not a command: ")
 
 
+def test_commands_of_both_boxes_come_in_their_order_and_are_withdrawn(place: Place) -> None:
+    box, given = (
+        place.rollouts.mailbox,
+        [command(kind=kind) for kind in ("approve", "pause", "promote", "abort")],
+    )
+    for each in reversed(given):
+        box.submit(each)
+    assert [each.kind for each in place.inbox().pending()] == ["approve", "pause", "promote", "abort"]
+    box.withdraw(given[0])
+    place.inbox().answer(Answer(id=given[2].id, accepted=True, reason=""))
+    assert [each.kind for each in place.inbox().pending()] == ["pause", "abort"]
+
+
 def test_ask_waits_for_the_answer(place: Place) -> None:
     inbox, done = place.inbox(), threading.Event()
 

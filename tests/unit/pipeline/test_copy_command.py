@@ -128,6 +128,7 @@ def test_the_policy_of_a_store_is_set_and_shown_by_the_command(
     found = json.loads(serin("trust", "policy", "--json"))
     assert found == {
         "format": "serin.policy", "version": 1, "signers": {"ci": pem}, "checks": ["gate", "champion"],
+        "approval": False,
     }  # fmt: skip
     assert "is not NAME=FILE" in serin("trust", "policy", "--signer", "ci", code=2)
     assert "speed: the checks are gate, champion, groups" in serin(
@@ -135,4 +136,8 @@ def test_the_policy_of_a_store_is_set_and_shown_by_the_command(
     )
     assert "is a private key" in serin("trust", "policy", "--signer", f"ci={tmp_path / 'ci'}", code=1)
     assert json.loads(serin("trust", "policy", "--json")) == found
-    assert "checks     none" in serin("trust", "policy", "--off")
+    assert "approval   each rollout waits for one" in serin("trust", "policy", "--approval")
+    assert json.loads(serin("trust", "policy", "--json"))["approval"] is True
+    off = serin("trust", "policy", "--off")
+    assert "checks     none" in off
+    assert "approval   where the spec asks for one" in off

@@ -138,7 +138,7 @@ class FakeServer:
 def tell(monkeypatch: pytest.MonkeyPatch, server: FakeServer, run: str | None = None) -> str:
     for module in (run_control, rest_api):
         monkeypatch.setattr(module, "call", server)
-    return run_control.report(API, run)
+    return run_control.report(API, run)["report.md"]
 
 
 def test_a_run_is_reported_with_the_last_page_of_each_stage_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +147,20 @@ def test_a_run_is_reported_with_the_last_page_of_each_stage_in_order(monkeypatch
     assert told.index("### Dataset\n\n#### Cost") < told.index("### Training")
     assert "attempt before" not in told
     assert "data:image" not in told
+
+
+def test_the_version_comes_first_and_its_card_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [("version", "3", "# late-parcels version 2\n"), ("card", "4", "# late-parcels, version 2\n")]
+    pages = [
+        {"key": f"late-parcels-{key}", "type": "markdown", "created": created, "data": data}
+        for key, created, data in made
+    ]
+    monkeypatch.setattr(rest_api, "call", FakeServer([RUN], [*PAGES, *pages]))
+    files = run_control.report(API, "famous-bonobo")
+    assert files["card.md"] == "# late-parcels, version 2\n"
+    told = files["report.md"]
+    assert told.index("### late-parcels version 2") < told.index("### Dataset") < told.index("### Training")
+    assert "late-parcels, version 2" not in told
 
 
 def test_a_failed_run_is_reported_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class Scene:
     compact_at: int = 1  # so that journals are compacted again and again
     said: list[str] = field(default_factory=list)
     check: Callable[[Release], None] | None = None
+    approval: Callable[[], bool] | None = None
     _controller: Controller | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Scene:
                 beside=self.beside,
                 replayer=self.replayer,
                 check=self.check,
+                approval=self.approval,
             )
         return self._controller
 

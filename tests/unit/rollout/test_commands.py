@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serin.cluster.agents import extend, place
-from serin.rollout.decide.state import Phase, Verdict
-from serin.rollout.run.commands import new_id
+from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
+from serin.rollout.run.commands import Command, new_id
 from serin.rollout.run.status import ReleaseStatus, history, model_status, status
 from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
@@ -196,3 +196,44 @@ def test_golden_rows_that_are_never_answered_are_given_up(
     scene.command("start", 2, plan=replace(PLAN, load_s=load_s))
     now = scene.until(Phase.ABORTING)
     assert now.reason == f"flights-v2 did not answer its golden rows within {load_s:.0f} s"
+
+
+def waits(now: Rollout) -> bool:
+    return now.hold is Hold.APPROVAL
+
+
+def test_where_every_rollout_needs_an_approval_a_plan_without_one_waits_for_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, approval=lambda: True)
+    for version in (1, 2):  # also the first one, which would get all traffic at once
+        scene.command("start", version)
+        now = scene.until_true(waits)
+        scene.tick(50)
+        assert (now.candidate.version, now.phase, now.weight_percent) == (version, Phase.VERIFYING, 0.0)
+        share = 5 if now.stable else 100
+        assert now.reason.startswith(f"{share}% of traffic waits for approval; ")
+        resumed = scene.command("resume")
+        scene.tick()
+        assert "approve it, or abort it" in scene.answer(resumed).reason
+        scene.command("approve")
+        scene.until(Phase.PROMOTED)
+    scene.command("rollback")  # to what had been approved
+    assert scene.until(Phase.PROMOTED).candidate.version == 1
+
+
+def test_an_approval_that_is_asked_for_is_not_taken_from_the_inbox_by_any_name(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, approval=lambda: True)
+    scene.command("start", 1)
+    scene.until_true(waits)
+    inbox = scene.home / "rollouts" / "inbox"
+    for command in (
+        Command(kind="approve", model="flights", by="ci"),
+        Command(kind="promote", model="flights", by="ci"),
+        Command(kind="rollback", model="flights", version=1, by="ci"),
+    ):
+        (inbox / f"{command.id}.json").write_bytes(command.dump())
+        scene.tick()
+        answer = scene.answer(command.id)
+        assert not answer.accepted
+        assert "rollouts/approvals/ alone" in answer.reason
+    assert list(inbox.iterdir()) == []
+    assert waits(scene.controller.rollouts()[0])

@@ -1,0 +1,41 @@
+"""What docs/how-to/dev-to-production.md lets credentials do in a store, as actions of identities of SeaweedFS."""
+
+import json
+import re
+
+from tests.architecture.sources import ROOT
+from tests.cluster.seaweedfs import BUCKET
+
+URL = f"s3://{BUCKET}/serin"
+PAGE = ROOT / "docs" / "how-to" / "dev-to-production.md"
+ACTIONS = {"s3:GetObject": "Read", "s3:PutObject": "Write", "s3:ListBucket": "List"}
+
+
+def listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def ci_rights() -> list[str]:
+    """The policy in docs/how-to, as actions of SeaweedFS, for the bucket of the tests."""
+    (text,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return [
+        f"{ACTIONS[action]}:{in_seaweedfs(resource)}"
+        for statement in json.loads(text)["Statement"]
+        for action in listed(statement["Action"])
+        if action in ACTIONS
+        for resource in listed(statement["Resource"])
+    ]
+
+
+def in_seaweedfs(resource: str) -> str:
+    """It knows buckets and prefixes, no single objects."""
+    bucket, _, key = resource.removeprefix("arn:aws:s3:::").partition("/")
+    assert bucket == "prod"
+    return f"{BUCKET}/{key.rstrip('*')}*" if key else BUCKET
+
+
+def writing_rights(who: str) -> list[str]:
+    """A row of the page's table: reads everything, and writes below the prefixes that the row names."""
+    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {who} |")]
+    prefixes = re.findall(r"`([^`]+)`", row)
+    return [f"Read:{BUCKET}", f"List:{BUCKET}", *(f"Write:{BUCKET}/serin/{prefix}*" for prefix in prefixes)]
