@@ -70,8 +70,8 @@ def test_stages_get_a_package_of_what_the_parent_has_read(plain: Path) -> None:
     ("source", "words"),
     [
         ("/no/such/spec.yaml", r"no such file on .*, where the run is; .*`serin run SPEC`"),
-        ("s3://{bucket}/none.yaml", r"cannot be read on .*there is no such object"),
-        ("ftp9://host/spec.yaml", r"cannot be read on .*ftp9"),
+        ("s3://{bucket}/none.yaml", r"cannot be read on .*there is no such object; .*`serin run SPEC`"),
+        ("ftp9://host/spec.yaml", r"cannot be read on .*ftp9.*; .*`serin run SPEC`"),
         (f"package:{'0' * 64}", r"there is none; sender and workers must have the same SERIN_STORE"),
         ("package:../../etc", r"not a valid package name"),
         ({"name": "x"}, r"spec: \d+ problem"),
