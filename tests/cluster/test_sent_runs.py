@@ -21,15 +21,16 @@ from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import NAME, small_spec
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
-_LOGIN = "serin:only-for-this-test"
+LOGIN = "serin:only-for-this-test"
 _CI = Path(__file__).parents[2] / "examples" / "ci"
 
 
 class Senders:
-    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone."""
+    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone. `variables`:
+    more of them for all hosts."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.folder = cluster, cluster.folder
+    def __init__(self, cluster: Cluster, **variables: str) -> None:
+        self.cluster, self.folder, self.variables = cluster, cluster.folder, variables
         a = cluster.network["a"]
         self.url = f"http://{a.address}:{a.free_port()}/api"
         self.disks = {name: self.folder / f"disk-{name}" for name in ("a", "b", "c")}
@@ -47,7 +48,7 @@ class Senders:
     def start(self) -> None:
         server = {
             "PREFECT_HOME": str(self.disks["a"] / "prefect"),
-            "PREFECT_SERVER_API_AUTH_STRING": _LOGIN,
+            "PREFECT_SERVER_API_AUTH_STRING": LOGIN,
             "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # to `prefect deployment run --watch`
             "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
         }
@@ -65,12 +66,12 @@ class Senders:
 
     def environment(self, host: str, **more: str) -> dict[str, str]:
         disk = self.disks[host]
-        named = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": _LOGIN, "HOME": str(disk)}
+        named = {"PREFECT_API_URL": self.url, "PREFECT_API_AUTH_STRING": LOGIN, "HOME": str(disk)}
         own = {
             "SERIN_HOME": str(disk / "home"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        return self.cluster.environment(host, **named, **own, **more)
+        return self.cluster.environment(host, **self.variables, **named, **own, **more)
 
     def run(self, host: str, *command: str | Path, code: int = 0, **more: str) -> str:
         """What a command says on a host, in the folder that the host alone sees."""
