@@ -35,7 +35,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test unit coverage chaos cluster-test parity faults gpu-test gpu-scale gpu-billion soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
+.PHONY: help install demo test unit coverage chaos cluster-test parity ways sending faults gpu-test gpu-scale gpu-billion soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ cluster-test: $(INSTALLED) $(TRITON) ## several hosts, Slurm, Kubernetes and con
 
 parity: $(INSTALLED) $(TRITON) ## every scenario where it is served: make parity PLACE=machine, hosts, kubernetes or foreign
 	@$(BIN)/python -m tests.parity $(or $(PLACE),machine) $(ARGS)
+
+ways: $(INSTALLED) $(TRITON) ## every way of starting a run, with what it can send: make ways PLACE=machine, host, slurm or kubernetes
+	@$(BIN)/python -m tests.ways $(or $(PLACE),machine) $(ARGS)
+
+sending: $(INSTALLED) ## the seconds that sending by content adds to a run, on one machine and from elsewhere
+	@$(BIN)/python -m tests.ways.sending
 
 faults: $(INSTALLED) $(TRITON) ## parts killed, stopped and cut off under load, and what it costs: make faults PLACE=machine or hosts
 	@$(BIN)/python -m tests.parity.faults $(or $(PLACE),machine) $(ARGS)

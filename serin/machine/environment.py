@@ -50,7 +50,7 @@ from pathlib import Path
 from serin.errors import SpecError
 
 _SECRET_NAME = re.compile(
-    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY|PRIVATE_KEY|RECEIVER_URL",
+    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY(?!_ID)|PRIVATE_KEY|RECEIVER_URL",
     re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")

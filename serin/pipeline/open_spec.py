@@ -109,7 +109,9 @@ def _at_url(url: str) -> PipelineSpec:
         text = system.cat_file(path).decode(errors="replace")
     except remote_errors(OSError, ValueError, ImportError) as error:
         reason = "there is no such object" if isinstance(error, FileNotFoundError) else reason_of(error, url)
-        problem = f"cannot be read on {environment.host()}, where the run is: {reason}"
+        problem = (
+            f"cannot be read on {environment.host()}, where the run is: {reason}; correct the URL, or {_SEND}"
+        )
         raise SpecError(where=url, problems=[("spec", problem)]) from error
     document, why = parse_mapping(text, url), f"is not fetched from a URL; {_SEND}"
     _refuse_relative_lock(document, url, why)

@@ -17,11 +17,19 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         return parse_mapping(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        raise SpecError(
-            where=str(path), problems=[("", "no such file; `serin init` writes one from a table")]
-        ) from None
+        raise _missing(str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(where=str(path), problems=[("", f"cannot be read: {error}")]) from error
+
+
+def _missing(path: str) -> SpecError:
+    """For a URL, of which a path has lost a slash, what can read it is named."""
+    url = re.sub(r"^([a-z][a-z0-9+.-]+):/(?!/)", r"\1://", path)
+    problem = "no such file; `serin init` writes one from a table"
+    if url != path:
+        command = f"`prefect deployment run pipeline/inline --param spec={url}`"
+        problem = f"is a URL, and a spec is read from a file here; copy it here, or run it with {command}"
+    return SpecError(where=url, problems=[("", problem)])
 
 
 def parse_mapping(text: str, where: str) -> Mapping[str, Any]:

@@ -194,7 +194,15 @@ def _defined(name: str) -> set[str]:
 
 def test_code_that_no_test_here_runs_calls_the_product_as_it_is() -> None:
     """What needs a GPU, root or hours, and benchmarks: arguments and names that are gone are found by their types."""
-    places = ("tests/gpu", "tests/cluster", "tests/soak", "tests/chaos", "tests/parity", "benchmarks")
+    places = (
+        "tests/gpu",
+        "tests/cluster",
+        "tests/soak",
+        "tests/chaos",
+        "tests/parity",
+        "tests/ways",
+        "benchmarks",
+    )
     said = run(sys.executable, "-m", "mypy", *places, cwd=ROOT, code=None).stdout
     assert "checked" in said, said
     gone = r"(Module|module named) \"(serin|tests|benchmarks)\b(?!.*explicitly export)"

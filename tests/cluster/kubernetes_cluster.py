@@ -43,15 +43,19 @@ class Cluster:
 
         return Endpoint(http=of(endpoint.http), grpc=of(endpoint.grpc))
 
-    def add_settings(self, *, secrets: Mapping[str, Mapping[str, str]] = {}) -> None:
-        """Makes what a user makes: the secrets; and the settings for this store in all namespaces."""
+    def add_settings(
+        self, *, secrets: Mapping[str, Mapping[str, str]] = {}, settings: Mapping[str, str] = {}
+    ) -> None:
+        """Makes what a user makes: the secrets; and the settings for this store in all namespaces, with `settings`
+        added."""
         hidden = {key: value for key, value in self.store.items() if key.startswith("AWS_") and "KEY" in key}
         plain = {key: value for key, value in self.store.items() if key not in hidden}
         documents: list[dict[str, Any]] = []
         for namespace in NAMESPACES:
-            documents.append(_object("ConfigMap", "serin-settings", namespace, data={**_settings(), **plain}))
-            for name, data in {"serin-store": hidden, **secrets}.items():
-                documents.append(_object("Secret", name, namespace, stringData=dict(data)))
+            data = {**_settings(), **plain, **settings}
+            documents.append(_object("ConfigMap", "serin-settings", namespace, data=data))
+            for name, hides in {"serin-store": hidden, **secrets}.items():
+                documents.append(_object("Secret", name, namespace, stringData=dict(hides)))
         self.plane.apply(documents)
 
 

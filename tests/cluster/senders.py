@@ -11,10 +11,11 @@ from tests.cluster.small_pipeline import PREFECT, SERIN
 
 
 class Senders:
-    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone."""
+    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone. `variables`:
+    more of them for all hosts."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.folder = cluster, cluster.folder
+    def __init__(self, cluster: Cluster, **variables: str) -> None:
+        self.cluster, self.folder, self.variables = cluster, cluster.folder, variables
         a = cluster.network["a"]
         self.url = f"http://{a.address}:{a.free_port()}/api"
         self.disks = {name: self.folder / f"disk-{name}" for name in ("a", "b", "c")}
@@ -54,7 +55,7 @@ class Senders:
             "SERIN_HOME": str(disk / "home"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
-        return self.cluster.environment(host, **{**named, **own, **more})
+        return self.cluster.environment(host, **{**self.variables, **named, **own, **more})
 
     def run(self, host: str, *command: str | Path, code: int = 0, **more: str) -> str:
         """What a command says on a host, in the folder that the host alone sees."""

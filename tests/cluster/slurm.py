@@ -70,6 +70,12 @@ class SlurmCluster:
             self.environment,
         )  # fmt: skip
 
+    def hide(self, folder: Path) -> None:
+        """Nodes that run now see an empty folder there."""
+        for process in self._slurmds.values():
+            into = ["nsenter", "--target", str(process.pid), "--mount"]
+            subprocess.run([*into, "mount", "-t", "tmpfs", "none", str(folder)], check=True)
+
     def kill_node(self, node: str) -> None:
         """kill -9 of slurmd. Jobs on the node continue: their slurmstepd is another process."""
         process = self._slurmds.pop(node)

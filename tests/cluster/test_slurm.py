@@ -118,7 +118,8 @@ class Scene:
 
 
 @contextlib.contextmanager
-def slurm_scene(cluster: SlurmCluster, home: Path) -> Iterator[Scene]:
+def slurm_scene(cluster: SlurmCluster, home: Path, **more: str) -> Iterator[Scene]:
+    """`more`: variables of the server and the workers, and so of all jobs."""
     home.mkdir(mode=0o700, parents=True)
     (port,) = free_ports(1)
     login = f"serin:{secrets.token_urlsafe(24)}"
@@ -128,7 +129,7 @@ def slurm_scene(cluster: SlurmCluster, home: Path) -> Iterator[Scene]:
         "PREFECT_HOME": str(home / "prefect"), "SERIN_HOME": str(home), "SERIN_STORE": str(home / "store"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json", "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
-        "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "", **more,
     }  # fmt: skip
     (home / "prefect").mkdir(mode=0o700)
     scene = Scene(cluster=cluster, home=home, api=Api(url, login), variables=variables)

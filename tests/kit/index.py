@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.kit.web import Handler, web_server
+from tests.kit.web import Handler, WebServer, in_a_thread
 
 
 def write_wheel(
@@ -49,8 +49,8 @@ class Gate:
 
 
 @contextmanager
-def served_index(index: Path, gate: Gate) -> Iterator[str]:
-    """The URL of a server of the index."""
+def served_index(index: Path, gate: Gate, host: str = "127.0.0.1") -> Iterator[str]:
+    """The URL of a server of the index. `host`: an address of this machine."""
 
     class Serve(Handler):
         def do_GET(self) -> None:
@@ -66,5 +66,5 @@ def served_index(index: Path, gate: Gate) -> Iterator[str]:
             kind = "text/html" if path.suffix == ".html" else "application/octet-stream"
             self.answer(path.read_bytes(), content_type=kind)
 
-    with web_server(Serve) as port:
-        yield f"http://127.0.0.1:{port}"
+    with in_a_thread(WebServer(Serve, host)) as server:
+        yield f"http://{host}:{server.server_port}"

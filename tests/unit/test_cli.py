@@ -182,6 +182,8 @@ def test_every_command_explains_itself(serin: Serin, capsys: pytest.CaptureFixtu
         (["check", "none.yaml"], 2, "none.yaml: 1 problem"),
         (["check"], 2, "Missing argument"),
         (["run", "none.yaml"], 2, "no such file"),
+        (["run", "s3://specs/flights.yaml"], 2, "--param spec=s3://specs/flights.yaml"),
+        (["check", "s3://specs/flights.yaml"], 2, "s3://specs/flights.yaml: 1 problem\n  is a URL"),
         (["chek"], 2, "Did you mean 'check'"),
         (
             ["init", "--table", "none.csv"],

@@ -347,6 +347,18 @@ def test_prefect_knows_the_settings_of_its_replicas() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    "file",
+    [PREFECT / "server.env", DEPLOYMENTS / "kubernetes" / "base" / "prefect.yaml", DOCKER / "compose.yaml"],
+    ids=lambda file: file.name,
+)
+def test_every_prefect_server_sends_the_lines_of_a_run_to_those_who_watch_it(file: Path) -> None:
+    """Otherwise `prefect deployment run --watch` says that a run failed, and not why."""
+    for setting in ("OUT_ENABLED", "PUBLISHING_ENABLED"):
+        found = re.findall(rf'PREFECT_SERVER_LOGS_STREAM_{setting}[=:] ?"?true', file.read_text())
+        assert len(found) == 1, setting
+
+
 def test_envoy_takes_the_settings_of_the_replicas(tmp_path: Path) -> None:
     Authority().pair().write(tmp_path / "tls.crt", tmp_path / "tls.key")
     for name in ("envoy.yaml", "certificate.yaml"):

@@ -19,7 +19,7 @@ from distributed.client import FutureCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from serin.errors import ClusterNotUp, EngineFailed
+from serin.errors import ClusterNotUp, EngineFailed, SpecError
 from serin.etl.engines.cuda_cluster import gpu_cluster
 from serin.etl.engines.device import free_gpu_bytes, take_rescues, usable_gpus
 from serin.etl.engines.engine import Arguments, Engine, Held, call
@@ -27,6 +27,10 @@ from serin.etl.engines.spill import loaded, spill
 from serin.machine import environment
 from serin.machine.hardware import core_count
 from serin.machine.packages import entered
+from serin.spec.load import checked_spec
+from serin.spec.tables import located
+from serin.spec.yaml_file import read_mapping
+from serin.store.packages import IMPORTS
 
 _Client: Any = distributed.Client
 _Security: Any = distributed.Security
@@ -37,6 +41,9 @@ _CERTIFICATES = (
 )
 CONNECT_S = 10.0
 _SHARED_FOLDER = "set SERIN_SCRATCH (or SERIN_STORE) to a folder that all hosts mount at the same path"
+_FOR_SCHEDULERS = (
+    "put tables into the store (`serin tables push FOLDER`) and install operators on the workers"
+)
 _FAN_IN = 4  # partial results merged at once: they are all in one worker then
 _WORKER_SHARE = 0.15  # of what a worker has free: Dask stops giving it work at 0.8, and ends it at 0.95
 
@@ -65,6 +72,7 @@ def cuda_cluster(workers: int, scratch: Path) -> Iterator[Any]:
 @contextmanager
 def connect(address: str, scratch: Path) -> Iterator[Any]:
     """A client of the scheduler at `address`, all of whose workers see the folder `scratch`."""
+    _refuse_travelled(address)
     try:
         client = _Client(address, set_as_default=False, timeout=CONNECT_S)
     except OSError as error:
@@ -73,6 +81,36 @@ def connect(address: str, scratch: Path) -> Iterator[Any]:
         _refuse_blind_workers(client, address, scratch)
         _share_environment(client, address)
         yield client
+
+
+def _refuse_travelled(address: str) -> None:
+    """SpecError for tables and operators of the package that this process works in: workers that somebody else has
+    started do not see its files, and another run may have given them other modules of these names."""
+    if environment.text("SERIN_PACKAGE") is None:
+        return
+    spec, found = checked_spec(read_mapping(Path("spec.yaml")), where="spec"), list[str]()
+
+    def note(path: str) -> str:
+        if "://" not in path and not Path(path).is_absolute():
+            found.append(path)
+        return path
+
+    for table in spec.data.tables.values():
+        located(table, note)
+    for path in (step.import_path for feature in spec.features for step in feature.steps):
+        if path is not None and _is_packed(path.partition(":")[0]):
+            found.append(path)
+    if found:
+        reason = f"{', '.join(found)} travelled with the run, and the workers of {address} do not see it"
+        advice = f"{_FOR_SCHEDULERS}, or use etl.engine: auto"
+        raise SpecError(where=spec.name, problems=[("etl.engine", f"{reason}; {advice}")])
+
+
+def _is_packed(module: str) -> bool:
+    """Whether the package in the working folder has this module."""
+    name = module.replace(".", "/")
+    places = [Path(folder, name) for folder in ("", IMPORTS)]
+    return any(place.with_suffix(".py").is_file() or (place / "__init__.py").is_file() for place in places)
 
 
 def _share_environment(client: Any, address: str) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serin.errors import PackageRefused, SerinError, SpecError
+from serin.errors import EngineFailed, PackageRefused, SerinError, SpecError
+from serin.etl.engines import dask_engine
 from serin.pipeline.open_spec import copy_package, opened_spec, sent_spec
 from serin.pipeline.pack import pack_spec
+from serin.pipeline.run_stage import run_etl
 from serin.spec.load import read_spec
 from serin.store.file_systems import file_system
 from tests.fakes.own_project import write_project
@@ -70,8 +72,8 @@ def test_stages_get_a_package_of_what_the_parent_has_read(plain: Path) -> None:
     ("source", "words"),
     [
         ("/no/such/spec.yaml", r"no such file on .*, where the run is; .*`serin run SPEC`"),
-        ("s3://{bucket}/none.yaml", r"cannot be read on .*there is no such object"),
-        ("ftp9://host/spec.yaml", r"cannot be read on .*ftp9"),
+        ("s3://{bucket}/none.yaml", r"cannot be read on .*there is no such object; .*`serin run SPEC`"),
+        ("ftp9://host/spec.yaml", r"cannot be read on .*ftp9.*; .*`serin run SPEC`"),
         (f"package:{'0' * 64}", r"there is none; sender and workers must have the same SERIN_STORE"),
         ("package:../../etc", r"not a valid package name"),
         ({"name": "x"}, r"spec: \d+ problem"),
@@ -130,3 +132,33 @@ def test_a_package_comes_back_as_a_folder_that_can_be_run(plain: Path, tmp_path:
     with pytest.raises(PackageRefused):
         copy_package(f"package:{'0' * 64}", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_travelled_with_a_run_is_refused_on_a_dask_scheduler_that_does_not_see_it(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers have other disks, and may have another module of that name."""
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    monkeypatch.setattr(dask_engine, "CONNECT_S", 0.2)  # nothing answers there
+    path = write_project(tmp_path / "project", rows=50)
+    document = {**yaml.safe_load(path.read_text()), "etl": {"engine": "tcp://127.0.0.1:9"}}
+    path.write_text(yaml.safe_dump(document))
+    package = pack_spec(read_spec(path), elsewhere=True)
+    package.send()
+    with (
+        opened_spec(package.reference) as spec,
+        pytest.raises(
+            SpecError, match=r"etl\.engine: .*parcels\.parquet, ours\.steps:Squash .*`serin tables push"
+        ),
+    ):
+        run_etl(spec)
+    document["data"]["tables"] = {"parcels": str(path.parent / "parcels.parquet")}
+    document["features"][0]["steps"].pop()
+    path.write_text(yaml.safe_dump(document))
+    seen_by_all = pack_spec(read_spec(path), elsewhere=False)
+    seen_by_all.send()
+    with (
+        opened_spec(seen_by_all.reference) as spec,
+        pytest.raises(EngineFailed, match="no scheduler answers"),
+    ):
+        run_etl(spec)

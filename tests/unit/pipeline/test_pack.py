@@ -152,6 +152,17 @@ def test_code_with_a_secret_is_refused_without_showing_it(
     assert "hunter2" not in str(refused.value)
 
 
+def test_the_name_of_an_access_key_is_not_a_secret(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket is often called like the account that it belongs to."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "parcel-models")
+    change(spec, "data", tables={"parcels": "s3://parcel-models/parcels.parquet"})
+    assert written(packed(spec))["data"]["tables"] == {"parcels": "s3://parcel-models/parcels.parquet"}
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "parcel-models")
+    _secrets.cache_clear()
+    with pytest.raises(SpecError, match=r"holds a secret"):
+        packed(spec)
+
+
 def test_a_missing_module_is_named(spec: Path) -> None:
     change(spec, "model", module="no.py:Net")
     with pytest.raises(SpecError, match=r"model\.module: no file at .*/no\.py"):
