@@ -65,7 +65,7 @@ def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
 
 
 def model_asked_for(run: dict[str, Any]) -> str | None:
-    """`serin run` tags a run with its model, and so are its stages' runs; other flows have it as a parameter."""
+    """A pipeline's run is tagged with its model, and so are its stages' runs; other flows have it as a parameter."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")

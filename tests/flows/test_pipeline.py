@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
 from prefect.artifacts import Artifact
 from typer.testing import CliRunner
 
@@ -53,6 +54,14 @@ def test_every_stage_leaves_a_page(folder: Path, page: str, words: str) -> None:
     artifact = Artifact.get(f"{NAME}-{page}")
     assert words in artifact.data
     assert "| seconds |" in artifact.data
+
+
+def test_a_run_is_tagged_with_its_model_also_when_nobody_did_before_it_began(folder: Path) -> None:
+    async def tags() -> list[list[str]]:
+        async with get_client() as client:
+            return [run.tags for run in await client.read_flow_runs()]
+
+    assert [NAME] in asyncio.run(tags())
 
 
 def test_running_it_again_does_nothing_twice(folder: Path) -> None:
