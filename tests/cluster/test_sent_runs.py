@@ -26,7 +26,7 @@ _CI = Path(__file__).parents[2] / "examples" / "ci"
 
 
 class Senders:
-    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone."""
+    """A Prefect server and workers on host a; b and c send runs. Each host sees its own folder alone."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.folder = cluster, cluster.folder
@@ -56,7 +56,8 @@ class Senders:
         self._keep(command, "prefect", **server)
         wait_for(self._answers, within_s=300, watching=self.processes)
         self.serin("a", "deploy")
-        self._keep([*SERIN, "worker", "cpu"], "worker")
+        for pool in ("cpu", "gpu"):
+            self._keep([*SERIN, "worker", pool], f"worker-{pool}")
 
     def _keep(self, command: list[str], name: str, **more: str) -> None:
         log = self.disks["a"] / f"{name}.log"
@@ -92,11 +93,11 @@ class Senders:
         script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
         self.run(host, sys.executable, "-c", script, name, text)
 
-    def deployment(self, spec: object, *, code: int = 0) -> str:
+    def deployment(self, spec: object, *, name: str = "inline", code: int = 0) -> str:
         """As Prefect's own command starts a run, on host c."""
         given = json.dumps({"spec": spec, "serve": False})
         said = self.run(
-            "c", *PREFECT, "deployment", "run", "pipeline/inline", "--watch", "--params", given, code=code
+            "c", *PREFECT, "deployment", "run", f"pipeline/{name}", "--watch", "--params", given, code=code
         )
         return " ".join(said.split())
 
@@ -165,8 +166,12 @@ def _every_form_works(senders: Senders, reference: str) -> None:
     senders.write("a", "plain.yaml", yaml.safe_dump(spec))
     for form in (url, spec, str(senders.disks["a"] / "plain.yaml"), reference):
         assert "Completed" in senders.deployment(form)
+    other = {**spec, "name": "other", "model": {"kind": "xgboost", "rounds": 6}}
+    placed = senders.deployment(other, name="placed")
+    assert "train placed as train/placed" in placed
+    assert "export placed as export/placed" in placed
     with senders.cluster.network["store"].inside():
-        assert Store.open().versions("plain") == [1]
+        assert (Store.open().versions("plain"), Store.open().versions("other")) == ([1], [1])
 
 
 def _failures_say_why(senders: Senders) -> None:
