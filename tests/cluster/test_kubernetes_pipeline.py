@@ -8,7 +8,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,24 +76,26 @@ def _add_volume(cluster: Cluster, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster_with_home(tmp_path_factory) as running:
-        database = "sqlite+aiosqlite:////tmp/prefect.db"
-        passwords = {
-            "serin-prefect": {"auth-string": f"admin:{PASSWORD}"},
-            "serin-postgres": {"url": database},
-        }
-        running.add_settings(secrets=passwords)
-        _add_volume(running, running.kubelet.folder.parent / "shared")
-        known = [
-            each
-            for each in built(MANIFESTS / "overlays" / "cpu")
-            if each["apiVersion"] not in NOT_IN_THE_SERVER
-        ]
-        wanted = [each for each in known if each["metadata"]["name"] in PARTS]
-        workers = [each for each in wanted if each["metadata"]["name"].startswith("worker-")]
-        running.plane.apply(_on_sqlite([each for each in wanted if each not in workers]))
-        wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 1200.0)
-        running.plane.apply(workers)
+        start_prefect(running)
         yield running
+
+
+def start_prefect(running: Cluster, secrets: Mapping[str, Mapping[str, str]] = {}) -> None:
+    """Prefect's server and workers in a cluster. `secrets`: of its other parts."""
+    passwords = {
+        "serin-prefect": {"auth-string": f"admin:{PASSWORD}"},
+        "serin-postgres": {"url": "sqlite+aiosqlite:////tmp/prefect.db"},
+    }
+    running.add_settings(secrets={**secrets, **passwords})
+    _add_volume(running, running.kubelet.folder.parent / "shared")
+    known = [
+        each for each in built(MANIFESTS / "overlays" / "cpu") if each["apiVersion"] not in NOT_IN_THE_SERVER
+    ]
+    wanted = [each for each in known if each["metadata"]["name"] in PARTS]
+    workers = [each for each in wanted if each["metadata"]["name"].startswith("worker-")]
+    running.plane.apply(_on_sqlite([each for each in wanted if each not in workers]))
+    wait_until(lambda: prefect(running), "Prefect's server", running.kubelet, 1200.0)
+    running.plane.apply(workers)
 
 
 def prefect(cluster: Cluster) -> str | None:
@@ -101,9 +103,20 @@ def prefect(cluster: Cluster) -> str | None:
     return f"http://{found[0]}:4200/api" if found else None
 
 
-def _variables(cluster: Cluster) -> dict[str, str]:
+def prefect_variables(cluster: Cluster) -> dict[str, str]:
     own = {"PREFECT_API_URL": prefect(cluster) or "", "PREFECT_API_AUTH_STRING": f"admin:{PASSWORD}"}
-    return {**os.environ, **own, "PREFECT_HOME": str(cluster.kubelet.folder / "prefect"), "DO_NOT_TRACK": "1"}
+    return {**own, "PREFECT_HOME": str(cluster.kubelet.folder / "prefect"), "DO_NOT_TRACK": "1"}
+
+
+def deploy(cluster: Cluster) -> None:
+    """Makes the deployments by the Job of the manifests."""
+    cluster.plane.apply([each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] == "Job"])
+
+    def deployed() -> bool:
+        found = cluster.plane.call("GET", "/apis/batch/v1/namespaces/serin/jobs/deploy")
+        return bool(found["status"].get("succeeded"))
+
+    wait_until(deployed, "the deployments", cluster.kubelet, 1200.0)
 
 
 def _jobs(cluster: Cluster) -> list[dict[str, Any]]:
@@ -113,14 +126,7 @@ def _jobs(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
-    deploy = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] == "Job"]
-    cluster.plane.apply(deploy)
-
-    def deployed() -> bool:
-        found = cluster.plane.call("GET", "/apis/batch/v1/namespaces/serin/jobs/deploy")
-        return bool(found["status"].get("succeeded"))
-
-    wait_until(deployed, "the deployments", cluster.kubelet, 1200.0)
+    deploy(cluster)
     data = cluster.kubelet.folder.parent / "shared" / "data"
     spec = small_spec(data)
     spec["data"]["tables"] = {"parcels": str(HOME / "data" / "parcels.parquet")}
@@ -128,7 +134,7 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
     command = ["deployment", "run", "pipeline/placed", "--param", f"spec={HOME / 'data' / 'spec.yaml'}"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
-        env=_variables(cluster), capture_output=True, text=True, timeout=1800, check=False,
+        env={**os.environ, **prefect_variables(cluster)}, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     logs = [path.read_text()[-3000:] for path in (cluster.kubelet.folder / "logs").glob("serin-stages.*")]
     assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])
