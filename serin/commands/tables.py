@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from serin.commands.arguments import Yes, add_group
+from serin.commands.arguments import Commands, Yes, add_group
 from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table, when
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"push": push, "list": list_pushed, "remove": remove}
+    commands: Commands = {"push": push, "list": list_pushed, "remove": remove}
     add_group(app, "tables", "Tables of this machine, for workers on other machines.", commands)
 
 
