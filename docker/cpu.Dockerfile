@@ -19,7 +19,7 @@ COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows,kubernetes,prefect-server,s3,xgboost]"
+    /opt/serin/bin/pip install --constraint constraints.txt ".[cpu,flows,kubernetes,mlflow,prefect-server,s3,xgboost]"
 
 FROM ${PYTHON_IMAGE}
 

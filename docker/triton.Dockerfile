@@ -16,7 +16,7 @@ WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY docker/without_torch.py ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3 without_torch.py pyproject.toml console s3 > requirements.txt \
+    python3 without_torch.py pyproject.toml console mlflow s3 > requirements.txt \
     && echo "${ONNXRUNTIME}" >> requirements.txt \
     && /opt/serin/bin/pip install --constraint constraints.txt --requirement requirements.txt
 COPY serin serin

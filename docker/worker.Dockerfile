@@ -18,7 +18,7 @@ COPY tasks tasks
 COPY deployments deployments
 COPY triton_models triton_models
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/serin/bin/pip install --constraint constraints.txt ".[flows,gpu,s3]"
+    /opt/serin/bin/pip install --constraint constraints.txt ".[flows,gpu,mlflow,s3]"
 
 FROM ${CUDA_IMAGE}
 

@@ -14,6 +14,7 @@ from tasks.export import export_model
 from tasks.outcome import outcome_as_state
 from tasks.roll_out import roll_out_release
 from tasks.run_log import log_result
+from tasks.tag import tag_with_model
 from tasks.train import train_model
 from tasks.versions import show_version
 
@@ -35,6 +36,7 @@ async def pipeline(
     approves a version that is worse than the live one. `reason`: why the model is trained again (flow `retrain`).
     """
     with opened_spec(spec) as plan:
+        await tag_with_model(plan.name)
         dataset = await build_dataset(
             plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh
         )

@@ -32,6 +32,7 @@ from tasks.outcome import outcome_as_state
 from tasks.place import found_before, run_stage
 from tasks.roll_out import roll_out_release
 from tasks.run_log import log_result
+from tasks.tag import tag_with_model
 from tasks.versions import show_version
 
 
@@ -46,6 +47,7 @@ async def pipeline(
 ) -> Release:
     """From raw tables to a served, validated model version. The parameters are those of `pipeline/inline`."""
     with opened_spec(spec) as plan:
+        await tag_with_model(plan.name)
         shared: dict[str, Any] = {"spec": sent_spec(spec, plan), "attempt": str(flow_run.id)}
         dataset = await _dataset(plan, "etl" in fresh, shared)
         checkpoint = None if "train" in fresh else find_checkpoint(plan.model, plan.training, dataset)

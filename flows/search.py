@@ -11,6 +11,7 @@ from serin.training.search.search import SearchResult
 from tasks.etl import build_dataset
 from tasks.outcome import outcome_as_state
 from tasks.search import search_settings
+from tasks.tag import tag_with_model
 
 
 @flow(name="search", persist_result=True, result_serializer="json")
@@ -20,6 +21,7 @@ async def search(spec: Spec) -> SearchResult:
     folder."""
     with opened_spec(spec) as opened:
         plan = load_search_spec(opened)
+        await tag_with_model(plan.name)
         datasets = [
             await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
         ]

@@ -37,6 +37,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── ObjectChanged           an object that another process wrote in the meantime
 │   ├── VersionInUse            a version that cannot be deleted now
 │   ├── BundleBroken            a bundle or dataset that is not what its manifest says
+│   ├── TablesNeeded            pushed tables that a package or a version names
 │   ├── PackageRefused          a package of a run that is not in the store, or is not what its digest says
 │   ├── BundleUntrusted         a version that no trusted key has signed, where signatures are required
 │   ├── PolicyRefused           a version that the policy of a store refuses: who has signed it, or its checks
@@ -484,6 +485,12 @@ class ObjectChanged(StoreError):
 
 
 VersionInUse = _kind(StoreError, "VersionInUse", "version {version} of {model!r} cannot be deleted: {reason}")
+TablesNeeded = _kind(
+    StoreError,
+    "TablesNeeded",
+    "the tables {digest} cannot be removed: {users} would read them again; remove those first (`serin models delete`, "
+    "`serin gc`)",
+)
 
 
 class BundleBroken(StoreError):

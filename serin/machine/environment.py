@@ -188,7 +188,7 @@ def showing_devices(ids: Sequence[str], memory_bytes: int = 0) -> Iterator[None]
     if memory_bytes:
         most = min(memory_bytes, gpu_memory_bytes() or memory_bytes)
         shown["SERIN_GPU_MEMORY"] = str(max(most, _LEAST_GPU_BYTES))
-    with _having(shown):
+    with having(shown):
         yield
 
 
@@ -202,7 +202,7 @@ def working_in(folder: Path, *, imports: Sequence[Path] = (), package: str | Non
     if package is not None:
         changes["SERIN_PACKAGE"] = package
     came_from = Path.cwd()
-    with _having(changes), importing_from(imports):
+    with having(changes), importing_from(imports):
         os.chdir(folder)
         try:
             yield
@@ -216,14 +216,15 @@ def importing_from(folders: Sequence[Path]) -> Iterator[None]:
     before, path = list(sys.path), os.environ.get("PYTHONPATH")
     sys.path[:] = [*map(str, folders), *(str(Path(each).absolute()) for each in before)]
     try:
-        with _having({"PYTHONPATH": os.pathsep.join([*map(str, folders), *([path] if path else [])])}):
+        with having({"PYTHONPATH": os.pathsep.join([*map(str, folders), *([path] if path else [])])}):
             yield
     finally:
         sys.path[:] = before
 
 
 @contextmanager
-def _having(variables: Mapping[str, str]) -> Iterator[None]:
+def having(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables have these values during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

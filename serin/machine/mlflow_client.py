@@ -9,6 +9,7 @@ from serin.errors import ExtraMissing
 from serin.machine import environment
 
 Client = Any  # mlflow's own, which brings no types
+_ONE_TRY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 
 
 def mlflow_uri() -> str | None:
@@ -20,15 +21,18 @@ def mlflow_uri() -> str | None:
 
 
 def open_client(uri: str) -> Client:
-    """Returns a client whose calls to a server that is away fail within a minute; by default they are repeated for
-    several."""
+    """Returns the client of a server that has answered. One that is away fails within seconds, so that nothing waits
+    for it; later calls are repeated for up to a minute, by default for several."""
     environment.prefer("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     environment.prefer("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     environment.prefer("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     environment.prefer("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
+    with environment.having(_ONE_TRY):
+        client.search_experiments(max_results=1)
+    return client
 
 
 def first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from serin.formats.dataset import FEATURES, SPLITS, DatasetDescription, read_dat
 from serin.formats.shards import Array, Rows, read_split
 from serin.machine import environment
 from serin.machine.durable import make_private, sync
-from serin.store.runs import hold_frame
+from serin.store.runs import hold_input
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ def keep_frame(frame: pd.DataFrame) -> Path:
         with scratch.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
         path = folder / f"{digest[:32]}.parquet"
-        hold_frame(home, path)
+        hold_input(home, path)
         if not path.exists():  # a file that is there keeps its time: datasets are found by it
             sync(scratch)
             scratch.replace(path)

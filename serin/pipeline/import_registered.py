@@ -27,6 +27,7 @@ from serin.pipeline.run_stage import run_export, run_train
 from serin.spec.load import load_spec
 from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle
+from serin.store.runs import hold_input
 from serin.store.store import Store
 
 PREFIX: Final = "models:/"
@@ -128,7 +129,9 @@ def _run(
         reason = "say what it predicts: --task binary, multiclass or regression"
         raise ExportFailed(what=uri, reason=reason)
     home = environment.home()
-    folder = make_private(make_private(home / "imported") / f"mlflow-{model}-{version.version}")
+    folder = make_private(home / "imported") / f"mlflow-{model}-{version.version}"
+    hold_input(home, folder)
+    make_private(folder)
     graph, golden = folder / "model.onnx", folder / "golden.npz"
     shutil.copyfile(fetched.file(str(description["flavors"]["onnx"].get("data", "model.onnx"))), graph)
     if how.golden is None:

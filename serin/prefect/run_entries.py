@@ -13,6 +13,7 @@ from serin.errors import StoreError
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.documents import read_if_any
+from serin.pipeline.experiments import Experiment, Study, describe_search, describe_training
 from serin.prefect.login import find_server
 
 _LAST_LINES = 20
@@ -65,7 +66,7 @@ def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
 
 
 def model_asked_for(run: dict[str, Any]) -> str | None:
-    """`serin run` tags a run with its model, and so are its stages' runs; other flows have it as a parameter."""
+    """A pipeline's run is tagged with its model, and so are its stages' runs; other flows have it as a parameter."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
@@ -134,22 +135,21 @@ def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def training_entries() -> list[RunEntry]:
-    """Trainings and searches whose folders are in this home."""
-    from serin.store.runs import model_of, runs
+    """Trainings and searches whose folders are in this home, as the page of experiments describes them."""
+    from serin.store.runs import runs
 
     found = []
     for name in runs(environment.home()):
-        folder = environment.home() / "runs" / name
-        receipt = read_if_any(folder / "receipt.json")
-        file = folder / "training.json"
+        made = _described(name)
+        receipt = made.receipt if isinstance(made, Experiment) else None
         found.append(
             RunEntry(
                 name=name,
-                kind="search" if name.startswith("search-") else "training",
-                state=_training_state(folder),
-                model=model_of(folder),
-                began=receipt.get("started") or (file.stat().st_mtime if file.exists() else None),
-                seconds=receipt.get("seconds"),
+                kind="training" if isinstance(made, Experiment) else "search",
+                state=made.state,
+                model=made.model,
+                began=made.began,
+                seconds=receipt.seconds if receipt else None,
             )
         )
     return found
@@ -157,15 +157,15 @@ def training_entries() -> list[RunEntry]:
 
 def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] | None:
     """Everything about one training, with the last lines of its progress; None when there is none."""
-    from serin.store.runs import model_of, runs
+    from serin.store.runs import runs
 
     if name not in runs(environment.home()):
         return None
-    folder = environment.home() / "runs" / name
+    folder, made = environment.home() / "runs" / name, _described(name)
     return {
         "run": name,
-        "model": model_of(folder),
-        "state": _training_state(folder),
+        "model": made.model,
+        "state": made.state,
         "folder": str(folder),
         "metrics": read_if_any(folder / "result" / "metrics.json").get("metrics", {}),
         "receipt": read_if_any(folder / "receipt.json"),
@@ -173,13 +173,9 @@ def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] |
     }
 
 
-def _training_state(folder: Path) -> str:
-    from serin.training.launch.job import read_status
-
-    if (folder / "result").is_dir() or (folder / "result.json").is_file():  # the latter is a search's
-        return "done"
-    status = read_status(folder)
-    return status.state if status else "unfinished"
+def _described(name: str) -> Experiment | Study:
+    folder = environment.home() / "runs" / name
+    return describe_search(folder) if name.startswith("search-") else describe_training(folder)
 
 
 def _last_lines(path: Path, lines: int) -> list[str]:

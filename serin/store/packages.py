@@ -5,7 +5,7 @@ packages/<digest>/<name>         the files
 
 The manifest is written last: without it there is no package. A name has one content, so two that write the same package
 write the same bytes. A reader believes nothing but the digest: what was changed, added or enlarged in the store is
-refused before it is on this host's disk under its name.
+refused before it is on this host's disk under its name. Pushed tables (pipeline/tables.py) have the same form.
 """
 
 from __future__ import annotations
@@ -73,19 +73,33 @@ def manifest_of(contents: Mapping[str, bytes]) -> PackageManifest:
 
 def publish_package(store: Store, contents: Mapping[str, bytes]) -> bool:
     """Writes a package; False when the store has it: nothing was sent."""
-    manifest, files = manifest_of(contents), store.shared_files()
-    place = f"{FOLDER}/{manifest.digest}"
+    manifest = manifest_of(contents)
     _check(manifest)
-    if _renew(store, manifest.digest):
+    if renew_files(store, FOLDER, manifest):
         return False
     with store.workspace() as folder:
-        paths = {f"{place}/{name}": folder / str(number) for number, name in enumerate(contents)}
+        paths = {name: folder / str(number) for number, name in enumerate(contents)}
         for path, content in zip(paths.values(), contents.values(), strict=True):
             path.write_bytes(content)
-        files.upload(paths)
+        write_files(store, FOLDER, manifest, paths)
+    return True
+
+
+def renew_files(store: Store, folder: str, manifest: PackageManifest) -> bool:
+    """Whether the store has these files; `serin gc` counts their age from now on, at most a day off."""
+    key, files = f"{folder}/{manifest.digest}/{MANIFEST}", store.shared_files()
+    found = files.read(key)
+    if found is not None and found.age_s > RENEWED_S:
+        files.put(key, found.content)
+    return found is not None
+
+
+def write_files(store: Store, folder: str, manifest: PackageManifest, paths: Mapping[str, Path]) -> None:
+    """Writes files by their names, and their manifest last."""
+    place, files = f"{folder}/{manifest.digest}", store.shared_files()
+    files.upload({f"{place}/{name}": path for name, path in paths.items()})
     with suppress(ObjectExists):  # of another who sends the same
         files.create(f"{place}/{MANIFEST}", manifest.to_bytes())
-    return True
 
 
 def fetch_package(store: Store, digest: str) -> Path:
@@ -205,15 +219,6 @@ def _check(manifest: PackageManifest) -> None:
 def _parents(name: str) -> list[str]:
     parts = name.split("/")
     return ["/".join(parts[:length]) for length in range(1, len(parts))]
-
-
-def _renew(store: Store, digest: str) -> bool:
-    """Whether the store has the package; `serin gc` counts its age from now on, at most a day off."""
-    key, files = f"{FOLDER}/{digest}/{MANIFEST}", store.shared_files()
-    found = files.read(key)
-    if found is not None and found.age_s > RENEWED_S:
-        files.put(key, found.content)
-    return found is not None
 
 
 def _refused(store: Store, digest: str, reason: str) -> PackageRefused:

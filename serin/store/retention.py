@@ -1,5 +1,5 @@
-"""What `serin gc` may remove: datasets and data frames no kept version came from, old versions, old runs, environments
-that no run used lately, leftovers.
+"""What `serin gc` may remove: datasets, data frames and imported graphs no kept version came from, old versions, old
+runs, environments that no run used lately, leftovers.
 
 Nothing goes that a living process uses (machine/locks.py), and nothing that was made or found within `keep_days`.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from serin.machine import packages
 from serin.machine.locks import unused
-from serin.store.runs import frame_lock, frames, run_lock, runs
+from serin.store.runs import input_lock, inputs, run_lock, runs
 from serin.store.store import Store
 
 DAY_S = 86400.0
@@ -32,7 +32,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, package, run, workspace, table, kept file, environment
+    kind: str  # dataset, version, package, run, workspace, table, graph, kept file, environment
     name: str
     bytes: int
 
@@ -101,9 +101,9 @@ def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, st
 def collect_on_this_host(
     store: Store, home: Path, policy: Policy, *, remove: bool, read: Read
 ) -> list[Garbage]:
-    """Of runs, data frames and leftovers of builds here, what the policy lets go. `read`: of versions."""
+    """Of runs, inputs and leftovers of builds here, what the policy lets go. `read`: of versions."""
     work = store.workspace_parent()
-    candidates = (*_workspaces(store, work), *_runs(home), *_frames(store, home, read), *_environments(home))
+    candidates = (*_workspaces(store, work), *_runs(home), *_inputs(store, home, read), *_environments(home))
     found = _collect(store, work, candidates, policy, remove=remove)
     kept = store.kept_folder()
     if not kept.is_dir():
@@ -150,17 +150,17 @@ def _environments(home: Path) -> Iterator[_Candidate]:
         yield _Candidate(kind="environment", name=path.name, path=path, lock=lock, age=age)
 
 
-def _frames(store: Store, home: Path, read: Read) -> Iterator[_Candidate]:
-    """Tables made from data frames that no version in the store was trained on: retraining reads them again."""
-    if not (made := frames(home)):
+def _inputs(store: Store, home: Path, read: Read) -> Iterator[_Candidate]:
+    """Tables and graphs that no version in the store was made of: retraining reads them again."""
+    if not (made := inputs(home)):
         return
     places = (f"models/{model}/versions/{n}" for model in store.models() for n in store.versions(model))
     specs = [content for place in places if (content := read(place, "spec.yaml")) is not None]
     for path in made:
         if not any(path.name.encode() in spec for spec in specs):
-            lock = frame_lock(home, path)
+            lock, kind = input_lock(home, path), "graph" if path.is_dir() else "table"
             yield _Candidate(
-                kind="table", name=path.name, path=path, lock=lock, age=lock if lock.exists() else path
+                kind=kind, name=path.name, path=path, lock=lock, age=lock if lock.exists() else path
             )
 
 

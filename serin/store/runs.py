@@ -1,6 +1,7 @@
-"""What a home keeps: folders of runs, with their specs, trainings and receipts, and tables made from data frames.
+"""What a home keeps: folders of runs, with their specs, trainings and receipts, and inputs that only this home has.
 
-The tables are Parquet files, named by their content. Both are always local.
+Inputs are tables made from data frames (Parquet files, named by their content) and graphs from a registry (folders).
+All of it is always local.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ def runs(home: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
 
-def hold_frame(home: Path, path: Path) -> None:
-    """The table is in use until this process ends. Its lock records when it was used last: the file itself keeps its
+def hold_input(home: Path, path: Path) -> None:
+    """The input is in use until this process ends. Its lock records when it was used last: a table itself keeps its
     time, by which datasets are found."""
-    lock = frame_lock(home, path)
+    lock = input_lock(home, path)
     hold_until_exit(lock)
     touch(lock)
 
 
-def frame_lock(home: Path, path: Path) -> Path:
-    return home / "locks" / "tables" / path.name
+def input_lock(home: Path, path: Path) -> Path:
+    return home / "locks" / path.relative_to(home)
 
 
-def frames(home: Path) -> list[Path]:
-    folder = home / "tables"
-    return sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+def inputs(home: Path) -> list[Path]:
+    """Tables made from data frames, then folders of graphs from a registry."""
+    return [*sorted((home / "tables").glob("*.parquet")), *sorted((home / "imported").glob("*"))]

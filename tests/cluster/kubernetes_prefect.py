@@ -4,16 +4,16 @@ Prefect has one replica on SQLite here: Postgres and Valkey come as images, whic
 """
 
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, NOT_IN_THE_SERVER, Cluster, built
 
 HOME = Path("/var/lib/serin")  # of stages, on the shared volume
-LOGIN = f"admin:{secrets.token_urlsafe(12)}"
+LOGIN = f"admin:{token_urlsafe(12)}"
 _PARTS = {
     "prefect",
     "prefect-server",
@@ -26,13 +26,16 @@ _PARTS = {
 _START_S = 1200.0
 
 
-def start_prefect(cluster: Cluster, settings: Mapping[str, str] = {}) -> None:
-    """Starts the server, the workers and the Job that makes the deployments. `settings`: more of them for all pods."""
+def start_prefect(
+    cluster: Cluster, settings: Mapping[str, str] = {}, secrets: Mapping[str, Mapping[str, str]] = {}
+) -> None:
+    """Starts the server, the workers and the Job that makes the deployments. `settings`: more of them for all pods.
+    `secrets`: those of its other parts."""
     logins = {
         "serin-prefect": {"auth-string": LOGIN},
         "serin-postgres": {"url": "sqlite+aiosqlite:////tmp/prefect.db"},
     }
-    cluster.add_settings(secrets=logins, settings=settings)
+    cluster.add_settings(secrets={**secrets, **logins}, settings=settings)
     _add_volume(cluster, shared(cluster))
     parts = built(MANIFESTS / "overlays" / "cpu")
     known = [each for each in parts if each["apiVersion"] not in NOT_IN_THE_SERVER]
@@ -49,6 +52,12 @@ def prefect(cluster: Cluster) -> str | None:
     """The URL of its API; None before it is ready."""
     found = cluster.kubelet.resolve("prefect.serin.svc")
     return f"http://{found[0]}:4200/api" if found else None
+
+
+def prefect_variables(cluster: Cluster) -> dict[str, str]:
+    """Those of a person who uses it."""
+    own = {"PREFECT_API_URL": prefect(cluster) or "", "PREFECT_API_AUTH_STRING": LOGIN}
+    return {**own, "PREFECT_HOME": str(cluster.kubelet.folder / "prefect"), "DO_NOT_TRACK": "1"}
 
 
 def shared(cluster: Cluster) -> Path:

@@ -11,7 +11,7 @@ from tests.cluster.small_pipeline import PREFECT, SERIN
 
 
 class Senders:
-    """A Prefect server and a worker on host a; b and c send runs. Each host sees its own folder alone. `variables`:
+    """A Prefect server and workers on host a; b and c send runs. Each host sees its own folder alone. `variables`:
     more of them for all hosts."""
 
     def __init__(self, cluster: Cluster, **variables: str) -> None:
@@ -31,7 +31,7 @@ class Senders:
                     self.cluster.network[name].run(["mount", "-t", "tmpfs", "none", other])
 
     def start(self, **worker: str) -> None:
-        """`worker`: variables of the worker alone."""
+        """`worker`: variables of the workers alone."""
         server = {
             "PREFECT_HOME": str(self.disks["a"] / "prefect"),
             "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",  # to `prefect deployment run --watch`
@@ -40,11 +40,12 @@ class Senders:
         host, log = self.cluster.network["a"], self.disks["a"] / "prefect.log"
         self.processes.append(start_prefect(host, self.url, self.environment("a", **server), log=log))
         self.serin("a", "deploy")
-        self.keep("a", "worker", "cpu", **worker)
+        for pool in ("cpu", "gpu"):
+            self.keep("a", "worker", pool, **worker)
 
     def keep(self, host: str, *words: str, **more: str) -> None:
         """Starts a command that stays, such as a worker."""
-        log, environment = self.disks[host] / f"{words[0]}.log", self.environment(host, **more)
+        log, environment = self.disks[host] / f"{'-'.join(words)}.log", self.environment(host, **more)
         process = self.cluster.network[host].popen([*SERIN, *words], env=environment, log=log)
         self.processes.append(process)
 
@@ -77,10 +78,10 @@ class Senders:
         script = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
         self.run(host, sys.executable, "-c", script, name, text)
 
-    def deployment(self, spec: object, *, code: int = 0) -> str:
+    def deployment(self, spec: object, *, name: str = "inline", code: int = 0) -> str:
         """As Prefect's own command starts a run, on host c."""
         given = json.dumps({"spec": spec, "serve": False})
         said = self.run(
-            "c", *PREFECT, "deployment", "run", "pipeline/inline", "--watch", "--params", given, code=code
+            "c", *PREFECT, "deployment", "run", f"pipeline/{name}", "--watch", "--params", given, code=code
         )
         return " ".join(said.split())

@@ -12,7 +12,7 @@ import pytest
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import Cluster, cluster_with_home
-from tests.cluster.kubernetes_prefect import HOME, LOGIN, prefect, shared, start_prefect
+from tests.cluster.kubernetes_prefect import HOME, LOGIN, prefect_variables, shared, start_prefect
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
@@ -23,11 +23,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster_with_home(tmp_path_factory) as running:
         start_prefect(running)
         yield running
-
-
-def _variables(cluster: Cluster) -> dict[str, str]:
-    own = {"PREFECT_API_URL": prefect(cluster) or "", "PREFECT_API_AUTH_STRING": LOGIN}
-    return {**os.environ, **own, "PREFECT_HOME": str(cluster.kubelet.folder / "prefect"), "DO_NOT_TRACK": "1"}
 
 
 def _jobs(cluster: Cluster) -> list[dict[str, Any]]:
@@ -44,7 +39,7 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
     command = ["deployment", "run", "pipeline/placed", "--param", f"spec={HOME / 'data' / 'spec.yaml'}"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
-        env=_variables(cluster), capture_output=True, text=True, timeout=1800, check=False,
+        env={**os.environ, **prefect_variables(cluster)}, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     logs = [path.read_text()[-3000:] for path in (cluster.kubelet.folder / "logs").glob("serin-stages.*")]
     assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *logs])

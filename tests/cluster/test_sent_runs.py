@@ -105,8 +105,12 @@ def _every_form_works(senders: Senders, reference: str) -> None:
     senders.write("a", "plain.yaml", yaml.safe_dump(spec))
     for form in (url, spec, str(senders.disks["a"] / "plain.yaml"), reference):
         assert "Completed" in senders.deployment(form)
+    other = {**spec, "name": "other", "model": {"kind": "xgboost", "rounds": 6}}
+    placed = senders.deployment(other, name="placed")
+    assert "train placed as train/placed" in placed
+    assert "export placed as export/placed" in placed
     with senders.cluster.network["store"].inside():
-        assert Store.open().versions("plain") == [1]
+        assert (Store.open().versions("plain"), Store.open().versions("other")) == ([1], [1])
 
 
 def _failures_say_why(senders: Senders) -> None:

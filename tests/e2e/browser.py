@@ -93,13 +93,15 @@ class Page:
         until(lambda: self.run(script), what, within_s=seconds, every_s=0.1, said=lambda: self.text()[:2000])
 
     def type_into(self, selector: str, text: str) -> None:
+        """Replaces what is there."""
         found = f"document.querySelector({json.dumps(selector)})"
-        self.wait_until(f"(e => !!e && (e.focus(), true))({found})", selector)
+        self.wait_until(f"(e => !!e && (e.focus(), e.select(), true))({found})", selector)
         self.call("Input.insertText", text=text)
 
     def press(self, label: str) -> None:
         """What says `label`, and nothing else: a button, a tab, a link."""
-        said = f"e => e.childElementCount === 0 && e.textContent.trim() === {json.dumps(label)}"
+        plain = "e.childElementCount === 0 || e.tagName === 'BUTTON'"  # a button may have a picture
+        said = f"e => ({plain}) && e.textContent.trim() === {json.dumps(label)}"
         find = f"[...document.querySelectorAll('main *, form *, body *')].filter({said}).at(-1)"
         # In one call: the page may draw itself anew after any.
         self.wait_until(f"(e => !!e && (e.click(), true))({find})", label)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
 from prefect.artifacts import Artifact
 from typer.testing import CliRunner
 
@@ -61,6 +62,14 @@ def test_a_version_is_shown_beside_the_live_one_with_its_card(folder: Path) -> N
     assert page.startswith(f"# {NAME} version 1\n\n| metric | version 1 |\n")
     assert "| auc, each on its own test rows | 0.9" in page
     assert "not compared: " in page
+
+
+def test_a_run_is_tagged_with_its_model_also_when_nobody_did_before_it_began(folder: Path) -> None:
+    async def tags() -> list[list[str]]:
+        async with get_client() as client:
+            return [run.tags for run in await client.read_flow_runs()]
+
+    assert [NAME] in asyncio.run(tags())
 
 
 def test_running_it_again_does_nothing_twice(folder: Path) -> None:

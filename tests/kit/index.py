@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.kit.web import Handler, WebServer, in_a_thread
+from tests.kit.web import Handler, web_server
 
 
 def write_wheel(
@@ -53,6 +53,13 @@ def served_index(index: Path, gate: Gate, host: str = "127.0.0.1") -> Iterator[s
     """The URL of a server of the index. `host`: an address of this machine."""
 
     class Serve(Handler):
+        def do_HEAD(self) -> None:
+            """uv asks for it when a requirement is the URL of a wheel."""
+            path = index / self.path.strip("/")
+            self.send_response(200 if path.is_file() else 404)
+            self.send_header("content-length", str(path.stat().st_size) if path.is_file() else "0")
+            self.end_headers()
+
         def do_GET(self) -> None:
             path = index / self.path.partition("?")[0].strip("/")
             path = path / "index.html" if path.is_dir() else path
@@ -66,5 +73,5 @@ def served_index(index: Path, gate: Gate, host: str = "127.0.0.1") -> Iterator[s
             kind = "text/html" if path.suffix == ".html" else "application/octet-stream"
             self.answer(path.read_bytes(), content_type=kind)
 
-    with in_a_thread(WebServer(Serve, host)) as server:
-        yield f"http://{host}:{server.server_port}"
+    with web_server(Serve, host) as port:
+        yield f"http://{host}:{port}"

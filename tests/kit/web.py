@@ -54,9 +54,9 @@ def in_a_thread(server: S) -> Iterator[S]:
 
 
 @contextmanager
-def web_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+def web_server(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> Iterator[int]:
     """The port at which `handler` answers."""
-    with in_a_thread(WebServer(handler)) as server:
+    with in_a_thread(WebServer(handler, host)) as server:
         yield server.server_port
 
 

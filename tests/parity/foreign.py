@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from serin.store.artifacts import Endpoint
+from serin.store.store import Store
 from tests.e2e.whole_stack import Stack
 from tests.fakes.kserve import KServe
+from tests.kit.elsewhere import register
 from tests.parity.place import Machine, chances, machine, rows, spec
 
 
@@ -46,6 +49,10 @@ class Foreign(Machine):
         self.ask_for("rollout", "start", model, *urls, "--spec", str(path), *compared, "--no-follow")
         self._next[model] = made
         return int(self.status(model)["rollout"]["version"])
+
+    def publish(self, store: Store, model: str, bias: float) -> None:
+        made = self._ends.enter_context(self.server(model, bias=bias))
+        register(store, model, Endpoint(http=made.address, grpc=made.address))
 
     def reference(self) -> Path:
         """Rows with their answers, and with what the target is made of."""

@@ -9,13 +9,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from serin.store.store import Store
-from tests.cluster.namespaces import Host, end
+from tests.cluster.namespaces import Host, end, wait_for
 from tests.cluster.part import need
 from tests.cluster.serving_hosts import SERIN, Cluster, cluster
+from tests.cluster.small_pipeline import PREFECT
 from tests.parity.place import Place
 
 _COMMAND_S = 900.0
+_LOGIN = "serin:only-for-this-test"
 
 
 @dataclass
@@ -41,11 +45,44 @@ class Hosts(Place):
         self.made, self.controllers = made, controllers
         self.address = made.store_host.address
 
-    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
+    def serin_done(
+        self, words: Sequence[str], home: Path | None = None, **variables: str
+    ) -> tuple[int, str, str]:
         member = self.made.members["a"]
-        env = {**member.variables, **({} if home is None else {"SERIN_HOME": str(home)})}
+        env = {**member.variables, **({} if home is None else {"SERIN_HOME": str(home)}), **variables}
         done = member.host.run([*SERIN, *words], env=env, check=False, within_s=_COMMAND_S)
         return done.returncode, done.stdout, done.stderr
+
+    @contextmanager
+    def prefect(self) -> Iterator[dict[str, str]]:
+        """The server is on host `c`, and its workers are on `b` and `c`, in homes of their own."""
+        c = self.made.network["c"]
+        url = f"http://{c.address}:{c.free_port()}/api"
+        named = {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": _LOGIN, "DO_NOT_TRACK": "1"}
+        host, _, port = url.removeprefix("http://").removesuffix("/api").partition(":")
+        own = {"PREFECT_HOME": str(self.folder / "prefect"), "PREFECT_SERVER_API_AUTH_STRING": _LOGIN}
+        with ExitStack() as ends:
+
+            def start(name: str, place: Host, command: Sequence[str], **more: str) -> subprocess.Popen[str]:
+                home = str(self.folder / f"workers-{place.name}")
+                env = {
+                    **os.environ,
+                    **named,
+                    "SERIN_HOME": home,
+                    "SERIN_HOST": f"worker-{place.name}",
+                    **more,
+                }
+                process = place.popen(list(command), log=self.folder / f"{name}.log", env=env)
+                ends.callback(end, process)
+                return process
+
+            server = start("prefect", c, [*PREFECT, "server", "start", "--host", host, "--port", port], **own)
+            with c.inside():
+                wait_for(lambda: _answers(f"{url}/health"), within_s=300, watching=[server])
+            self.ask_for("deploy", **named)
+            start("worker-cpu", self.made.network["b"], [*SERIN, "worker", "cpu"])
+            start("worker-gpu", c, [*SERIN, "worker", "gpu"])
+            yield named
 
     @property
     def gateways(self) -> list[str]:
@@ -63,6 +100,13 @@ class Hosts(Place):
 
     def repositories(self, release: str) -> list[Path]:
         return [each.home / "releases" / release / "repository" for each in self.made.members.values()]
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 @contextmanager

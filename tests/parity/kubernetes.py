@@ -18,6 +18,7 @@ from serin.machine.durable import make_private
 from serin.store.store import Store
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, running_cluster
+from tests.cluster.kubernetes_prefect import prefect_variables, start_prefect
 from tests.cluster.test_kubernetes_rollout import PARTS, RELEASES, Access, leader
 from tests.fakes.kserve import KServe
 from tests.kit.commands import serin_process
@@ -32,13 +33,15 @@ class Kubernetes(Place):
 
     def __init__(self, cluster: Cluster, access: Access, folder: Path) -> None:
         super().__init__(folder)
-        self._cluster, self._key = cluster, access.key
+        self._cluster, self._key, self._secrets = cluster, access.key, access.secrets
         self._tls = ssl.create_default_context(cafile=str(access.ca))
         self.address = cluster.kubelet.network.gateway
 
-    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
-        env = {**os.environ, "SERIN_HOME": str(home or self.folder / "home")}
-        done = serin_process(*words, env=env, code=None)
+    def serin_done(
+        self, words: Sequence[str], home: Path | None = None, **variables: str
+    ) -> tuple[int, str, str]:
+        env = {**os.environ, "SERIN_HOME": str(home or self.folder / "home"), **variables}
+        done = serin_process(*words, env=env, code=None, timeout_s=1800.0)
         return done.returncode, done.stdout, done.stderr
 
     @property
@@ -75,16 +78,22 @@ class Kubernetes(Place):
         return [self._cluster.kubelet.folder / "pods" / pod.metadata["uid"] for pod in pods]
 
     def open_port(self, port: int) -> None:
-        """As docs/how-to/kubernetes.md says for receivers at other ports than 443."""
-        about = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "gateway"}}}
+        """As docs/how-to says for receivers and package indexes at other ports than 443."""
         opened = {"policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "TCP", "port": port}]}]}
-        policy = {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": f"receiver-{port}", "namespace": "serin"},
-            "spec": {**about, **opened},
-        }
-        self._cluster.plane.apply([policy])
+        gateways = {"matchLabels": {"app.kubernetes.io/name": "gateway"}}
+        for namespace, pods in {"serin": gateways, "serin-stages": {}}.items():
+            policy = {
+                "apiVersion": "networking.k8s.io/v1",
+                "kind": "NetworkPolicy",
+                "metadata": {"name": f"port-{port}", "namespace": namespace},
+                "spec": {"podSelector": pods, **opened},
+            }
+            self._cluster.plane.apply([policy])
+
+    @contextmanager
+    def prefect(self) -> Iterator[dict[str, str]]:
+        start_prefect(self._cluster, secrets=self._secrets)
+        yield prefect_variables(self._cluster)
 
     def open_again(self) -> None:
         """Its gateways always ask for a key."""

@@ -116,7 +116,9 @@ class Place(ABC):
 
     # What a place must say.
     @abstractmethod
-    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
+    def serin_done(
+        self, words: Sequence[str], home: Path | None = None, **variables: str
+    ) -> tuple[int, str, str]:
         """Exit code, output and errors of a command at the machine where an operator types it."""
 
     @property
@@ -132,8 +134,13 @@ class Place(ABC):
     address = "127.0.0.1"  # where servers of a test listen, so that the place reaches them
 
     def open_port(self, port: int) -> None:
-        """Lets the place reach a receiver of alerts at this port of `address`."""
+        """Lets the place reach a receiver of alerts, or a package index, at this port of `address`."""
         del port
+
+    @contextmanager
+    def prefect(self) -> Iterator[dict[str, str]]:
+        """Prefect's server and workers while the block runs: the variables with which a command finds them."""
+        yield {}
 
     def inside(self, gateway: str = "") -> AbstractContextManager[None]:
         """Sockets that are opened within the block are in the network of a gateway, or of the store."""
@@ -159,12 +166,16 @@ class Place(ABC):
     def json(self, *words: str, home: Path | None = None) -> Any:
         return json.loads(self.serin(*words, "--json", home=home))
 
-    def ask_for(self, *words: str) -> str:
+    def ask_for(self, *words: str, **variables: str) -> str:
         """The command that asks for what a scenario is about; Refused with its reason if it is refused."""
-        code, out, err = self.serin_done(words)
+        code, out, err = self.serin_done(words, **variables)
         if code:
             raise Refused(last_line(out + err))
         return out
+
+    def publish(self, store: Store, model: str, bias: float) -> None:
+        """The first version of a model in another store."""
+        bundles.publish(store, bias=bias, spec=yaml.safe_dump(spec(model)), model=model)
 
     def start(self, model: str, *, bias: float = 0.0, side: int = 0, **sections: Any) -> int:
         """Publishes the next version and asks for its rollout; returns its number. `side`: of the work that slows it
@@ -301,9 +312,11 @@ class Machine(Place):
         self.stack = stack
         self.gateway = running_stack(stack.home).gateway_url.removeprefix("http://")
 
-    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
-        env = self.stack.environment if home is None else {**self.stack.environment, "SERIN_HOME": str(home)}
-        done = serin_process(*words, env=env, code=None)
+    def serin_done(
+        self, words: Sequence[str], home: Path | None = None, **variables: str
+    ) -> tuple[int, str, str]:
+        other = {} if home is None else {"SERIN_HOME": str(home)}
+        done = serin_process(*words, env={**self.stack.environment, **other, **variables}, code=None)
         return done.returncode, done.stdout, done.stderr
 
     @property

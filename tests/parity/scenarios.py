@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +23,12 @@ import yaml
 from serin.columns.scored import measured, row_loss
 from serin.formats.drift import SHORTEST
 from serin.formats.quality import QualityReference
+from serin.store.store import Store
 from tests.fakes.drift import category_column, series_of, statistics_of
+from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import parcels, small_spec
 from tests.fakes.webhooks import Webhook
+from tests.kit.index import Gate, served_index, write_wheel
 from tests.kit.waiting import until
 from tests.parity.place import AT_ONCE, CANARY, Place, chances, rows, scores, spec
 
@@ -320,6 +325,60 @@ def backup_and_restore(place: Place, model: str) -> None:
     if place.bundles:
         listed = {(each["model"], each["version"]) for each in place.json("models", "list", home=home)}
         assert (model, before["live"]) in listed
+
+
+@scenario("sent run, own code and packages", "environment.requirements", slow=True)
+def sent_run(place: Place, model: str) -> None:
+    """A network that imports a file beside it, and that a package which the workers lack. Every stage is placed."""
+    index, path = place.file("index"), write_project(place.file("project"), rows=600)
+    write_wheel(index, "tiny-numbers", "1.0", {"tiny_numbers.py": "HALF = 0.5\n"})
+    (path.parent / "layers.py").write_text(
+        "from tiny_numbers import HALF\n\n\ndef width():\n    return int(16 * HALF)\n"
+    )
+    gate = Gate()
+    gate.opened.set()
+    with place.prefect() as named, ExitStack() as ends:
+        with place.inside():
+            url = ends.enter_context(served_index(index, gate, place.address))
+        place.open_port(urlsplit(url).port or 80)
+        (wheel,) = (index / "tiny-numbers").glob("*.whl")
+        document = yaml.safe_load(path.read_text())
+        document["features"][0]["steps"].pop()  # an operator would need PYTHONPATH
+        document |= {"name": model, "rollout": AT_ONCE, "objectives": {"latency_ms": 2000}}
+        asked = f"tiny-numbers @ {url}/tiny-numbers/{wheel.name}"
+        path.write_text(yaml.safe_dump({**document, "environment": {"requirements": [asked]}}))
+        place.ask_for("run", str(path), "--placed", **named)
+    with place.inside():
+        manifest = json.loads(place.store.read_file(model, 1, "manifest.json") or b"{}")
+    assert manifest["lineage"]["environment"] == "tiny-numbers==1.0", manifest["lineage"]
+    assert manifest["lineage"]["package"], "it was not sent by content"
+    columns = {
+        "weight": ("FP32", [2.5, 1.0]),
+        "distance": ("INT64", [1900, 10]),
+        "carrier": ("BYTES", ["slow", "swift"]),
+    }
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [2, 1], "data": data}
+        for name, (kind, data) in columns.items()
+    ]
+    for gateway in place.gateways:
+        late, early = scores(place.call(gateway, f"/v2/models/{model}/infer", {"inputs": inputs}))
+        assert late > early, gateway
+
+
+@scenario("copy of a version, rolled out", "elsewhere", slow=True)
+def copied(place: Place, model: str) -> None:
+    """From a store that only the operator has; nothing is trained, and the digest stays."""
+    other = Store(str(place.file("store")))
+    place.publish(other, model, bias=0.3)
+    place.ask_for("models", "copy", model, "--to", place.store.url, "--rollout", SERIN_STORE=other.url)
+    promoted, said = place.follow(model)
+    assert promoted, said
+    with place.inside():
+        assert place.store.manifest_digest(model, 1) == other.manifest_digest(model, 1)
+    some = rows(8)
+    for gateway in place.gateways:
+        assert np.allclose(scores(place.infer(model, some, gateway)), chances(some, 0.3), atol=1e-5), gateway
 
 
 @scenario("key rotation", "key")  # the last: not every place lets clients in without a key again

@@ -61,7 +61,9 @@ COMMAND_LINE = {
     "runs logs": "[RUN] [--follow -f] [--lines -n]",
     "runs report": "[RUN] [--to]",
     "runs show": "[RUN] [--json]",
+    "tables list": "[--json]",
     "tables push": "[FOLDER] [--json]",
+    "tables remove": "[TABLES] [--yes -y]",
     "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
     "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",

@@ -16,8 +16,10 @@ from tests.parity.scenarios import SCENARIOS, Scenario
 class Nowhere(Place):
     """Every command is obeyed, and nothing is served."""
 
-    def serin_done(self, words: Sequence[str], home: Path | None = None) -> tuple[int, str, str]:
-        del words, home
+    def serin_done(
+        self, words: Sequence[str], home: Path | None = None, **variables: str
+    ) -> tuple[int, str, str]:
+        del words, home, variables
         return 0, "", ""
 
     @property

@@ -23,14 +23,14 @@ USES = {
     "dataset": "assert store.find_dataset('a' * 64); ready()",
     "version": "store.bundle('m', 1, hold=True); ready()",
     "kept file": "with store.using_kept() as kept: (kept / 'converted' / 'half-1').write_text('half'); ready()",
-    "table": "hold_frame(home, home / 'tables' / 'f.parquet'); ready()",
+    "table": "hold_input(home, home / 'tables' / 'f.parquet'); ready()",
+    "graph": "hold_input(home, home / 'imported' / 'mlflow-m-1'); ready()",
     "run": "run_folder(home, 'train-1', create=True); ready()",
 }
 PROGRAM = """
 import sys
 from pathlib import Path
-from serin.store.runs import hold_frame
-from serin.store.runs import run_folder
+from serin.store.runs import hold_input, run_folder
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 store, home = Store(sys.argv[1]), Path(sys.argv[2])
@@ -73,6 +73,8 @@ def store(tmp_path: Path) -> Store:
     (tmp_path / "home/runs/train-1/result").mkdir(parents=True)
     (tmp_path / "home/tables").mkdir()
     (tmp_path / "home/tables/f.parquet").write_text("rows")
+    (tmp_path / "home/imported/mlflow-m-1").mkdir(parents=True)
+    (tmp_path / "home/imported/mlflow-m-1/model.onnx").write_text("graph")
     old(tmp_path)
     return made
 
@@ -159,12 +161,15 @@ def _until_it_waits_for_a_lock(process: subprocess.Popen[str]) -> None:
     pytest.fail("it did not wait")
 
 
-def test_a_table_made_from_a_frame_stays_while_a_version_was_trained_on_it(
-    tmp_path: Path, store: Store
+@pytest.mark.parametrize(("kind", "place"), [("table", "tables/f.parquet"), ("graph", "imported/mlflow-m-1")])
+def test_an_input_that_only_this_home_has_stays_while_a_version_was_made_of_it(
+    tmp_path: Path, store: Store, kind: str, place: str
 ) -> None:
     forget_own_locks()
+    path = tmp_path / "home" / place
     spec = tmp_path / "store/models/m/versions/2/spec.yaml"
-    spec.write_text(f"data: {{tables: {{frame: {tmp_path / 'home/tables/f.parquet'}}}}}")
-    assert "table" not in garbage(store, keep_days=0)
+    spec.write_text(f"data: {{tables: {{frame: {path}}}}}")
+    assert kind not in garbage(store, keep_days=0)
     spec.unlink()
-    assert garbage(store, keep_days=0)["table"].name == "f.parquet"
+    assert garbage(store, keep_days=0)[kind].name == path.name
+    assert not path.exists()

@@ -12,6 +12,8 @@ import pytest
 from serin.host.process_scan import record_folder
 from serin.host.state import running_stack
 from serin.machine.ports import is_free
+from tests.e2e.browser import find_browser, open_browser
+from tests.e2e.prefect_page import PrefectPage
 from tests.e2e.whole_stack import Stack
 
 
@@ -35,3 +37,22 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         assert not record_folder(made.home).exists()
     finally:
         made.kill()
+
+
+@pytest.fixture(scope="package")
+def browser(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectPage | None]:
+    """Prefect's page, logged in; None where there is no Chromium."""
+    program = find_browser()
+    if program is None:
+        yield None
+        return
+    with open_browser(program, tmp_path_factory.mktemp("browser") / "its") as page:
+        yield PrefectPage(page, stack)
+
+
+@pytest.fixture
+def page(browser: PrefectPage | None) -> Iterator[PrefectPage]:
+    if browser is None:
+        pytest.skip("no Chromium here (`make system-deps` installs it): Prefect's pages were not looked at")
+    yield browser
+    browser.page.open("about:blank")  # a page asks its server all the time

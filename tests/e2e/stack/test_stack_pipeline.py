@@ -19,12 +19,11 @@ from serin import Pipeline
 from serin.formats.bundle import read_manifest
 from serin.formats.trained import RECORD
 from serin.host.process_scan import run_processes
-from serin.host.state import running_stack
 from serin.host.supervisor import Supervisor
 from serin.machine.leases import holders
 from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
-from tests.e2e.browser import find_browser, open_browser
+from tests.e2e.prefect_page import PrefectPage
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.gpus import write_inventory
 from tests.fakes.small_pipeline import NAME, small_spec, write_spec
@@ -93,39 +92,30 @@ def test_killed_pipelines_resume_inline_and_placed_to_the_same_model_which_is_se
 
 @pytest.mark.timeout(1500)
 def test_a_person_sees_the_run_its_pages_with_pictures_and_a_form_for_the_spec(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, page: PrefectPage
 ) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium here (`make system-deps` installs it): Prefect's pages were not looked at")
     if not _versions(stack):  # alone, without the story above
         stack.serin("run", "--no-serve", str(write_spec(tmp_path, small_spec(tmp_path / "data"))))
-    pages = running_stack(stack.home).prefect_ui_url
     artifacts = {
         found["key"]: found["latest_id"] for found in stack.call("POST", "/artifacts/latest/filter", {})
     }
     body = {"flow_runs": {"tags": {"all_": [NAME]}}, "flows": {"name": {"any_": ["pipeline"]}}}
     run = stack.call("POST", "/flow_runs/filter", {**body, "sort": "START_TIME_ASC"})[0]
-    with open_browser(program, tmp_path / "browser") as page:
-        page.open(f"{pages}/artifacts")
-        page.type_into("input[type=password]", stack.login)
-        page.press("Login")
-        page.wait_for(*(f"{NAME}-{stage}" for stage in ("data", "training", "gate")))
-        for stage, words in (("data", "Features"), ("training", "valid_auc"), ("gate", "Variants")):
-            page.open(f"{pages}/artifacts/artifact/{artifacts[f'{NAME}-{stage}']}")
-            page.wait_for(NAME, words)
-            page.wait_until(_SHOWS_A_PICTURE, f"a picture on the page of {stage}")
-            page.picture(tmp_path / f"{stage}.png")
+    seen = page.page
+    page.open("/artifacts", *(f"{NAME}-{stage}" for stage in ("data", "training", "gate")))
+    for stage, words in (("data", "Features"), ("training", "valid_auc"), ("gate", "Variants")):
+        page.open(f"/artifacts/artifact/{artifacts[f'{NAME}-{stage}']}", NAME, words)
+        seen.wait_until(_SHOWS_A_PICTURE, f"a picture on the page of {stage}")
+        seen.picture(tmp_path / f"{stage}.png")
 
-        page.open(f"{pages}/runs/flow-run/{run['id']}")
-        page.wait_for(run["name"], NAME, "Completed", f"published {NAME}-v1", "training on the CPU")
-        assert page.picture(tmp_path / "run.png").startswith(b"\x89PNG")
+    shown = (run["name"], NAME, "Completed", f"published {NAME}-v1", "training on the CPU")
+    page.open(f"/runs/flow-run/{run['id']}", *shown)
+    assert seen.picture(tmp_path / "run.png").startswith(b"\x89PNG")
 
-        page.open(f"{pages}/deployments/deployment/{run['deployment_id']}/run")
-        page.wait_for("spec", "fresh", "Validate parameters")
-        page.press("Serin pipeline")
-        page.wait_for("TrainingSpec", "RolloutSpec", "MonitoringSpec")
-        page.picture(tmp_path / "form.png")
+    page.open(f"/deployments/deployment/{run['deployment_id']}/run", "spec", "fresh", "Validate parameters")
+    seen.press("Serin pipeline")
+    seen.wait_for("TrainingSpec", "RolloutSpec", "MonitoringSpec")
+    seen.picture(tmp_path / "form.png")
 
 
 @pytest.mark.timeout(1500)

@@ -1,7 +1,8 @@
-"""Runs that people start themselves, on a real stack: Prefect's own command, a schedule, the scripts for CI.
+"""Runs that people start themselves, on a real stack: Prefect's own page and command, a schedule, the scripts for CI.
 
 The tests share one model. A schedule trains its first version; the second one is trained by CI and rolled out again and
-again: at 50% it waits for approval, and there its process is killed or it is approved.
+again: at 50% it waits for approval, and there its process is killed or it is approved. The next ones are made by placed
+stages, which a schedule and a person start in Prefect's page. NVIDIA's clients get the answers of each.
 """
 
 import os
@@ -15,15 +16,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 import yaml
 
+from serin.formats.schema import read_schema
+from serin.host.state import running_stack
 from serin.host.supervisor import Supervisor
+from serin.pipeline.experiments import trainings
 from serin.rollout.run.status import ModelStatus, model_status
+from serin.store.store import Store
+from tests.e2e.prefect_page import PrefectPage
 from tests.e2e.whole_stack import Stack, until
 from tests.fakes.github import running_github
 from tests.fakes.small_pipeline import small_spec
 from tests.signals import hit
+from tests.unit.serving.bundles import infer_inputs, score
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -31,6 +41,7 @@ ROOT = Path(__file__).parents[3]
 CI, DOCS = ROOT / "examples" / "ci", ROOT / "docs" / "how-to" / "schedule.md"
 MODEL = "daily-parcels"
 TREES = {"kind": "xgboost", "rounds": 12, "options": {"max_depth": 3}}
+EVERY_S = 25  # workers find the runs of the next ten seconds at once: two of them would meet in one rollout
 ROLLOUT = {
     "steps": [50, 100], "approve": [100], "step_time": "0s", "min_requests": 0, "bake": "0s", "deadline": "600s"
 }  # fmt: skip
@@ -43,6 +54,7 @@ class Parcels:
         self.folder = folder
         self.first = self._write("first.yaml")
         self.second = self._write("second.yaml", objectives={"latency_ms": 400})
+        self.placed = self._write("placed.yaml", rollout={**ROLLOUT, "approve": []}, training={"seed": 4})
         self.worse = self._write("worse.yaml", model={**TREES, "rounds": 1, "options": {"max_depth": 1}})
         self.wrong = folder / "wrong.yaml"
         self.wrong.write_text(self.first.read_text().replace("features:", "feature:"))
@@ -55,19 +67,14 @@ class Parcels:
 
 
 @pytest.fixture(scope="module")
-def parcels(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Parcels:
-    """The first version is live: it was trained and rolled out by a run that a schedule has started."""
+def parcels(stack: Stack, browser: PrefectPage | None, tmp_path_factory: pytest.TempPathFactory) -> Parcels:
+    """The first version is live: it was trained and rolled out by a run that a schedule has started, which was made in
+    Prefect's page for the deployment of the docs."""
     made = Parcels(tmp_path_factory.mktemp("parcels"))
-    deployment = _schedule_as_the_docs_say(stack, made)
-    run = until(
-        lambda: _started_by_schedule(stack, deployment), "a scheduled run starts", alive=stack.is_well
-    )
-    _delete_schedules(stack, deployment)
-    until(
-        lambda: stack.state(run["id"]) == "COMPLETED",
-        "it completes",
-        alive=lambda: _goes_on(stack, run["id"]),
-    )
+    name = _deploy_as_the_docs_say(stack, made, fires=browser is None)
+    if browser is not None:
+        browser.add_schedule(name, every_s=EVERY_S)
+    _ends_well(stack, _fired(stack, name))
     return made
 
 
@@ -79,6 +86,14 @@ def test_a_schedule_fires_and_its_run_ends_in_a_served_version(stack: Stack, par
     stack.serin("predict", MODEL, str(rows), "--out", str(scores))
     late, early = (float(line.rpartition(",")[2]) for line in scores.read_text().splitlines()[1:])
     assert late > early
+    _answers_nvidias_clients(stack)
+
+
+def test_the_runs_of_a_schedule_are_found_by_their_model(stack: Stack, parcels: Parcels) -> None:
+    wanted = {"flow_runs": {"tags": {"all_": [MODEL]}}, "flows": {"name": {"any_": ["pipeline"]}}}
+    first = stack.call("POST", "/flow_runs/filter", {**wanted, "sort": "START_TIME_ASC"})[0]
+    assert first["created_by"]["type"] == "SCHEDULE"
+    assert MODEL in {training.model for training in trainings(stack.home).read().records}
 
 
 def test_ci_trains_a_pull_request_and_comments_on_it_without_serving_it(
@@ -170,6 +185,44 @@ def test_a_version_that_is_approved_is_live_and_the_command_says_where(
     assert _status(stack).live == 2
 
 
+def test_a_run_that_is_started_in_prefects_page_shows_its_outcome_there(
+    stack: Stack, parcels: Parcels, page: PrefectPage
+) -> None:
+    run = page.start_run("inline", parcels.second)
+    assert run["parameters"]["spec"] == str(parcels.second)
+    _ends_well(stack, run)
+    page.open(f"/runs/flow-run/{run['id']}", run["name"], "Completed", f"{MODEL} version 2 is live")
+    _answers_nvidias_clients(stack)
+
+
+def test_a_schedule_that_is_made_in_prefects_page_places_the_stages_of_its_runs(
+    stack: Stack, parcels: Parcels, page: PrefectPage
+) -> None:
+    """The deployment is the stack's own; its schedule has the spec."""
+    page.add_schedule("placed", every_s=EVERY_S, spec=parcels.placed)
+    run = _fired(stack, "placed")
+    _ends_well(stack, run)
+    shown = page.open(f"/runs/flow-run/{run['id']}", "Completed", f"{MODEL} version 3 is live", MODEL)
+    assert "train placed as train/placed" in shown
+    _answers_nvidias_clients(stack)
+
+
+def test_a_person_starts_a_placed_run_with_parameters_in_prefects_page(
+    stack: Stack, parcels: Parcels, page: PrefectPage
+) -> None:
+    run = page.start_run("placed", parcels.placed, fresh=["export"])
+    assert run["parameters"]["fresh"] == ["export"]
+    _ends_well(stack, run)
+    page.open(
+        f"/runs/flow-run/{run['id']}", "Completed", "train done before", "export placed as export/placed"
+    )
+    below = {"flow_runs": {"parent_flow_run_id": {"any_": [run["id"]]}}}
+    (export,) = stack.call("POST", "/flow_runs/filter", below)
+    assert (MODEL in export["tags"], export["state_type"]) == (True, "COMPLETED")
+    assert _status(stack).live == 4
+    _answers_nvidias_clients(stack)
+
+
 # Every line that a run of this model may show; anything else is noise.
 LINES = re.compile(
     r"sent package \w+ to the store: .*|longest waits: .*|"
@@ -194,33 +247,64 @@ LIVE_ALREADY = [
 ]
 
 
-def _schedule_as_the_docs_say(stack: Stack, parcels: Parcels) -> str:
-    """By the file that the docs show, with this spec and times that come soon."""
+def _deploy_as_the_docs_say(stack: Stack, parcels: Parcels, *, fires: bool) -> str:
+    """By the file that the docs show, with this spec; the deployment's name. `fires`: its times come soon."""
     (block,) = re.findall(r"```yaml\n(# nightly\.yaml\n.*?)```", DOCS.read_text(), re.DOTALL)
     content = yaml.safe_load(block)
     (deployment,) = content["deployments"]
     deployment["parameters"]["spec"] = str(parcels.first)
-    begin = f"DTSTART:{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    # Workers find the runs of the next ten seconds at once: two of them would meet in one rollout.
-    deployment["schedules"] = [{"rrule": f"{begin}\nRRULE:FREQ=SECONDLY;INTERVAL=25;COUNT=60"}]
+    if fires:
+        begin = f"DTSTART:{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        deployment["schedules"] = [{"rrule": f"{begin}\nRRULE:FREQ=SECONDLY;INTERVAL={EVERY_S};COUNT=60"}]
     file = parcels.folder / "nightly.yaml"
     file.write_text(yaml.safe_dump(content))
     stack.serin("deploy", str(file))
-    found = stack.call("GET", f"/deployments/name/pipeline/{deployment['name']}")
-    return str(found["id"])
+    return str(deployment["name"])
 
 
-def _started_by_schedule(stack: Stack, deployment: str) -> dict[str, Any] | None:
-    body = {"deployments": {"id": {"any_": [deployment]}}, "flow_runs": {"start_time": {"is_null_": False}}}
-    found = stack.call("POST", "/flow_runs/filter", body)
-    assert all(run["created_by"]["type"] == "SCHEDULE" for run in found)
-    return found[0] if found else None
+def _fired(stack: Stack, deployment: str) -> dict[str, Any]:
+    """The first run of the deployment's schedule, once a worker has taken it; the schedule is deleted then, and with it
+    the runs that were planned."""
+    number = stack.call("GET", f"/deployments/name/pipeline/{deployment}")["id"]
+    taken = {"state": {"type": {"not_any_": ["SCHEDULED"]}}, "tags": {"all_": ["auto-scheduled"]}}
+    body = {
+        "deployments": {"id": {"any_": [number]}}, "flow_runs": taken, "sort": "EXPECTED_START_TIME_ASC"
+    }  # fmt: skip
+    found = until(
+        lambda: stack.call("POST", "/flow_runs/filter", body), "a scheduled run starts", alive=stack.is_well
+    )
+    for schedule in stack.call("GET", f"/deployments/{number}/schedules"):
+        stack.call("DELETE", f"/deployments/{number}/schedules/{schedule['id']}")
+    assert found[0]["created_by"]["type"] == "SCHEDULE"
+    return dict(found[0])
 
 
-def _delete_schedules(stack: Stack, deployment: str) -> None:
-    """And with them the runs that were planned."""
-    for schedule in stack.call("GET", f"/deployments/{deployment}/schedules"):
-        stack.call("DELETE", f"/deployments/{deployment}/schedules/{schedule['id']}")
+def _ends_well(stack: Stack, run: dict[str, Any]) -> None:
+    until(
+        lambda: stack.state(run["id"]) == "COMPLETED",
+        "it completes",
+        alive=lambda: _goes_on(stack, run["id"]),
+    )
+
+
+def _answers_nvidias_clients(stack: Stack) -> None:
+    """Over HTTP and gRPC, as its live version does in this process."""
+    bundle = Store(str(stack.home / "store")).bundle(MODEL, _status(stack).live or 0)
+    columns = {
+        "weight": np.array([[2.5], [1.0]], np.float32),
+        "distance": np.array([[1900], [10]], np.int64),
+        "carrier": np.array([["slow"], ["swift"]], object),
+    }
+    schema, wanted = read_schema(Path(bundle.path)), score(bundle.path, columns)
+    assert wanted[0] > wanted[1]
+    address = running_stack(stack.home).gateway_url.removeprefix("http://")
+    for library in (tritonclient.http, tritonclient.grpc):
+        client = library.InferenceServerClient(address)
+        try:
+            answer = client.infer(MODEL, infer_inputs(library, columns, schema))
+        finally:
+            client.close()
+        np.testing.assert_allclose(answer.as_numpy("score"), wanted, rtol=1e-5)
 
 
 def _goes_on(stack: Stack, run: str) -> bool:

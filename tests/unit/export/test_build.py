@@ -29,6 +29,7 @@ from serin.scoring.session import FrontAndCore, open_session
 from serin.spec.yaml_file import read_yaml
 from serin.store.artifacts import NO_DATASET, Bundle
 from serin.store.store import Store
+from tests.kit.web import Handler, web_server
 from tests.logs import heard
 from tests.unit.export.small_dataset import Trained, flights, make_trained
 from tests.unit.export.test_own_inputs import picture_model, spec_in, taken_over
@@ -313,6 +314,27 @@ def test_an_mlflow_that_accepts_nothing_is_reported(
         track_bundle(bundle, trained.checkpoint)
     assert "MLflow did not accept the version" in said[0]
     assert "published nevertheless" in said[0]
+
+
+def test_an_mlflow_that_is_away_is_asked_once_and_not_waited_for(
+    trained: Trained, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Away(Handler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.answer(b"", 503)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    said: list[str] = []
+    with web_server(Away) as port, heard(said.append):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        track_bundle(bundle, trained.checkpoint)
+    assert len(asked) == 1, asked
+    assert "MLflow did not accept the version" in said[0]
 
 
 def test_a_version_with_custom_inputs_is_tracked_when_it_is_published(

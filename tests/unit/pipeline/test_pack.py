@@ -1,16 +1,21 @@
 """What a run takes along, what stays, and what is refused, by the place of its workers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from serin.errors import SpecError
+from serin.errors import NotFound, SpecError, TablesNeeded
 from serin.pipeline.pack import Package, _secrets, pack_spec
-from serin.pipeline.push_tables import push_tables
+from serin.pipeline.tables import list_tables, push_tables, remove_tables
 from serin.spec.load import read_spec
+from serin.store.packages import publish_package
+from serin.store.store import Store
 from tests.fakes.own_project import write_project
+from tests.kit.commands import serin
+from tests.unit.serving import bundles
 
 
 @pytest.fixture
@@ -185,6 +190,39 @@ def test_pushed_tables_are_sent_once_and_have_a_url_by_their_content(
     from serin.etl.sources.files import find_files
 
     assert [file.size for url in first.urls.values() for file in find_files("t", url)] == [4, 4]
+
+
+def test_pushed_tables_are_listed_and_removed_unless_a_package_or_a_version_names_them(
+    tmp_path: Path, bucket: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_STORE", bucket)
+    urls = {}
+    for name in ("sent", "trained", "free"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.csv").write_text(f"a\n{name}\n")
+        (urls[name],) = push_tables(tmp_path / name).urls.values()
+    digests = {name: url.split("/")[-2] for name, url in urls.items()}
+    store = Store.open()
+    publish_package(store, {"spec.yaml": f"data: {{tables: {{t: {urls['sent']}}}}}".encode()})
+    spec = f"name: flights\ndata: {{tables: {{t: {urls['trained']}}}}}\n"
+    bundles.publish(store, bias=0.0, spec=spec)
+
+    listed = json.loads(serin("tables", "list", "--json"))
+    assert {each["digest"]: list(each["urls"].values()) for each in listed} == {
+        digests[name]: [urls[name]] for name in urls
+    }
+    assert "sent.csv" in serin("tables", "list")
+    with pytest.raises(TablesNeeded, match="package "):
+        remove_tables(digests["sent"])
+    with pytest.raises(TablesNeeded, match=f"{bundles.MODEL} version 1 would read them again"):
+        remove_tables(digests["trained"][:12])
+    for name in ("0" * 12, ""):
+        with pytest.raises(NotFound):
+            remove_tables(name)
+    assert "removed" in serin("tables", "remove", digests["free"][:12], "--yes")
+    assert {each.digest for each in list_tables()} == {digests["sent"], digests["trained"]}
+    assert store.shared_files().entries(f"tables/{digests['free']}/") == []
+    assert push_tables(tmp_path / "free").sent
 
 
 def test_tables_are_not_pushed_to_a_store_that_others_cannot_read(tmp_path: Path, home: Path) -> None:

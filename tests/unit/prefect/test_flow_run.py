@@ -24,6 +24,7 @@ from serin.spec.load import read_spec
 from serin.store.stage_keys import note
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
+from tests.kit.stacks import stack_in
 from tests.logs import heard
 
 LINE = {
@@ -218,6 +219,17 @@ def test_deploy_shows_each_deployment_of_the_file_with_its_next_run(
     assert {"inline", "placed", "scheduled"} <= {*asked[-1]["deployments"]["name"]["any_"]}
     elsewhere.answers["POST /flow_runs/filter"] = (200, [])
     assert "pipeline/nightly: scheduled; its next run is not planned yet" in serin("deploy", str(file))
+
+
+def test_a_host_whose_agent_has_no_prefect_deploys_to_the_server_that_is_named(
+    elsewhere: Server, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack_in(home)
+    monkeypatch.setattr(deploy, "apply_file", lambda *_, **__: None)
+    elsewhere.answers["GET /work_pools/gpu"] = (200, {"type": "serin"})
+    file = tmp_path / "prefect.yaml"
+    file.write_text("deployments: [{name: nightly}]")
+    assert "pipeline/nightly: without a schedule" in serin("deploy", str(file))
 
 
 def test_a_server_on_this_machine_that_is_gone_was_a_stack_s(
