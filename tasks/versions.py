@@ -27,7 +27,7 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
 def sent_version(release: Release) -> str | dict[str, Any]:
     """What opens the spec of a version again, on any worker: its package, or for one that was made without the spec
     itself."""
-    bundle = Path(Store.open().bundle(release.model, release.version, hold=True).path)
+    bundle = Path(Store.open().bundle(release.model, release.label, hold=True).path)
     if (package := package_of(bundle)) is not None:
         return f"{REFERENCE}{package}"
     return stored_spec(bundle).model_dump(mode="json", by_alias=True)

@@ -38,12 +38,11 @@ from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.quality.view import read_quality
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, ReleaseStatus
+from serin.rollout.run.status import ModelStatus
 from serin.rollout.run.story import point
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
 from serin.spec.section import shortest
-from serin.store.artifacts import Release
 from serin.watcher.served import last_statuses, served_models, state_home, watched_rollouts
 
 Section = Callable[[Path], Iterable[Metric]]
@@ -82,10 +81,6 @@ def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=labels)
 
 
-def release_name(model: str, entry: ReleaseStatus) -> str:
-    return Release(model=model, version=entry.version, baseline=entry.arm == "baseline").name
-
-
 def build(home: Path) -> Iterator[Metric]:
     del home
     yield InfoMetricFamily("serin", "The version of Serin.", {"version": importlib.metadata.version("serin")})
@@ -99,7 +94,7 @@ def releases(home: Path) -> Iterator[Metric]:
         if model.live is not None:
             live.add_metric([model.name], model.live)
         for release in model.releases:
-            name = release_name(model.name, release)
+            name = model.release_of(release).name
             weight.add_metric([model.name, name, release.arm], release.weight_percent / 100)
     yield live
     yield weight
@@ -118,7 +113,7 @@ def rollouts(home: Path) -> Iterator[Metric]:
     )  # fmt: skip
     for model in last_statuses(home):
         rollout = model.rollout
-        name = f"{model.name}-v{rollout.version}"
+        name = f"{model.name}-v{rollout.label}"
         running.add_metric([model.name, name, rollout.phase], float(rollout.running))
         if rollout.running:
             held.add_metric([model.name, name, rollout.hold or ""], float(rollout.hold is not None))
@@ -268,7 +263,7 @@ def targets(home: Path) -> list[dict[str, Any]]:
     found = []
     for model in last_statuses(home):
         for entry in model.releases:
-            name = release_name(model.name, entry)
+            name = model.release_of(entry).name
             record = read_record(home / "releases" / name)
             if record is not None:
                 labels = {"model": model.name, "release": name, "arm": entry.arm}

@@ -16,9 +16,9 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
     """Returns the state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
     match command.kind:
         case "start":
-            if command.version is None:
+            if command.release is None:
                 raise _refused(command, "name the version to roll out")
-            return _begin(now, command, Release(model=command.model, version=command.version), t)
+            return _begin(now, command, command.release, t)
         case "rollback":
             return _go_back(now, command, t)
         case "retire":
@@ -33,11 +33,11 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
 
 def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) -> Rollout:
     if now and not now.phase.final:
-        what = f"the rollout of version {now.candidate.version} is {now.phase}"
+        what = f"the rollout of version {now.candidate.label} is {now.phase}"
         raise _refused(command, f"{what}; wait for its end, or abort it first")
     live = now.live if now else None
     if candidate == live:
-        raise _refused(command, f"version {candidate.version} is live already")
+        raise _refused(command, f"version {candidate.label} is live already")
     return _new(
         command,
         t,
@@ -62,14 +62,14 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     may be any earlier one.
     """
     if now and not now.phase.final:
-        if command.version not in (None, now.stable.version if now.stable else None):
+        if command.release not in (None, now.stable):
             raise _refused(
-                command, f"the rollout of version {now.candidate.version} is running; abort it first"
+                command, f"the rollout of version {now.candidate.label} is running; abort it first"
             )
         return _change(now, command, t)
     target = now.before_live if now else None
-    if now and command.version:
-        target = Release(model=command.model, version=command.version)
+    if now and command.release:
+        target = command.release
     if now is None or target is None:
         raise _refused(command, "no version was live before")
     plan = command.plan or replace(now.plan, mode="enforce")
@@ -79,7 +79,7 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
 def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
     """The live release gets no request any more, finishes those it has, and is stopped."""
     if now and not now.phase.final:
-        what = f"the rollout of version {now.candidate.version} is {now.phase}; wait for its end"
+        what = f"the rollout of version {now.candidate.label} is {now.phase}; wait for its end"
         raise _refused(command, f"{what}, or run `serin rollout abort {command.model}` first")
     if now is None or now.live is None:
         raise _refused(command, "no version of it is served")

@@ -24,6 +24,7 @@ from serin.machine.documents import parse_json
 from serin.machine.typed_json import Document, checked, json2value, value2json
 from serin.rollout.decide.plan import StoredPlan
 from serin.spec.names import valid_model_name
+from serin.store.artifacts import Release
 from serin.store.objects import FolderObjects, Objects
 
 logger = logging.getLogger(__name__)
@@ -46,17 +47,25 @@ def new_id() -> str:
 class Command(Document):
     """A command for the controller.
 
-    `version` is used by start, and by rollback (None: the one before); `plan` by start (None: the default) and by
-    rollback (None: that of the last rollout).
+    `version` with the `edition` of its lookups is used by start, and by rollback (None: the one before); `plan` by
+    start (None: the default) and by rollback (None: that of the last rollout).
     """
 
     kind: Kind
     model: str
     by: str
     version: int | None = None
+    edition: int = 1
     why: str = ""
     plan: StoredPlan | None = None
     id: str = field(default_factory=new_id)
+
+    @property
+    def release(self) -> Release | None:
+        """The release that it names; None when it names none."""
+        if self.version is None:
+            return None
+        return Release(model=self.model, version=self.version, edition=self.edition)
 
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
@@ -71,6 +80,8 @@ class Command(Document):
             raise ValueError(f"{version!r} is not a version number")
         command = json2value(cls, fields)
         valid_model_name(command.model)
+        if command.edition < 1:
+            raise ValueError(f"{command.edition!r} is not the number of an edition")
         return command
 
 
