@@ -62,6 +62,8 @@ COMMAND_LINE = {
     "runs report": "[RUN]",
     "runs show": "[RUN] [--json]",
     "tables push": "[FOLDER] [--json]",
+    "lookups refresh": "[MODEL] [--max-row-change] [--canary] [--follow --no-follow] [--why]",
+    "lookups show": "[MODEL] [--json]",
     "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
     "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",

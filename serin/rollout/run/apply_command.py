@@ -73,7 +73,7 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     if now is None or target is None:
         raise _refused(command, "no version was live before")
     plan = command.plan or replace(now.plan, mode="enforce")
-    return _begin(now, replace(command, plan=_at_once(plan)), target, t)
+    return _begin(now, replace(command, plan=plan.at_once()), target, t)
 
 
 def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
@@ -134,7 +134,7 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     """Moves on to all traffic, whatever the evidence; from the bake to the end. Never skips the golden rows."""
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.WITHDRAWING | Phase.RESTARTING:
-            return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
+            return replace(now, plan=now.plan.at_once(), hold=None, reason=reason, by=command.by)
         case Phase.SHADOWING | Phase.SHIFTING:
             trusted = replace(now, plan=replace(now.plan, min_requests=0))
             return shift(trusted, t, len(now.plan.steps) - 1, reason, by=command.by)
@@ -142,11 +142,6 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
             return move(now, t, Phase.DRAINING, reason, by=command.by)
         case _:
             raise _refused(command, f"it is {now.phase} already")
-
-
-def _at_once(plan: Plan) -> Plan:
-    """Returns a plan with all traffic in one step. A person requested it, so nothing waits for requests."""
-    return replace(plan, steps=(100.0,), approve=(), min_requests=0, shadow=None)
 
 
 def _asked(command: Command) -> str:
