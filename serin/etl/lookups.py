@@ -164,7 +164,7 @@ def _check_schema(
             raise LookupRefused(table=table.name, reason=f"column {there!r} is missing")
         found, wanted = kind_in(table, there), kinds[name]
         if found != wanted and (found, wanted) not in _READABLE:
-            reason = f"column {there!r} is a {found}; it was a {wanted} when the version was exported"
+            reason = f"column {there!r} is of type {found}; it was {wanted} when the version was exported"
             raise LookupRefused(table=table.name, reason=reason)
 
 
