@@ -21,7 +21,7 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
             raise NotFound(kind="model", name=model, known=store.models())
         version = versions[-1]
     bundle = store.bundle(model, version, hold=True)
-    return Release(model=model, version=bundle.version), stored_spec(Path(bundle.path))
+    return bundle.release, stored_spec(Path(bundle.path))
 
 
 def sent_version(release: Release) -> str | dict[str, Any]:

@@ -25,6 +25,8 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.section import seconds
+from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
 from serin.store.packages import stored_spec
 from serin.store.store import Store
@@ -69,7 +71,9 @@ def refresh_lookups(
     live = live_release(store, model)
     base = find_trusted(store, model, live.version)
     spec, known = _refreshable(base)
-    with locked(store.lock(f"lookups/{model}")):
+    lock = store.lock(f"lookups/{model}")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock):
         edition = _find_or_publish(store, base, spec, known, live, max_row_change)
     if edition.release == live:
         return StageResult(value=live, ran=False, why=f"the tables of {live.name} have not changed")
@@ -107,15 +111,20 @@ def lookup_ages(store: Store, release: Release) -> list[LookupAge]:
     if known is None:
         return []
     read = max(known.read, store.lookups_read(release) or 0.0)
-    limits = {
-        join.table: join.settings.max_age
-        for join in stored_spec(folder).data.joins
-        if join.source == "lookup"
-    }
+    joins = stored_section(folder, "data").get("joins") or ()
+    limits = {join["with"]: seconds((join.get("lookup") or {}).get("max_age")) for join in joins}
     return [
         LookupAge(table=table.name, rows=known.rows[table.name], read=read, max_age_s=limits.get(table.name))
         for table in known.tables
     ]
+
+
+def is_due(store: Store, release: Release, now: float) -> bool:
+    """Whether a scheduled refresh reads the tables of a release again: one of them has reached half of its age."""
+    return any(
+        each.max_age_s is not None and now - each.read >= each.max_age_s / 2
+        for each in lookup_ages(store, release)
+    )
 
 
 def _refreshable(base: Bundle) -> tuple[PipelineSpec, Lookups]:

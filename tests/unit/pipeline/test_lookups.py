@@ -1,5 +1,8 @@
 """Editions of a version's lookups: built from tables that have changed, proved, published, or refused."""
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ from serin.pipeline.lookups import _find_or_publish, _refreshable, lookup_ages
 from serin.scoring.predict import Scorer
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
+from tests.kit.commands import run
 from tests.unit.export.small_dataset import flights, make_trained, planes, spec_for
 
 Change = Callable[[pa.Table], pa.Table]
@@ -201,3 +205,37 @@ def test_files_of_another_edition_are_not_taken_for_this_one(scene: Scene) -> No
     with pytest.raises(SerinError, match="it contains flights version 1e2, not flights version 1e7"):
         scene.store.bundle("flights", "1e7")
     assert read_manifest(edition.with_name("1e7")).edition == 2
+
+
+STEPS = (
+    "serin.etl.lookups:load_join",
+    "serin.etl.lookups:golden_again",
+    "serin.store.store:Store.reserve_edition",
+    "serin.export.edition:check_features",
+    "serin.export.publish:sign_if_configured",
+    "serin.store.places:sync",
+)
+
+
+def test_a_refresh_that_is_killed_at_any_step_leaves_no_half_edition_and_can_be_repeated(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.change(lambda table: with_seats(table, N1=750))
+    variables = {**os.environ, "SERIN_HOME": str(tmp_path / "home")}
+    for step in STEPS:
+        command = (
+            sys.executable,
+            "-m",
+            "tests.unit.pipeline.killed_refresh",
+            scene.store.url,
+            "flights",
+            step,
+        )
+        run(*command, env=variables, code=-signal.SIGKILL)
+        assert scene.store.editions("flights", 1) == [1], step
+        assert scene.store.aliased("flights") == {}
+    edition = scene.refresh()
+    verify_bundle(Path(edition.path), digest=edition.digest)
+    assert scene.store.editions("flights", 1) == [1, edition.edition]
+    assert edition.edition > 2, "a number that was given out is not given out again"
+    assert scene.refresh() == edition
