@@ -48,7 +48,11 @@ def versions_to_delete(store: Store, home: Path, model: str, version: str | None
     known = store.versions(model)
     if not known:
         raise NotFound(kind="model", name=model, known=store.models())
-    going = known if version is None else [store.bundle(model, version).version]
+    found = None if version is None else store.bundle(model, version)
+    if found is not None and found.edition > 1:
+        reason = f"{found.release.label} is an edition of it; `serin gc` removes editions that nothing needs"
+        raise VersionInUse(model=model, version=found.version, reason=reason)
+    going = known if found is None else [found.version]
     for number in going:
         for reason in _reasons(store, home, model, number):
             raise VersionInUse(model=model, version=number, reason=reason)
