@@ -160,14 +160,14 @@ def route_configuration(
 
 
 def _one_of_each(route: ModelRoute, running: Iterable[Release]) -> list[Release]:
-    """The releases that answer calls with a version's number: of several editions of its lookups the one with the
-    traffic, else the newest."""
+    """The releases that answer calls with a version's number: of several editions of its lookups the stable one until
+    the candidate has all traffic, else the newest."""
+    first = route.candidate if route.candidate_percent == 100 else route.stable
     found: dict[int, Release] = {}
     for release in sorted(running):
-        if release.model == route.model and not release.baseline:
-            known = found.get(release.version)
-            if known is None or known not in route.busy or release in route.busy:
-                found[release.version] = release
+        own = release.model == route.model and not release.baseline
+        if own and (first is None or found.get(release.version) != first):
+            found[release.version] = release
     return [found[version] for version in sorted(found)]
 
 
