@@ -37,7 +37,7 @@ from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
     from serin.formats.importance import Importance
-    from serin.formats.schema import InputColumn
+    from serin.formats.schema import InputColumn, Schema
     from serin.store.artifacts import Bundle
     from serin.store.receipt import Receipt
     from serin.store.store import Store
@@ -138,11 +138,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
             show(f"  {name:<8} {_lineage(line)}")
     for stop in stops:
         show(f"  copied   from {stop.store} by {stop.by} on {stop.host}, {when(stop.at)}")
-    show("  clients send")
-    if not schema.inputs:
-        show("    not known: its server did not describe its tensors when it was registered")
-    for column in schema.inputs:
-        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
+    _show_inputs(schema)
     show("  answers with")
     for output in schema.outputs:
         meaning = answer_meaning(output.name, schema, folder)
@@ -151,6 +147,14 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         _show_importance(importance)
     for line in cost_lines(_cost(bundle, manifest.lineage)):
         show(line)
+
+
+def _show_inputs(schema: Schema) -> None:
+    show("  clients send")
+    if not schema.inputs:
+        show("    not known: its server did not describe its tensors when it was registered")
+    for column in schema.inputs:
+        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
 
 
 def _edition_lines(store: Store, bundle: Bundle) -> Iterator[str]:
