@@ -69,6 +69,8 @@ class Command(Document):
 
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
+        if self.edition == 1:
+            del fields["edition"]  # as commands were before there were editions
         return {"format": _FORM, "version": 1, "release": fields.pop("version"), **fields}
 
     @classmethod
