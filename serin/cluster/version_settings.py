@@ -63,7 +63,7 @@ def check_trusted(store: Store, external: External | None = None) -> Callable[[R
     def check(release: Release) -> None:
         if external is not None and external.has(release):
             external.check_answers(release)
-            every = (replace(release, version=number) for number in store.versions(release.model))
+            every = (Release(model=release.model, version=number) for number in store.versions(release.model))
             if all(map(external.has, every)):
                 return  # what it runs is not known here
         check_policy(store, find_trusted(store, release.model, release.label))
