@@ -36,7 +36,7 @@ from serin.spec.data import DataSpec
 from serin.spec.relation import JoinSpec
 
 _MEMORY_SHARE = 4  # of what is free, a table may take the fourth part: the graph is built beside it
-_NEW_KEYS = 16  # of each table: keys whose columns have changed, asked for in golden rows of their own
+_NEW_KEYS = 16  # of each table: keys whose columns have changed, asked for in further golden rows
 _READABLE = {("int", "float"), ("string", "timestamp")}  # kinds found, and kinds that they can be read as
 
 
