@@ -23,6 +23,7 @@ MODULES = {
     "tables": "tables",
     "hosts": "agent controller worker hosts",
     "rollout": "rollout logs retire",
+    "lookups": "lookups",
     "models": "models gpus gc",
     "scoring": "predict explain tune",
     "signing": "trust",

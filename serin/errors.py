@@ -18,6 +18,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── TimeUnparsable          a time column that does not parse
 │   ├── TargetUnusable          a target with one class, or of the wrong kind for its task (exit code 2)
 │   ├── CheckFailed             a check of the spec does not hold
+│   ├── LookupRefused           a table of a lookup that cannot take the place of the one in service
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 │   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
@@ -361,6 +362,10 @@ class CheckFailed(DataError):
     @property
     def more(self) -> str:
         return f"; for example {', '.join(self.examples)}" if self.examples else ""
+
+
+class LookupRefused(DataError):
+    template = "the lookup in {table!r} is not refreshed: {reason}; what is live stays as it is"
 
 
 class LeakFound(DataError):

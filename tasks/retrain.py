@@ -108,7 +108,7 @@ def _candidate(model: str) -> str | None:
     status = status_of(find_rollouts(), model)
     if status is None or not status.rollout.running:
         return None
-    return Release(model=model, version=status.rollout.version).name
+    return f"{model}-v{status.rollout.label}"
 
 
 def _run() -> str:

@@ -25,13 +25,13 @@ def find_version(model: str, version: int | str | None = None) -> tuple[Release,
             raise NotFound(kind="model", name=model, known=store.models())
         version = versions[-1]
     bundle = store.bundle(model, version, hold=True)
-    return Release(model=model, version=bundle.version), stored_spec(Path(bundle.path))
+    return bundle.release, stored_spec(Path(bundle.path))
 
 
 def sent_version(release: Release) -> str | dict[str, Any]:
     """What opens the spec of a version again, on any worker: its package, or for one that was made without the spec
     itself."""
-    bundle = Path(Store.open().bundle(release.model, release.version, hold=True).path)
+    bundle = Path(Store.open().bundle(release.model, release.label, hold=True).path)
     if (package := package_of(bundle)) is not None:
         return f"{REFERENCE}{package}"
     return stored_spec(bundle).model_dump(mode="json", by_alias=True)

@@ -239,13 +239,13 @@ class ClusterVersions:
     def __init__(self, versions: Store, leadership: Leads, term: int) -> None:
         self._versions, self._leadership, self._term = versions, leadership, term
 
-    def versions(self, model: str) -> Sequence[int]:
-        return self._versions.versions(model)
+    def editions(self, model: str, version: int) -> Sequence[int]:
+        return self._versions.editions(model, version)
 
-    def aliases(self, model: str) -> Mapping[str, int]:
-        return self._versions.aliases(model)
+    def aliased(self, model: str) -> Mapping[str, Release]:
+        return self._versions.aliased(model)
 
-    def set_alias(self, model: str, alias: str, version: int | None) -> None:
+    def set_alias(self, model: str, alias: str, version: str | None) -> None:
         self._versions.set_alias(model, alias, version, check=lambda: self._leadership.check(self._term))
 
 

@@ -77,7 +77,8 @@ class ClusterStatus:
             yield from self._model_lines(model)
 
     def _model_lines(self, model: ModelStatus) -> Iterator[str]:
-        yield f"{model.name}: {f'version {model.live} is live' if model.live else 'no version is live'}"
+        live = model.live_release
+        yield f"{model.name}: {f'version {live.label} is live' if live else 'no version is live'}"
         for entry in model.releases:
             at = self._ready_at(model, entry)
             ready = f"ready at {', '.join(at)}" if at else "NOT READY"

@@ -27,7 +27,7 @@ def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
 
     @functools.cache
     def timeouts(release: Release) -> Timeouts:
-        bundle = store.bundle(release.model, release.version)
+        bundle = store.bundle(release.model, release.label)
         folder = Path(bundle.path)
         found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(folder))
         share = stored_capture(folder, ["share"]).share
@@ -52,7 +52,7 @@ def model_timeouts(timeouts: Callable[[Release], Timeouts], releases: Sequence[R
 
 def stored_schema(store: Store) -> Callable[[Release], Schema]:
     """Returns the schemas of versions in the store."""
-    return lambda release: read_schema(Path(store.bundle(release.model, release.version).path))
+    return lambda release: read_schema(Path(store.bundle(release.model, release.label).path))
 
 
 def check_trusted(store: Store, external: External | None = None) -> Callable[[Release], None]:
@@ -63,10 +63,10 @@ def check_trusted(store: Store, external: External | None = None) -> Callable[[R
     def check(release: Release) -> None:
         if external is not None and external.has(release):
             external.check_answers(release)
-            every = (replace(release, version=number) for number in store.versions(release.model))
+            every = (Release(model=release.model, version=number) for number in store.versions(release.model))
             if all(map(external.has, every)):
                 return  # what it runs is not known here
-        check_policy(store, find_trusted(store, release.model, release.version))
+        check_policy(store, find_trusted(store, release.model, release.label))
 
     return check
 
@@ -76,7 +76,7 @@ def stored_replicas(store: Store) -> Callable[[Release], int | None]:
 
     @functools.cache
     def replicas(release: Release) -> int | None:
-        wanted = serving_settings(store.bundle(release.model, release.version)).replicas
+        wanted = serving_settings(store.bundle(release.model, release.label)).replicas
         return None if wanted == "all" else wanted
 
     return replicas

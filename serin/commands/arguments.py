@@ -18,7 +18,8 @@ ModelVersion = Annotated[
     str,
     typer.Argument(
         metavar="MODEL[:VERSION]",
-        help="A model's name, and after a colon a version: its number, or live, candidate, previous.",
+        help="A model's name, and after a colon a version: its number (3e2: edition 2 of its lookups), or live, "
+        "candidate, previous.",
     ),
 ]
 Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]

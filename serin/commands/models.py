@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,9 +37,10 @@ from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
     from serin.formats.importance import Importance
-    from serin.formats.schema import InputColumn
+    from serin.formats.schema import InputColumn, Schema
     from serin.store.artifacts import Bundle
     from serin.store.receipt import Receipt
+    from serin.store.store import Store
     from serin.store.version_cost import VersionCost
 
 _SHOWN_COLUMNS = 10
@@ -67,11 +68,15 @@ def list_models(as_json: Json = False) -> None:
         )
     found = []
     for model in store.models():
-        aliases: dict[str, int] = {}
+        aliases: dict[str, Release] = {}
         with contained(failed, model):
-            aliases = store.aliases(model)
+            aliases = store.aliased(model)
         for number in store.versions(model):
-            names = ", ".join(name for name, version in aliases.items() if version == number)
+            names = ", ".join(
+                name if release.edition == 1 else f"{name} (edition {release.edition})"
+                for name, release in aliases.items()
+                if release.version == number
+            )
             entry: dict[str, Any] = {"model": model, "version": number}
             try:
                 entry = dataclasses.asdict(store.bundle(model, number))
@@ -112,12 +117,16 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
                 "schema": dataclasses.asdict(schema),
                 "importance": None if importance is None else dataclasses.asdict(importance),
                 "path": bundle.path,
+                "edition": bundle.edition,
+                "editions": store.editions(bundle.model, bundle.version),
                 "copied": [dataclasses.asdict(stop) for stop in stops],
                 "costs": _cost(bundle, manifest.lineage).to_json(),
             }
         )
         return
-    show(f"{bundle.model} version {bundle.version}")
+    show(f"{bundle.model} version {bundle.release.label}")
+    for line in _edition_lines(store, bundle):
+        show(line)
     show(f"  at       {bundle.path} (card.md, gate.json, ...)")
     show(f"  metrics  {_metrics(manifest.metrics)}")
     reason = read_reason(manifest.lineage)
@@ -129,11 +138,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
             show(f"  {name:<8} {_lineage(line)}")
     for stop in stops:
         show(f"  copied   from {stop.store} by {stop.by} on {stop.host}, {when(stop.at)}")
-    show("  clients send")
-    if not schema.inputs:
-        show("    not known: its server did not describe its tensors when it was registered")
-    for column in schema.inputs:
-        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
+    _show_inputs(schema)
     show("  answers with")
     for output in schema.outputs:
         meaning = answer_meaning(output.name, schema, folder)
@@ -142,6 +147,26 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         _show_importance(importance)
     for line in cost_lines(_cost(bundle, manifest.lineage)):
         show(line)
+
+
+def _show_inputs(schema: Schema) -> None:
+    show("  clients send")
+    if not schema.inputs:
+        show("    not known: its server did not describe its tensors when it was registered")
+    for column in schema.inputs:
+        show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
+
+
+def _edition_lines(store: Store, bundle: Bundle) -> Iterator[str]:
+    """Which edition of the lookups it has, and when their tables were read."""
+    from serin.pipeline.lookups import lookup_ages
+
+    editions, live = store.editions(bundle.model, bundle.version), store.aliased(bundle.model).get("live")
+    if len(editions) > 1:
+        which = f"; {live.label} is live" if live and live.version == bundle.version else ""
+        yield f"  edition  {bundle.edition} of {', '.join(map(str, editions))}{which}"
+    for table in lookup_ages(store, bundle.release):
+        yield f"  lookup   {table.table}: {table.rows:,} rows, read {when(table.read)}"
 
 
 def _show_importance(importance: Importance) -> None:

@@ -21,7 +21,7 @@ from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count, inventory
 from serin.machine.leases import lease
-from serin.store.artifacts import Bundle, Release
+from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 
@@ -161,8 +161,7 @@ def _records(bundle: Bundle) -> BulkRecords | None:
     settings = stored_capture(Path(bundle.path))
     if not settings.share:
         return None
-    release = Release(model=bundle.model, version=bundle.version)
-    return BulkRecords(environment.home(), release, read_schema(Path(bundle.path)), settings)
+    return BulkRecords(environment.home(), bundle.release, read_schema(Path(bundle.path)), settings)
 
 
 def open_bundle(name: str) -> Bundle:
@@ -170,7 +169,7 @@ def open_bundle(name: str) -> Bundle:
     served to be scored in bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
     store = Store.open()
     found = store.release(name, prefer="live")
-    return find_trusted(store, found.model, found.version)
+    return find_trusted(store, found.model, found.label)
 
 
 def _score(

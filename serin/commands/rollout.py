@@ -21,7 +21,6 @@ from serin.commands.arguments import (
     Why,
     Yes,
     add_group,
-    numbered,
     open_store,
 )
 from serin.commands.output import (
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from serin.rollout.run.commands import Kind
     from serin.rollout.run.replay import Replay
     from serin.rollout.run.status import ModelStatus
+    from serin.store.artifacts import Release
 
 _ORDERS: Final[dict[Kind, str]] = {
     "pause": "Hold the rollout where it is.",
@@ -121,7 +121,7 @@ def start(
         from serin.pipeline.elsewhere import Elsewhere
 
         servers = Elsewhere(open_store(), name, spec=spec, timeout_s=request_timeout, reference=reference)
-        model, version, plan = name, _take_in(name, servers, stable, candidate), servers.plan
+        release, plan = _take_in(name, servers, stable, candidate), servers.plan
     elif stable is not None or candidate is not None:
         raise typer.BadParameter("give MODEL:VERSION, or MODEL with both --stable and --candidate")
     elif request_timeout is not None or reference is not None:
@@ -129,11 +129,10 @@ def start(
         raise typer.BadParameter(f"{option} is for servers elsewhere; the spec of a version says it")
     else:
         bundle = open_store().find(name)
-        model, version = bundle.model, bundle.version
-        plan = _plan_of(spec or Path(bundle.path) / "spec.yaml")
-    tell_controller("start", model, version=version, plan=plan, why=why)
+        release, plan = bundle.release, _plan_of(spec or Path(bundle.path) / "spec.yaml")
+    tell_controller("start", release.model, release, plan=plan, why=why)
     if follow:
-        _follow(model)
+        follow_newest(release.model)
 
 
 def status(
@@ -170,7 +169,7 @@ def watch(model: Model) -> None:
         watch_live(find_rollouts(), model, now.rollout.id, Console())
         _end(model, now.rollout.id)
     else:
-        _follow(model)
+        follow_newest(model)
 
 
 def _order(kind: Kind) -> Callable[[str, str], None]:
@@ -185,16 +184,17 @@ def _order(kind: Kind) -> Callable[[str, str], None]:
 
 def rollback(name: ModelVersion, why: Why = "", follow: Follow = True) -> None:
     """Return to an earlier version: at once while it is still warm, else by a new rollout. [default: the one before]"""
-    model, version = numbered(name)
-    warning = _unwatched(model, version)
-    tell_controller("rollback", model, version=version, why=why)
+    model, version = split_version(name)
+    release = None if version is None else open_store().release(name)
+    warning = _unwatched(model, release)
+    tell_controller("rollback", model, release, why=why)
     if warning:
         say(warning)
     if follow:
-        _follow(model, returning=True)
+        follow_newest(model, returning=True)
 
 
-def _unwatched(model: str, version: int | None) -> str:
+def _unwatched(model: str, release: Release | None) -> str:
     """What happens to open drift alerts when the version that returns does not watch drift; empty: nothing."""
     from serin.monitoring.alerts.book import read_alerts
     from serin.store.packages import stored_spec
@@ -202,22 +202,22 @@ def _unwatched(model: str, version: int | None) -> str:
 
     found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
     alerts = [each for each in found if each.alert.kind == "drift"]
-    if version is None and alerts:
+    if release is None and alerts:
         (now,) = _statuses(model)
-        version = now.previous
-    if not alerts or version is None:
+        release = now.previous_release
+    if not alerts or release is None:
         return ""
-    bundle = Path(open_store().bundle(model, version).path)
+    bundle = Path(open_store().bundle(model, release.label).path)
     if (bundle / "spec.yaml").is_file() and stored_spec(bundle).monitoring.drift is not None:
         return ""
     return (
-        f"version {version} is not watched: its spec has no monitoring.drift. "
+        f"version {release.label} is not watched: its spec has no monitoring.drift. "
         f"{counted(len(alerts), 'open drift alert')} will be closed, although the traffic may stay shifted"
     )
 
 
 def tell_controller(
-    kind: Kind, model: str, *, version: int | None = None, plan: Plan | None = None, why: str = ""
+    kind: Kind, model: str, release: Release | None = None, *, plan: Plan | None = None, why: str = ""
 ) -> None:
     from serin.host.state import running_stack
     from serin.rollout.run.access import find_rollouts
@@ -229,14 +229,22 @@ def tell_controller(
         running_stack(environment.home())  # raises NotUp: nobody would answer
     if kind != "start" and status_of(rollouts, model) is None:
         raise NotFound(kind="rollout of", name=model, known=rollouts.models())
-    command = Command(kind=kind, model=model, version=version, by=environment.user(), why=why, plan=plan)
+    command = Command(
+        kind=kind,
+        model=model,
+        version=release.version if release else None,
+        edition=release.edition if release else 1,
+        by=environment.user(),
+        why=why,
+        plan=plan,
+    )
     answer = rollouts.mailbox.ask(command)
     if not answer.accepted:
         raise CommandRefused(model=model, command=kind, reason=answer.reason)
-    show(f"{kind} {model}{f' version {version}' if version else ''}: accepted")
+    show(f"{kind} {model}{f' version {release.label}' if release else ''}: accepted")
 
 
-def _take_in(model: str, servers: Elsewhere, stable: str, candidate: str) -> int:
+def _take_in(model: str, servers: Elsewhere, stable: str, candidate: str) -> Release:
     """Registers both servers and makes the stable one live; returns the candidate's version."""
     from serin.host.state import running_stack
     from serin.rollout.run.access import find_rollouts
@@ -252,12 +260,11 @@ def _take_in(model: str, servers: Elsewhere, stable: str, candidate: str) -> int
         running_stack(environment.home())  # raises NotUp
     now = status_of(rollouts, model)
     if now is None or now.live is None:
-        version = servers.register(first).version
-        tell_controller("start", model, version=version, why="the server that answers today")
-        _follow(model)
+        tell_controller("start", model, servers.register(first), why="the server that answers today")
+        follow_newest(model)
     elif (live := servers.endpoint(now.live)) is not None and not same_address(live, first):
         raise RolloutRefused(model=model, command="start", reason=f"the stable server is {live.http} now")
-    return servers.register(second).version
+    return servers.register(second)
 
 
 def _plan_of(spec: Path | None) -> Plan | None:
@@ -270,7 +277,7 @@ def _plan_of(spec: Path | None) -> Plan | None:
     return Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
 
 
-def _follow(model: str, *, returning: bool = False) -> None:
+def follow_newest(model: str, *, returning: bool = False) -> None:
     """Prints each decision once; raises RolloutFailed when the rollout ended in a rollback that nobody requested."""
     from serin.pipeline.roll_out import follow_decisions
 
@@ -302,7 +309,7 @@ def _end(model: str, rollout: str, *, returning: bool = False) -> None:
     if not returning:
         rollout_outcome(decision2rollout(decisions[-1]).candidate, decisions)
     (now,) = _statuses(model)
-    show(f"{model}: version {now.live} is live")
+    show(f"{model}: version {now.live_release.label if now.live_release else None} is live")
 
 
 def _statuses(model: str | None) -> list[ModelStatus]:
@@ -321,10 +328,10 @@ def _statuses(model: str | None) -> list[ModelStatus]:
 def _row(entry: ModelStatus) -> tuple[object, ...]:
     rollout = entry.rollout
     phase = f"{rollout.phase}, held: {rollout.hold}" if rollout.hold else rollout.phase
-    going = rollout.version if rollout.running else None
+    going = rollout.label if rollout.running else None
     return (
         entry.name,
-        entry.live,
+        entry.live_release.label if entry.live_release else None,
         going,
         phase,
         f"{rollout.weight_percent:g}%",
@@ -458,14 +465,14 @@ def retire(model: Model, yes: Yes = False, why: Why = "") -> None:
 
     rollouts = find_rollouts()
     status = status_of(rollouts, model)
-    if status is not None and status.live is not None and not status.rollout.running:
-        confirm(f"Take {model} (version {status.live}) out of service?", yes=yes)
+    if status is not None and status.live_release is not None and not status.rollout.running:
+        confirm(f"Take {model} (version {status.live_release.label}) out of service?", yes=yes)
     tell_controller("retire", model, why=why)
     while (now := status_of(rollouts, model)) is not None and now.rollout.running:
         time.sleep(_POLL_S)
     assert now is not None, "a journal does not lose its lines"
     if now.rollout.phase == "retired":
-        show(f"{model} is retired; `serin rollout start {model}:{now.rollout.version}` serves it again")
+        show(f"{model} is retired; `serin rollout start {model}:{now.rollout.label}` serves it again")
 
 
 def logs(

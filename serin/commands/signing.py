@@ -45,7 +45,7 @@ def sign_model(
     bundle = store.find(name)
     folder = Path(bundle.path)
     verify_bundle(folder, digest=bundle.digest)
-    fingerprint = sign_version(store, bundle.model, bundle.version, folder, private)
+    fingerprint = sign_version(store, bundle.model, bundle.release.label, folder, private)
     show(f"{bundle.model} version {bundle.version} is signed by {fingerprint[:16]}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from serin.errors import ExportFailed
 from serin.export.champion import ReadRows, meet_champion
@@ -29,6 +30,7 @@ from serin.formats.explain import FeatureColumns
 from serin.formats.external_data import write_graph
 from serin.formats.importance import FILE as IMPORTANCE
 from serin.formats.importance import Importance
+from serin.formats.lookups import Lookups, write_lookups
 from serin.formats.quality import FILE as QUALITY
 from serin.formats.quality import QualityReference
 from serin.formats.trained import read_record, read_trained
@@ -159,7 +161,7 @@ def _fill(
         (work / TREES).write_bytes(read_trained(trained)[1])  # a GPU runs trees from XGBoost's own file
     write_golden(work, proven.golden, proven.outputs)
     shutil.copyfile(folder / FEATURES, work / FEATURES)
-    _copy_lookups(work, data, folder)
+    copy_lookups(work, _lookups(data, folder), folder)
     keep_for_explanations(work, trained, folder, columns, proven.features, variant=chosen)
     for name, each in measured.items():
         if each is not None:
@@ -173,11 +175,32 @@ def _scores(proven: Proven) -> Score:
     return lambda table: run_in_batches(session, to_wire(table, proven.schema), names, BATCH_ROWS)
 
 
-def _copy_lookups(work: Path, data: DatasetDescription, folder: Path) -> None:
-    """Copies the lookup tables of the graph, for people to read. A table may have any name, a bundle's file may not."""
-    for position, table in enumerate(data.lookups):
+def _lookups(data: DatasetDescription, folder: Path) -> Lookups:
+    """The lookups of a dataset. They were read when its files were written."""
+    files = [folder / table.file for table in data.lookups]
+    return Lookups(
+        read=min((file.stat().st_mtime for file in files), default=0.0),
+        tables=data.lookups,
+        rows={
+            table.name: pq.read_metadata(file).num_rows
+            for table, file in zip(data.lookups, files, strict=True)
+        },
+        derived=data.derived,
+    )
+
+
+def copy_lookups(work: Path, lookups: Lookups, folder: Path) -> Lookups:
+    """Copies the lookup tables of a graph from `folder` into a bundle, for people to read and to be refreshed. A table
+    may have any name, a bundle's file may not. Returns the lookups with the bundle's files."""
+    copied = []
+    for position, table in enumerate(lookups.tables):
         target = work / "lookups" / f"{re.sub('[^A-Za-z0-9_]', '_', table.name)[:100]}.parquet"
         if target.exists():
             target = target.with_stem(f"{target.stem}_{position}")
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / table.file, target)
+        copied.append(replace(table, file=target.relative_to(work).as_posix()))
+    found = replace(lookups, tables=tuple(copied))
+    if copied:
+        write_lookups(work, found)
+    return found

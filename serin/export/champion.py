@@ -66,7 +66,7 @@ def meet_champion(
         return ChampionReport(verdict="not compared", reason="there is no live model")
     try:
         with _needed("the live model cannot be opened", BundleBroken, BundleUntrusted, FormatOutdated):
-            bundle = find_trusted(store, spec.name, live)
+            bundle = find_trusted(store, spec.name, "live")
         report, problem = _compare(spec, candidate, schema, bundle, read_rows)
     except _Incomparable as error:
         report = ChampionReport(verdict="not compared", reason=str(error), live_version=live)

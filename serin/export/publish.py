@@ -68,10 +68,11 @@ def seal_bundle(
         work,
         name=release.model,
         model_version=release.version,
+        edition=release.edition,
         spec_digest=spec_digest,
         lineage=lineage,
         metrics=metrics,
     )
     check_stopped()
-    sign_if_configured(store, release.model, release.version, work)
-    return store.publish_bundle(release.model, release.version, work)
+    sign_if_configured(store, release.model, release.label, work)
+    return store.publish_bundle(release.model, release.label, work)

@@ -58,7 +58,7 @@ def import_bundle(folder: Path, store: Store, *, name: str | None = None) -> Bun
             name_model(graph, {**properties, "name": release.model, "version": str(release.version)})
             (work / file).write_bytes(graph.SerializeToString(deterministic=True))
         (work / MANIFEST).unlink(missing_ok=True)
-        origin = {"release": f"{manifest.name}-v{manifest.model_version}", "manifest": manifest.digest}
+        origin = {"release": manifest.release.name, "manifest": manifest.digest}
         lineage = {**manifest.lineage, "imported": origin}
         digest, metrics = manifest.spec_digest, manifest.metrics
         return seal_bundle(store, release, work, spec_digest=digest, lineage=lineage, metrics=metrics)

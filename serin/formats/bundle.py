@@ -52,8 +52,9 @@ class ManifestFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(Document, form=BUNDLE_FORMAT, version=BUNDLE_VERSION):
-    """The identity, origin and content of a bundle. `digest` is the sha256 of the manifest's own file."""
+class Manifest(Document, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, omit=("edition",)):
+    """The identity, origin and content of a bundle. `digest` is the sha256 of the manifest's own file. `edition`: of
+    its lookups, from 2 on; None: it has those of its export."""
 
     name: str
     model_version: int
@@ -61,7 +62,12 @@ class Manifest(Document, form=BUNDLE_FORMAT, version=BUNDLE_VERSION):
     lineage: dict[str, Any]
     metrics: dict[str, float]
     files: dict[str, ManifestFile]
+    edition: int | None = None
     digest: str = field(compare=False, default="")
+
+    @property
+    def release(self) -> Release:
+        return Release(model=self.name, version=self.model_version, edition=self.edition or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +90,10 @@ def write_manifest(
     spec_digest: str,
     lineage: Mapping[str, Any],
     metrics: Mapping[str, float],
+    edition: int = 1,
 ) -> Manifest:
     """Seal `folder`: every file in it becomes part of the bundle."""
-    _check_release(folder, name, model_version)
+    _check_release(folder, name, model_version, edition)
     files = {
         relative: ManifestFile(sha256=file_sha256(path), size=path.stat().st_size)
         for relative, path in sorted(_regular_files(folder))
@@ -99,6 +106,7 @@ def write_manifest(
         lineage=dict(lineage),
         metrics=dict(metrics),
         files=files,
+        edition=None if edition == 1 else edition,
     )
     document = manifest.to_json()
     del document["digest"]
@@ -120,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
             _valid_path(name)
     except (OSError, ValueError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
-    _check_release(folder, manifest.name, manifest.model_version)
+    _check_release(folder, manifest.name, manifest.model_version, manifest.edition or 1)
     return manifest
 
 
@@ -249,9 +257,9 @@ def _valid_path(name: str) -> str:
     return name
 
 
-def _check_release(folder: Path, name: str, version: int) -> None:
+def _check_release(folder: Path, name: str, version: int, edition: int) -> None:
     try:
-        release = Release(model=name, version=version)
+        release = Release(model=name, version=version, edition=edition)
         Release.parse(release.name)
     except (NameInvalid, TypeError) as error:
         raise BundleBroken(

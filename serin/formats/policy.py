@@ -68,7 +68,7 @@ def check_policy(store: Store, bundle: Bundle, *, of: Store | None = None) -> No
     that has the version; by default this one."""
     problem = read_policy(store).problem(bundle, signatures_of(of or store, bundle))
     if problem is not None:
-        raise PolicyRefused(url=store.url, release=f"{bundle.model}-v{bundle.version}", reason=problem)
+        raise PolicyRefused(url=store.url, release=bundle.release.name, reason=problem)
 
 
 def _gate(folder: Path) -> str:

@@ -9,13 +9,15 @@ from typing import Final
 from serin.machine.documents import read_json
 from serin.machine.durable import make_private, write_whole
 from serin.machine.typed_json import Document
+from serin.store.artifacts import Release, version_label
 
 _KEPT: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """`command`: its id in the controller's inbox. `outcome`: the controller's answer, None until it is there."""
+    """`command`: its id in the controller's inbox. `outcome`: the controller's answer, None until it is there. The
+    editions are those of the versions' lookups."""
 
     t: float
     from_version: int
@@ -25,6 +27,12 @@ class Rollback:
     command: str
     outcome: str | None = None
     accepted: bool = False
+    from_edition: int = 1
+    to_edition: int = 1
+
+    @property
+    def to_label(self) -> str:
+        return version_label(self.to_version, self.to_edition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,7 @@ class _Rollbacks(Document, form="serin.rollbacks"):
 
 
 def refusal(
-    made: tuple[Rollback, ...], *, live: int | None, previous: int | None, rollout_runs: bool
+    made: tuple[Rollback, ...], *, live: Release | None, previous: Release | None, rollout_runs: bool
 ) -> str | None:
     """Returns why the live version must not be rolled back automatically, or None. Pure.
 
@@ -44,9 +52,12 @@ def refusal(
     if rollout_runs:
         return "a rollout is running and decides itself"
     if previous > live:
-        return f"version {live} is live because of a rollback; a further step is for a person to decide"
-    if any(each.from_version == live and (each.accepted or each.outcome is None) for each in made):
-        return f"version {live} was rolled back automatically once; a second time is for a person to decide"
+        return f"version {live.label} is live because of a rollback; a further step is for a person to decide"
+    for each in made:
+        same = (each.from_version, each.from_edition) == (live.version, live.edition)
+        if same and (each.accepted or each.outcome is None):
+            once = f"version {live.label} was rolled back automatically once"
+            return f"{once}; a second time is for a person to decide"
     return None
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from serin.errors import BundleBroken, RolloutRefused, VersionTaken
+from serin.errors import BundleBroken, CommandRefused, RolloutRefused, VersionTaken
 from serin.formats.bundle import MANIFEST, Manifest, check_has_graph, read_manifest
 from serin.formats.policy import check_policy
 from serin.machine import environment
@@ -40,6 +40,12 @@ def copy_version(source: Store, target: Store, name: str) -> StageResult[Bundle]
     """
     found = source.release(name)
     model, version = found.model, found.version
+    if found.edition > 1:
+        reason = (
+            f"{found.name} is an edition of its lookups, which are refreshed where they are served: copy "
+            f"{model}:{version}, and run `serin lookups refresh {model}` there"
+        )
+        raise CommandRefused(model=model, command="copy", reason=reason)
     bundle = source.bundle(model, version, hold=True)
     manifest = read_manifest(Path(bundle.path))
     check_has_graph(manifest, "a copy")

@@ -74,16 +74,17 @@ def submit_rollout(
 ) -> str | None:
     """Does the same with a plan, where `rollouts` are decided about."""
     status = status_of(rollouts, release.model)
-    if status is not None and status.live == release.version and not status.rollout.running:
+    if status is not None and status.live_release == release and not status.rollout.running:
         _log.info("%s is live already", release.name)
         return None
-    if status is not None and status.rollout.running and status.rollout.version == release.version:
+    if status is not None and status.rollout.running and status.rollout.label == release.label:
         _log.info("the rollout of %s is already running; following it", release.name)
         return status.rollout.id
     command = Command(
         kind="start",
         model=release.model,
         version=release.version,
+        edition=release.edition,
         by=by,
         why=why(),
         plan=plan,
@@ -104,7 +105,7 @@ def _refused(command: Command, reason: str) -> RolloutError:
 def _why_trained(release: Release) -> str:
     """Why the version was trained again, for the journal; empty when somebody asked for it."""
     try:
-        bundle = Store.open().bundle(release.model, release.version)
+        bundle = Store.open().bundle(release.model, release.label)
         reason = read_reason(read_manifest(Path(bundle.path)).lineage)
     except (NotFound, BundleBroken):
         return ""  # the controller refuses it and says so

@@ -117,7 +117,7 @@ def _bundle_here(bundle: str) -> str:
     if (Path(bundle) / "manifest.json").is_file():
         return bundle
     model, _, version = Path(bundle).parts[-3:]
-    return Store.open().bundle(model, int(version)).path
+    return Store.open().bundle(model, version).path
 
 
 @lru_cache(maxsize=4)

@@ -64,8 +64,8 @@ class External:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[tuple[str, int], Endpoint | None] = {}
-        self._absent: dict[tuple[str, int], float] = {}
+        self._known: dict[tuple[str, str], Endpoint | None] = {}
+        self._absent: dict[tuple[str, str], float] = {}
 
     def has(self, release: Release) -> bool:
         return self._server(release) is not None
@@ -77,7 +77,7 @@ class External:
         return found
 
     def _server(self, release: Release) -> Endpoint | None:
-        key = release.model, release.version
+        key = release.model, release.label
         if key not in self._known and time.monotonic() - self._absent.get(key, -_ABSENT_S) >= _ABSENT_S:
             found = self._store.has_file(*key, SERVER)
             if found is None:

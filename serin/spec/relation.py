@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serin.spec.section import NAMES, Duration, Section
+from serin.spec.section import NAMES, Duration, Section, is_empty
 
 Source = Literal["request", "lookup", "training_only"]
 """Where a column comes from at serving time: the client sends it, the bundle holds it, or it is not available."""
@@ -64,6 +64,16 @@ class AsOfSpec(Section):
         return self.there or self.column
 
 
+class LookupSpec(Section):
+    """How the table of a lookup may change while its version is served (`serin lookups refresh`)."""
+
+    max_age: Duration | None = Field(default=None, gt=0)
+    """The time after which the table counts as too old: an alert fires until it is refreshed. By default no limit."""
+    max_row_change: float | None = Field(default=0.5, gt=0)
+    """The largest allowed relative change of the number of rows at a refresh: 0.5 is half as many more or fewer. `null`
+    allows any change."""
+
+
 class JoinSpec(Section):
     """A table whose columns are added to the main table. At most one of its rows may match."""
 
@@ -81,6 +91,8 @@ class JoinSpec(Section):
     source: Source = "request"
     """Where the columns come from at serving time: `request` (the client sends them), `lookup` (the table is published
     inside the bundle; one key, left join) or `training_only` (not available, so not a feature)."""
+    lookup: LookupSpec | None = Field(default=None, exclude_if=is_empty)
+    """With `source: lookup`: how the table may change while the version is served."""
 
     @field_validator("on", mode="before", json_schema_input_type=tuple[str, ...] | dict[str, str] | str)
     @classmethod
@@ -107,6 +119,8 @@ class JoinSpec(Section):
 
     @model_validator(mode="after")
     def _a_lookup_can_be_served(self) -> Self:
+        if self.source != "lookup" and self.lookup is not None:
+            raise ValueError("`lookup` is for a join with source: lookup")
         if self.source != "lookup":
             return self
         if self.as_of is not None:
@@ -124,6 +138,11 @@ class JoinSpec(Section):
                 "source: lookup needs how: left (a request whose key is unknown must still be answered)"
             )
         return self
+
+    @property
+    def settings(self) -> LookupSpec:
+        """The section `lookup`, or its defaults."""
+        return self.lookup or LookupSpec()
 
     @property
     def here(self) -> tuple[str, ...]:

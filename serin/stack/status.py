@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Status:
         if self.supervisor_problem or any(child.frozen for child in self.processes):
             return False
         serving = {
-            f"{model.name}-v{release.version}"
+            replace(model.release_of(release), baseline=False).name
             for model in self.models
             for release in model.releases
             if release.weight_percent > 0
@@ -146,6 +146,7 @@ class Status:
             releases.append(
                 {
                     "version": release.version,
+                    "edition": release.edition,
                     "arm": release.arm,
                     "weight": release.weight_percent,
                     "ready": name in self.ready,
@@ -301,8 +302,8 @@ def _latency(log: Path, window_s: float) -> tuple[ReleaseLatency, ...]:
 
 
 def _live_words(model: ModelStatus) -> str:
-    if model.live:
-        return f"version {model.live} is live"
+    if model.live_release:
+        return f"version {model.live_release.label} is live"
     if model.rollout.phase == "retired":
         return f"retired; `serin rollout start {model.name}:VERSION` serves a version again"
     return "no version is live yet"

@@ -13,7 +13,19 @@ from serin.errors import NameInvalid
 from serin.machine.typed_json import Stored
 from serin.spec.names import valid_model_name
 
-_RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})(-baseline)?")
+_RELEASE = re.compile(r"([a-z][a-z0-9-]{0,62})-v([1-9][0-9]{0,8})(?:e([1-9][0-9]{0,8}))?(-baseline)?")
+_LABEL = re.compile(r"([1-9][0-9]{0,8})(?:e([1-9][0-9]{0,8}))?")
+
+
+def version_label(version: int, edition: int = 1) -> str:
+    """A version with an edition of its lookups, as people write it: 3, or 3e2. Edition 1 needs no mark."""
+    return str(version) if edition == 1 else f"{version}e{edition}"
+
+
+def parse_label(label: str) -> tuple[int, int] | None:
+    """The version and the edition of a label; None for anything else, such as an alias."""
+    match = _LABEL.fullmatch(label)
+    return None if match is None else (int(match[1]), int(match[2] or 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,36 +58,52 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A published, immutable model version (formats/bundle.py)."""
+    """A published, immutable model version (formats/bundle.py). `edition`: of its lookups; 1 is the one that it was
+    exported with."""
 
     path: str
     model: str
     version: int
     digest: str
     metrics: dict[str, float] = field(default_factory=dict)
+    edition: int = 1
+
+    @property
+    def release(self) -> Release:
+        return Release(model=self.model, version=self.version, edition=self.edition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Release:
-    """A model version as a running process. `baseline`: a second process of it, with which a candidate is compared."""
+    """A model version with an edition of its lookups, as a running process. `baseline`: a second process of it, with
+    which a candidate is compared."""
 
     model: str
     version: int
+    edition: int = 1
     baseline: bool = False
 
     def __post_init__(self) -> None:
         valid_model_name(self.model)
 
     @property
+    def label(self) -> str:
+        """The version with its edition, by which the store finds its files: 3, or 3e2."""
+        return version_label(self.version, self.edition)
+
+    @property
     def name(self) -> str:
-        return f"{self.model}-v{self.version}{'-baseline' if self.baseline else ''}"
+        return f"{self.model}-v{self.label}{'-baseline' if self.baseline else ''}"
 
     @classmethod
     def parse(cls, name: str) -> Release:
         match = _RELEASE.fullmatch(name)
-        if match is None:
-            raise NameInvalid(kind="release", name=name, rule="<model>-v<version>, such as flights-v3")
-        return cls(model=match[1], version=int(match[2]), baseline=match[3] is not None)
+        if match is None or match[3] == "1":  # edition 1 has no mark: a release has one name
+            rule = "<model>-v<version>, such as flights-v3, or <model>-v<version>e<edition> from edition 2 on"
+            raise NameInvalid(kind="release", name=name, rule=rule)
+        return cls(
+            model=match[1], version=int(match[2]), edition=int(match[3] or 1), baseline=match[4] is not None
+        )
 
 
 NamedRelease = Annotated[Release, Stored(Release.parse, lambda release: release.name)]

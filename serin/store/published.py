@@ -14,7 +14,7 @@ from serin.errors import BundleBroken, NameInvalid
 from serin.machine import environment
 from serin.machine.documents import check_version
 from serin.machine.durable import make_private
-from serin.store.artifacts import Bundle, Dataset
+from serin.store.artifacts import Bundle, Dataset, Release
 
 BUNDLE_FORMAT: Final = "serin.bundle"
 SERVER: Final = "server.json"  # in the place of a graph: the address of a server that Serin does not run
@@ -29,7 +29,7 @@ def dataset_at(folder: Path) -> Dataset:
     return Dataset(path=str(folder), digest=str(description["digest"]), rows=rows)
 
 
-def bundle_at(folder: Path, model: str, version: int) -> Bundle:
+def bundle_at(folder: Path, release: Release) -> Bundle:
     """Raises BundleBroken when the manifest names another model or version: a signature is of the manifest, so files
     that were copied to another place would take it with them."""
     manifest = folder / "manifest.json"
@@ -37,7 +37,7 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
     with suppress(ValueError):  # a manifest that cannot be read is refused by who reads it
         document = json.loads(raw)
         check_bundle_version(document, manifest)
-        _check_place(document, folder, model, version)
+        _check_place(document, folder, release)
     digest = hashlib.sha256(raw).hexdigest()
     metrics = folder / "metrics.json"
     numbers = (
@@ -45,7 +45,14 @@ def bundle_at(folder: Path, model: str, version: int) -> Bundle:
         if metrics.is_file()
         else {}
     )
-    return Bundle(path=str(folder), model=model, version=version, digest=digest, metrics=numbers)
+    return Bundle(
+        path=str(folder),
+        model=release.model,
+        version=release.version,
+        edition=release.edition,
+        digest=digest,
+        metrics=numbers,
+    )
 
 
 def check_bundle_version(document: Any, path: Path) -> None:
@@ -54,14 +61,15 @@ def check_bundle_version(document: Any, path: Path) -> None:
     check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=advice)
 
 
-def _check_place(document: Any, folder: Path, model: str, version: int) -> None:
+def _check_place(document: Any, folder: Path, release: Release) -> None:
     if not isinstance(document, dict) or document.get("format") != BUNDLE_FORMAT:
         return
-    name, number = document.get("name"), document.get("model_version")
-    if (name, number) != (model, version):
+    name, number, edition = (document.get(key) for key in ("name", "model_version", "edition"))
+    if (name, number, edition or 1) != (release.model, release.version, release.edition):
+        found = f"{number}e{edition}" if edition else number
         reason = (
-            f"it contains {name} version {number}, not {model} version {version}; restore the version's own files, or "
-            "take these as a new version with `serin models import`"
+            f"it contains {name} version {found}, not {release.model} version {release.label}; restore the version's "
+            "own files, or take these as a new version with `serin models import`"
         )
         raise BundleBroken(path=str(folder), reason=reason)
 

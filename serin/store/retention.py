@@ -15,6 +15,7 @@ from pathlib import Path
 
 from serin.machine import packages
 from serin.machine.locks import unused
+from serin.store.artifacts import Release
 from serin.store.runs import input_lock, inputs, run_lock, runs
 from serin.store.store import Store
 
@@ -26,13 +27,13 @@ Read = Callable[[str, str], bytes | None]  # the content of a file in a publishe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    keep_versions: int = 5  # the newest of each model, besides the aliased ones
+    keep_versions: int = 5  # the newest of each model, and editions of each version, besides the aliased ones
     keep_days: float = 7.0  # datasets and runs that were made or found since always stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    kind: str  # dataset, version, package, run, workspace, table, graph, kept file, environment
+    kind: str  # dataset, version, edition, package, run, workspace, table, graph, kept file, environment
     name: str
     bytes: int
 
@@ -79,10 +80,16 @@ def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, st
     kept_datasets: set[str] = set()
     kept_packages: set[str] = set()
     for model in store.models():
-        versions = store.versions(model)
-        kept = set(versions[-policy.keep_versions :]) | set(store.aliases(model).values())
+        versions, aliased = store.versions(model), store.aliased(model).values()
+        kept = set(versions[-policy.keep_versions :]) | {release.version for release in aliased}
         for version in versions:
             place = f"models/{model}/versions/{version}"
+            editions = store.editions(model, version)[1:]
+            fresh = editions[-policy.keep_versions :] if version in kept else []
+            for edition in editions:
+                release = Release(model=model, version=version, edition=edition)
+                if edition not in fresh and release not in aliased:
+                    yield "edition", release.name, f"models/{model}/versions/{release.label}"
             if version in kept:
                 lineage = json.loads(read(place, "manifest.json") or b"{}").get("lineage", {})
                 kept_datasets.add(str(lineage.get("dataset")))
@@ -171,7 +178,7 @@ def _unasked(folder: Path, policy: Policy) -> list[Path]:
 
 
 def _remove(store: Store, root: Path, one: _Candidate) -> None:
-    if one.kind in ("dataset", "version", "package"):
+    if one.kind in ("dataset", "version", "edition", "package"):
         store.remove(str(one.path.relative_to(root)))
     elif one.path.is_dir():
         shutil.rmtree(one.path, ignore_errors=True)

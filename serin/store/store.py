@@ -4,7 +4,10 @@
     keys/<key>                  the digest of the dataset that was computed for a key (spec sections and inputs)
     models/<model>/numbers/<n>  a version number that was given out; never given out again
     models/<model>/versions/<n>/  a bundle; manifest.json is its marker
-    models/<model>/signatures/<n>.json  who has signed a version (store/trust.py)
+    models/<model>/versions/<n>e<m>/  the same version with edition m of its lookups; the version itself is edition 1
+    models/<model>/editions/<n>/<m>  a number of an edition that was given out; never given out again
+    models/<model>/lookups/<n>e<m>  when the tables of an edition were last read and found unchanged
+    models/<model>/signatures/<n>.json  who has signed a version, or <n>e<m>.json an edition (store/trust.py)
     models/<model>/origins/<n>.json  the stores that a copied version came through (store/origin.py)
     models/<model>/aliases.json live, candidate, previous
     policy.json                 what a version must have to be copied here or rolled out (formats/policy.py)
@@ -32,7 +35,7 @@ from serin.machine.documents import parse_json
 from serin.machine.durable import make_private
 from serin.machine.locks import holding
 from serin.spec.names import split_version, valid_model_name
-from serin.store.artifacts import Bundle, Dataset, Release
+from serin.store.artifacts import Bundle, Dataset, Release, parse_label
 from serin.store.cache import Cache
 from serin.store.objects import Files, FolderObjects
 from serin.store.open import open_files
@@ -195,67 +198,70 @@ class Store:
         with writing_to(self.url):
             return self._create(key, mine) or self._read(key) == mine.encode()
 
-    def publish_bundle(self, model: str, version: int, folder: Path, *, copied: bool = False) -> Bundle:
-        """Makes `folder` (from `workspace`, manifest.json inside) visible as a version. A version is written once.
-        `copied`: from another store. The same may have been copied before, and an object store must have each file as
-        it was sent before it shows the version."""
-        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        if not copied and version in self.versions(model):
+    def publish_bundle(self, model: str, version: int | str, folder: Path, *, copied: bool = False) -> Bundle:
+        """Makes `folder` (from `workspace`, manifest.json inside) visible as a version, or as an edition of one
+        (`3e2`). It is written once. `copied`: from another store. The same may have been copied before, and an object
+        store must have each file as it was sent before it shows the version."""
+        release = _numbered(model, version)
+        place = _place(release)
+        if not copied and release.edition in self.editions(model, release.version):
             raise BundleBroken(path=place, reason="this version is published already; versions never change")
         published = self._publish(folder, place, marker=_BUNDLE, same=True, read_back=copied)
-        return bundle_at(published, model, version)
+        return bundle_at(published, release)
 
     def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
-        """A published version by number or alias, on a local path. `hold`: it is in use until this process ends, though
-        no alias points to it."""
-        version = self.release(f"{model}:{version}").version
-        folder = self._places.fetch(f"models/{model}/versions/{int(version)}", marker=_BUNDLE, hold=hold)
+        """A published version by number, number with edition (`3e2`) or alias, on a local path. A number alone is the
+        version as it was exported, an alias has the edition that it was given. `hold`: it is in use until this process
+        ends, though no alias points to it."""
+        release = self.release(f"{model}:{version}")
+        folder = self._places.fetch(_place(release), marker=_BUNDLE, hold=hold)
         if folder is None:
-            raise self._no_version(model, version)
-        return bundle_at(folder, model, int(version))
+            raise self._no_version(model, release.label)
+        return bundle_at(folder, release)
 
     def find(self, name: str) -> Bundle:
         """The version that MODEL[:VERSION] names, on a local path; the newest when it names none."""
         found = self.release(name)
-        return self.bundle(found.model, found.version)
+        return self.bundle(found.model, found.label)
 
-    def bundle_here(self, model: str, version: int, *, hold: bool = False) -> Bundle | None:
+    def bundle_here(self, model: str, version: int | str, *, hold: bool = False) -> Bundle | None:
         """A version that this host has whole, without asking an object store: versions never change."""
-        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        folder = self._places.here(place, marker=_BUNDLE, hold=hold)
-        return None if folder is None else bundle_at(folder, model, int(version))
+        release = _numbered(model, version)
+        folder = self._places.here(_place(release), marker=_BUNDLE, hold=hold)
+        return None if folder is None else bundle_at(folder, release)
 
-    def manifest_digest(self, model: str, version: int) -> str | None:
+    def manifest_digest(self, model: str, version: int | str) -> str | None:
         """The digest of a version, without fetching it; None when there is no such version."""
-        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        return self._places.marker_digest(place, marker=_BUNDLE)
+        return self._places.marker_digest(_place(_numbered(model, version)), marker=_BUNDLE)
 
-    def has_file(self, model: str, version: int, name: str) -> bool | None:
+    def has_file(self, model: str, version: int | str, name: str) -> bool | None:
         """Whether a version has a file of this name, without fetching it; None when there is no such version."""
-        place = f"models/{valid_model_name(model)}/versions/{int(version)}"
-        return self._places.has_file(place, name, marker=_BUNDLE)
+        return self._places.has_file(_place(_numbered(model, version)), name, marker=_BUNDLE)
 
-    def read_file(self, model: str, version: int, name: str) -> bytes | None:
+    def read_file(self, model: str, version: int | str, name: str) -> bytes | None:
         """One file of a version, without fetching the others; None when there is none."""
-        return self._places.read_file(f"models/{valid_model_name(model)}/versions/{int(version)}", name)
+        return self._places.read_file(_place(_numbered(model, version)), name)
 
     def release(self, name: str, *, prefer: str = "") -> Release:
         """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
         newest. A number is not checked here: `bundle` finds out whether it exists."""
         model, version = split_version(name)
-        if version is not None and version.isdigit():
-            return Release(model=valid_model_name(model), version=int(version))
-        found = self.aliases(model).get(version or prefer)
-        if found is None and version is None:
-            found = next(reversed(self.versions(model)), None)
+        if version is not None and parse_label(version) is not None:
+            return _numbered(model, version)
+        found = self.aliased(model).get(version or prefer)
+        if found is None and version is None and (versions := self.versions(model)):
+            found = Release(model=model, version=versions[-1])
         if found is None:
             raise self._no_version(model, version or "")
-        return Release(model=model, version=found)
+        return found
 
     def _no_version(self, model: str, version: int | str) -> NotFound:
         if not self.versions(model):
             return NotFound(kind="model", name=model, known=self.models())
-        known = [*map(str, self.versions(model)), *self.aliases(model)]
+        editions = (
+            f"{number}e{each}" for number in self.versions(model) for each in self.editions(model, number)[1:]
+        )
+        known = [*map(str, self.versions(model)), *editions, *self.aliases(model)]
         return NotFound(kind=f"version of {model!r}:", name=str(version), known=known)
 
     def models(self) -> list[str]:
@@ -266,45 +272,93 @@ class Store:
         found = self._places.published(f"models/{valid_model_name(model)}/versions", marker=_BUNDLE)
         return sorted(int(name) for name in found if name.isdigit())
 
+    def editions(self, model: str, version: int) -> list[int]:
+        """The published editions of a version, oldest first; 1 is the version as it was exported."""
+        found = self._places.published(f"models/{valid_model_name(model)}/versions", marker=_BUNDLE)
+        labels = (label for name in found if (label := parse_label(name)) is not None)
+        return sorted(edition for number, edition in labels if number == version)
+
+    def reserve_edition(self, model: str, version: int) -> int:
+        """The next number for an edition of a version; nobody else gets it, also after a crash."""
+        number = self.edition_numbers(model, version)[-1] + 1
+        with writing_to(self.url):
+            while not self._create(f"{_editions(model, version)}{number}"):
+                number += 1
+        return number
+
+    def edition_numbers(self, model: str, version: int) -> list[int]:
+        """All numbers that were given to editions of a version, published or not, also of one that was deleted."""
+        return [1, *sorted(int(name) for name in self._files.names(_editions(model, version)))]
+
+    def note_lookups_read(self, release: Release, t: float) -> None:
+        """Notes that the tables of an edition were read again at this time, and are as they were."""
+        with writing_to(self.url):
+            self._files.put(_lookups_read(release), json.dumps({"read": t}).encode())
+
+    def lookups_read(self, release: Release) -> float | None:
+        """When the tables of an edition were last found unchanged; None when nobody looked since it was made."""
+        content = self._read(_lookups_read(release))
+        advice = "remove it: the next refresh writes it again"
+        path = f"{self.url}/{_lookups_read(release)}"
+        return (
+            None
+            if content is None
+            else parse_json(path, content, lambda found: float(found["read"]), advice=advice)
+        )
+
     def aliases(self, model: str) -> dict[str, int]:
+        """The version of each alias."""
+        return {alias: release.version for alias, release in self.aliased(model).items()}
+
+    def aliased(self, model: str) -> dict[str, Release]:
+        """The version of each alias, with the edition of its lookups."""
         return self._aliases(model, self._read(f"models/{valid_model_name(model)}/aliases.json"))
 
-    def _aliases(self, model: str, content: bytes | None) -> dict[str, int]:
+    def _aliases(self, model: str, content: bytes | None) -> dict[str, Release]:
         if content is None:
             return {}
         path = f"{self.url}/models/{model}/aliases.json"
         advice = "restore it, or move it away: a controller that decides about this model writes it again"
         return parse_json(
-            path, content, lambda found: {name: int(found[name]) for name in found}, advice=advice
+            path,
+            content,
+            lambda found: {name: _numbered(model, found[name]) for name in found},
+            advice=advice,
         )
 
     def set_alias(
-        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+        self, model: str, alias: str, version: int | str | None, *, check: Callable[[], None] | None = None
     ) -> None:
         """Moves an alias in one step; None removes it. `check` may raise; it is called between reading the aliases and
         writing them, which fails and begins again if they were changed in the meantime."""
         if not _ALIAS.fullmatch(alias):
             raise NameInvalid(kind="alias", name=alias, rule="one of live, candidate, previous")
-        if version is not None and version not in self.versions(model):
-            raise self._no_version(model, version)
+        release = None if version is None else _numbered(model, version)
+        if release is not None and release.edition not in self.editions(model, release.version):
+            raise self._no_version(model, release.label)
 
         def moved(content: bytes | None) -> bytes:
             aliases = self._aliases(model, content)
             if check is not None:
                 check()
-            if version is None:
+            if release is None:
                 aliases.pop(alias, None)
             else:
-                aliases[alias] = version
-            return json.dumps(aliases, sort_keys=True).encode()
+                aliases[alias] = release
+            return json.dumps(
+                {name: each.version if each.edition == 1 else each.label for name, each in aliases.items()},
+                sort_keys=True,
+            ).encode()
 
         self._change(f"models/{valid_model_name(model)}/aliases.json", moved)
 
-    def signatures(self, model: str, version: int) -> bytes | None:
+    def signatures(self, model: str, version: int | str) -> bytes | None:
         """The file of signatures of a version; None when there is none."""
         return self._read(_signatures(model, version))
 
-    def change_signatures(self, model: str, version: int, change: Callable[[bytes | None], bytes]) -> None:
+    def change_signatures(
+        self, model: str, version: int | str, change: Callable[[bytes | None], bytes]
+    ) -> None:
         """Replaces the file of signatures by what `change` makes of it, in one step."""
         self._change(_signatures(model, version), change)
 
@@ -360,5 +414,25 @@ class Store:
             )
 
 
-def _signatures(model: str, version: int) -> str:
-    return f"models/{valid_model_name(model)}/signatures/{int(version)}.json"
+def _numbered(model: str, version: int | str) -> Release:
+    """A version by its number, or by its number and edition. ValueError for anything else."""
+    found = parse_label(str(version))
+    if found is None:
+        raise ValueError(f"{version!r} is neither a version such as 3 nor an edition of one such as 3e2")
+    return Release(model=valid_model_name(model), version=found[0], edition=found[1])
+
+
+def _place(release: Release) -> str:
+    return f"models/{release.model}/versions/{release.label}"
+
+
+def _editions(model: str, version: int) -> str:
+    return f"models/{valid_model_name(model)}/editions/{int(version)}/"
+
+
+def _lookups_read(release: Release) -> str:
+    return f"models/{release.model}/lookups/{release.label}.json"
+
+
+def _signatures(model: str, version: int | str) -> str:
+    return f"models/{valid_model_name(model)}/signatures/{_numbered(model, version).label}.json"

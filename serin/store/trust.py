@@ -121,7 +121,7 @@ def public_pem(key: Ed25519PublicKey) -> str:
     ).decode()
 
 
-def sign_version(store: Store, model: str, version: int, folder: Path, key: Ed25519PrivateKey) -> str:
+def sign_version(store: Store, model: str, version: int | str, folder: Path, key: Ed25519PrivateKey) -> str:
     """Signs the version whose files are in `folder`, which may be published later. Signatures of other keys stay.
     Returns the key's fingerprint."""
     name = fingerprint(key.public_key())
@@ -130,7 +130,7 @@ def sign_version(store: Store, model: str, version: int, folder: Path, key: Ed25
     return name
 
 
-def sign_if_configured(store: Store, model: str, version: int, folder: Path) -> None:
+def sign_if_configured(store: Store, model: str, version: int | str, folder: Path) -> None:
     """Signs a version before it is published, where SERIN_SIGNING_KEY names a key."""
     path = environment.path("SERIN_SIGNING_KEY")
     if path is not None:
@@ -139,7 +139,7 @@ def sign_if_configured(store: Store, model: str, version: int, folder: Path) -> 
 
 def signatures_of(store: Store, bundle: Bundle) -> tuple[Signature, ...] | None:
     """Returns the signatures; none when there are none; None when their file cannot be read."""
-    content = store.signatures(bundle.model, bundle.version)
+    content = store.signatures(bundle.model, bundle.release.label)
     return () if content is None else read_signatures(content)
 
 
@@ -172,7 +172,7 @@ def why_untrusted(signatures: tuple[Signature, ...] | None, keys: Mapping[str, E
     return "its signature is not one of its manifest: version or signature was changed"
 
 
-def add_signatures(store: Store, model: str, version: int, made: tuple[Signature, ...]) -> None:
+def add_signatures(store: Store, model: str, version: int | str, made: tuple[Signature, ...]) -> None:
     """Adds signatures of a version. Those of other keys stay."""
     names = {each.key for each in made}
 
@@ -271,7 +271,7 @@ class Trust:
         if found is not None:
             return known[found]
         reason = why_untrusted(signatures, keys)
-        raise BundleUntrusted(release=f"{bundle.model}-v{bundle.version}", reason=reason)
+        raise BundleUntrusted(release=bundle.release.name, reason=reason)
 
 
 def find_trusted(store: Store, model: str, version: int | str) -> Bundle:

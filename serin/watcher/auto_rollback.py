@@ -37,17 +37,25 @@ class AutoRollback:
                 f"a rollback was tried a moment ago: {made[-1].outcome or 'the controller has not answered'}"
             )
         running = model.rollout.running
-        return refusal(made, live=model.live, previous=model.previous, rollout_runs=running)
+        return refusal(made, live=model.live_release, previous=model.previous_release, rollout_runs=running)
 
     def begin(self, model: ModelStatus, *, why: str, by: str, now: float) -> None:
         """Asks the controller to return to the previous version. `refusal` must have been None."""
-        assert model.live is not None
-        assert model.previous is not None
+        live, previous = model.live_release, model.previous_release
+        assert live is not None
+        assert previous is not None
         rollback = Rollback(
-            t=now, from_version=model.live, to_version=model.previous, by=by, why=why, command=new_id()
+            t=now,
+            from_version=live.version,
+            from_edition=live.edition,
+            to_version=previous.version,
+            to_edition=previous.edition,
+            by=by,
+            why=why,
+            command=new_id(),
         )
         save_rollbacks(self._state, model.name, (*read_rollbacks(self._state, model.name), rollback))
-        log.warning("%s: returning from version %d to %d: %s", model.name, model.live, model.previous, why)
+        log.warning("%s: returning from version %s to %s: %s", model.name, live.label, previous.label, why)
         self._commit()
         watched_rollouts(self._home).mailbox.submit(self._command(model.name, rollback))
 
@@ -59,7 +67,8 @@ class AutoRollback:
             return
         last = made[-1]
         answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
-        current = model.live == last.from_version and not model.rollout.running
+        from_live = (model.live, model.live_edition) == (last.from_version, last.from_edition)
+        current = from_live and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
             self._commit()
             watched_rollouts(self._home).mailbox.submit(self._command(model.name, last))
@@ -81,6 +90,7 @@ class AutoRollback:
             kind="rollback",
             model=model,
             version=rollback.to_version,
+            edition=rollback.to_edition,
             by=rollback.by,
             why=rollback.why,
             plan=self._plan(model),

@@ -265,7 +265,7 @@ def capture_plans(store: Store) -> Plans:
     def plans(release: Release) -> Plan | None:
         if release.name not in known:
             try:
-                bundle = Path(store.bundle(release.model, release.version).path)
+                bundle = Path(store.bundle(release.model, release.label).path)
             except NotFound:
                 return None
             known[release.name] = Plan(schema=read_schema(bundle), settings=stored_capture(bundle))

@@ -90,8 +90,9 @@ def delete_records(home: Path, model: str, versions: list[int], *, whole: bool) 
         _remove_rest(home, None, [model] if whole else [])
         return size
     names = [
-        Release(model=model, version=version, baseline=baseline).name
+        Release(model=model, version=version, edition=edition, baseline=baseline).name
         for version in versions
+        for edition in Store.open().edition_numbers(model, version)
         for baseline in (False, True)
     ]
     ask_to_forget(records, model, " or ".join(f"_release = '{name}'" for name in names))

@@ -33,6 +33,7 @@ class DriftDuty(Duty):
         self._home, self._alerts, self._state = home, alerts, state or home
         self._watches: dict[str, ModelWatch] = {}
         self._versions: dict[tuple[str, int], Watched | None] = {}
+        self._editions: dict[str, int] = {}  # of the live version's lookups, by model
 
     def tick(self, now: float) -> None:
         look_at_each(
@@ -58,6 +59,7 @@ class DriftDuty(Duty):
                 return
             changed = watch.watch(wanted, model.live)
             counted = watch.follow(sources or {})
+        self._editions[model.name] = model.live_edition
         told = watch.told
         self._report(watch, now)
         if changed or counted or told != watch.told:
@@ -78,7 +80,8 @@ class DriftDuty(Duty):
         release = watch.releases.get(version)
         if release is None:
             return []
-        name = Release(model=watch.model, version=version).name
+        edition = self._editions.get(watch.model, 1)
+        name = Release(model=watch.model, version=version, edition=edition).name
         alarms = release.state.alarms.values()
         importance = read_importance(Path(release.state.bundle)) if alarms else None
         return [drift_alert(watch.model, name, alarm, release.statistics, importance) for alarm in alarms]

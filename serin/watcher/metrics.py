@@ -38,12 +38,12 @@ from serin.monitoring.objectives.read import read_objectives
 from serin.monitoring.quality.view import read_quality
 from serin.rollout.decide.evidence import Evidence
 from serin.rollout.run.record import decision2rollout
-from serin.rollout.run.status import ModelStatus, ReleaseStatus
+from serin.rollout.run.status import ModelStatus
 from serin.rollout.run.story import point
 from serin.serving.envoy.gateway import Gateway
 from serin.serving.triton.release_record import read_record
 from serin.spec.section import shortest
-from serin.store.artifacts import Release
+from serin.watcher.lookups_duty import last_lookups
 from serin.watcher.served import last_statuses, served_models, state_home, watched_rollouts
 
 Section = Callable[[Path], Iterable[Metric]]
@@ -82,10 +82,6 @@ def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=labels)
 
 
-def release_name(model: str, entry: ReleaseStatus) -> str:
-    return Release(model=model, version=entry.version, baseline=entry.arm == "baseline").name
-
-
 def build(home: Path) -> Iterator[Metric]:
     del home
     yield InfoMetricFamily("serin", "The version of Serin.", {"version": importlib.metadata.version("serin")})
@@ -93,16 +89,17 @@ def build(home: Path) -> Iterator[Metric]:
 
 def releases(home: Path) -> Iterator[Metric]:
     live = gauge("serin_model_live_version", "The live version of each model.", "model")
+    edition = gauge("serin_model_live_edition", "The edition of the live version's lookups.", "model")
     weight = gauge("serin_release_traffic_share", "The share of a model's requests that a release answers.",
                    "model", "release", "arm")  # fmt: skip
     for model in last_statuses(home):
         if model.live is not None:
             live.add_metric([model.name], model.live)
+            edition.add_metric([model.name], model.live_edition)
         for release in model.releases:
-            name = release_name(model.name, release)
+            name = model.release_of(release).name
             weight.add_metric([model.name, name, release.arm], release.weight_percent / 100)
-    yield live
-    yield weight
+    yield from (live, edition, weight)
 
 
 def rollouts(home: Path) -> Iterator[Metric]:
@@ -118,7 +115,7 @@ def rollouts(home: Path) -> Iterator[Metric]:
     )  # fmt: skip
     for model in last_statuses(home):
         rollout = model.rollout
-        name = f"{model.name}-v{rollout.version}"
+        name = f"{model.name}-v{rollout.label}"
         running.add_metric([model.name, name, rollout.phase], float(rollout.running))
         if rollout.running:
             held.add_metric([model.name, name, rollout.hold or ""], float(rollout.hold is not None))
@@ -260,7 +257,23 @@ def _watched(home: Path) -> list[tuple[Path, str]]:
     return [] if state is None else [(state, model.name) for model in served_models(home)]
 
 
-_SECTIONS = (build, releases, rollouts, objectives, quality, drift, captures, alerts, leases)
+def lookups(home: Path) -> Iterator[Metric]:
+    age = gauge("serin_lookup_age_seconds", "The time since the table of a live release's lookup was read.",
+                "model", "release", "table")  # fmt: skip
+    most = gauge("serin_lookup_max_age_seconds", "The age from which an alert fires (lookup.max_age of the spec).",
+                 "model", "release", "table")  # fmt: skip
+    rows = gauge("serin_lookup_rows", "The rows of a live release's lookup.", "model", "release", "table")
+    for release, tables in last_lookups(home).items():
+        for each in tables:
+            labels = [release.model, release.name, each.table]
+            age.add_metric(labels, time.time() - each.read)
+            rows.add_metric(labels, each.rows)
+            if each.max_age_s is not None:
+                most.add_metric(labels, each.max_age_s)
+    yield from (age, most, rows)
+
+
+_SECTIONS = (build, releases, rollouts, lookups, objectives, quality, drift, captures, alerts, leases)
 
 
 def targets(home: Path) -> list[dict[str, Any]]:
@@ -268,7 +281,7 @@ def targets(home: Path) -> list[dict[str, Any]]:
     found = []
     for model in last_statuses(home):
         for entry in model.releases:
-            name = release_name(model.name, entry)
+            name = model.release_of(entry).name
             record = read_record(home / "releases" / name)
             if record is not None:
                 labels = {"model": model.name, "release": name, "arm": entry.arm}

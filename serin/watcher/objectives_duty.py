@@ -73,7 +73,7 @@ class ObjectivesDuty(Duty):
         self._rollback.settle(model, now)
         promise = Promise() if model.live is None else self._promises.of(model.name, model.live)
         objectives = _objectives(promise)
-        release = "" if model.live is None else Release(model=model.name, version=model.live).name
+        release = "" if model.live_release is None else model.live_release.name
         state = ObjectivesState(model=model.name, release=release, objectives=objectives)
         if model.live is not None and state != ObjectivesState.read(self._state, model.name):
             state.save(self._state)
@@ -129,7 +129,7 @@ class ObjectivesDuty(Duty):
             pair,
             shares,
             model=model.name,
-            release=Release(model=model.name, version=model.live).name if model.live else "",
+            release=model.live_release.name if model.live_release else "",
             since=burning_since(objective, recent, pair.threshold) or now - pair.long_s,
             left=budget_left(objective, period, counted_for(self._state, model.name, now)),
             more=more,
@@ -140,24 +140,25 @@ class ObjectivesDuty(Duty):
         """Returns to the previous version if the live one is to blame; what was decided, as a sentence."""
         made = read_rollbacks(self._state, model.name)
         if (made and made[-1].outcome is None) or (made and made[-1].accepted and now - made[-1].t < FIRST_S):
-            return f"automatic rollback to version {made[-1].to_version}: {made[-1].why}"
+            return f"automatic rollback to version {made[-1].to_label}: {made[-1].why}"
         problem = self._rollback.refusal(model, now)
         if problem is not None:
             return f"no automatic rollback: {problem}"
-        assert model.live is not None
-        assert model.previous is not None
+        live, previous = model.live_release, model.previous_release
+        assert live is not None
+        assert previous is not None
         verdict = blame(
             objective,
             rows,
-            live=model.live,
-            previous=model.previous,
-            promoted=model.rollout.since if model.rollout.version == model.live else 0.0,
+            live=live.label,
+            previous=previous.label,
+            promoted=model.rollout.since if model.rollout.label == live.label else 0.0,
             now=now,
         )
         if not verdict.guilty:
             return f"no automatic rollback: {verdict.why}"
         self._rollback.begin(model, why=verdict.why, by=self.name, now=now)
-        return f"automatic rollback to version {model.previous}: {verdict.why}"
+        return f"automatic rollback to version {previous.label}: {verdict.why}"
 
     def _rows(self, model: str, objective: Objective, now: float) -> list[Row]:
         counts = [each for each in counts_since(self._state, model, now - _LOOK_BACK_S) if each.t <= now]
@@ -172,11 +173,11 @@ class ObjectivesDuty(Duty):
         ]
 
 
-def _version(release: str) -> int:
+def _version(release: str) -> str:
     try:
-        return Release.parse(release).version
+        return Release.parse(release).label
     except SerinError:
-        return 0  # of no version
+        return ""  # of no version
 
 
 def _objectives(promise: Promise) -> tuple[Objective, ...]:

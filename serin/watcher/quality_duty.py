@@ -169,7 +169,7 @@ class QualityDuty(Duty):
             self._alerts.resolve(alert_key(model.name), now)
             return
         own = ObjectiveState.from_json(entry)
-        release = Release(model=model.name, version=live).name
+        release = Release(model=model.name, version=live, edition=model.versions.live_edition).name
         found, told = self._to_roll_back(model, known.watch.spec, now)
         objective = objective_of(own, known.watch)
         alert = quality_alert(model.name, release, objective, own.evidence.mean, rollback=told)
@@ -187,7 +187,8 @@ class QualityDuty(Duty):
             return None, f"it is not rolled back: {reason}"
         if model.follower.state.evidence.get(str(found.previous), {}).get("alarm"):
             return None, f"it is not rolled back: version {found.previous} was worse than allowed, too"
-        return found, f"a rollback to version {found.previous} is requested"
+        label = found.previous_release.label if found.previous_release else found.previous
+        return found, f"a rollback to version {label} is requested"
 
     def _view(self, model: _Model, now: float, *, behind: bool) -> QualityView:
         follower, state = model.follower, model.follower.state
@@ -240,6 +241,7 @@ class QualityVersions:
         self.watched = watched_versions(store, model)
         self._known: dict[int, Known] = {}
         self.aliases: dict[str, int] = {}
+        self.live_edition = 1  # of the live version's lookups
 
     def known(self, version: int) -> Known | None:
         """None for a version that is not in the store, or without a spec."""
@@ -252,7 +254,9 @@ class QualityVersions:
 
     def look_again(self) -> None:
         """Reads the aliases."""
-        self.aliases = dict(self._store.aliases(self._model))
+        found = self._store.aliased(self._model)
+        self.aliases = {alias: release.version for alias, release in found.items()}
+        self.live_edition = found["live"].edition if "live" in found else 1
 
     @property
     def served(self) -> list[int]:

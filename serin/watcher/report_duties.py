@@ -39,11 +39,11 @@ class RefusalsDuty(Duty):
 
     def tick(self, now: float) -> None:
         for model in watched_statuses(self._home):
-            if model.live is None:
+            if model.live_release is None:
                 self._alerts.resolve(refusal_key(model.name), now)
                 continue
             view = read_history(self._state, model.name, now - LOOK_S, now, arms=False)
-            live = Release(model=model.name, version=model.live).name
+            live = model.live_release.name
             points = [point for each in view.series for point in each.points] if view else []
             alert = refusal_alert(model.name, live, points)
             if alert is not None:
@@ -155,9 +155,9 @@ def _rollout_alert(model: ModelStatus, hold: Hold, since: float) -> Alert:
         key=_held_key(model.name),
         kind="rollout",
         model=model.name,
-        release=Release(model=model.name, version=rollout.version).name,
+        release=f"{model.name}-v{rollout.label}",
         severity="ticket",
-        title=f"The rollout of version {rollout.version} is held at {rollout.weight_percent:g}% of the traffic",
+        title=f"The rollout of version {rollout.label} is held at {rollout.weight_percent:g}% of the traffic",
         text=f"{rollout.reason}. {then}; `serin rollout status {model.name}` shows it, `serin rollout abort "
         f"{model.name}` returns to the live version.",
         since=since,

@@ -46,8 +46,8 @@ class RetrainDuty(Duty):
 
     def tick(self, now: float) -> None:
         for model in watched_statuses(self._home):
-            if self._is_answered(model.name) and model.live is not None and not model.rollout.running:
-                self._look(Release(model=model.name, version=model.live), now)
+            if self._is_answered(model.name) and model.live_release and not model.rollout.running:
+                self._look(model.live_release, now)
 
     def _is_answered(self, model: str) -> bool:
         """Whether no request of the model is on its way."""
@@ -88,7 +88,7 @@ class RetrainDuty(Duty):
         """What the version's spec says; read once. None: it is not in the store, or has no spec."""
         if live not in self._specs:
             try:
-                bundle = Path(Store.open().bundle(live.model, live.version).path)
+                bundle = Path(Store.open().bundle(live.model, live.label).path)
             except NotFound:
                 return None
             self._specs[live] = stored_spec(bundle).monitoring if (bundle / "spec.yaml").is_file() else None

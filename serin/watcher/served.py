@@ -38,6 +38,7 @@ class Served:
     name: str
     live: int | None
     versions: frozenset[int]
+    live_edition: int = 1  # of the live version's lookups
 
 
 def has_agent(home: Path) -> bool:
@@ -153,6 +154,7 @@ def served_models(home: Path) -> list[Served]:
         Served(
             name=model.name,
             live=model.live,
+            live_edition=model.live_edition,
             versions=frozenset(each.version for each in model.releases if each.arm != "baseline"),
         )
         for model in status(home)
@@ -167,6 +169,13 @@ def _by_agent(home: Path) -> list[Served]:
     found = []
     for route in sorted(desired.routes, key=lambda route: route.model):
         versions = frozenset(each.version for each in (route.stable, route.candidate) if each is not None)
-        live = route.stable.version if route.stable else None
-        found.append(Served(name=route.model, live=live, versions=versions))
+        live = route.stable
+        found.append(
+            Served(
+                name=route.model,
+                live=live.version if live else None,
+                live_edition=live.edition if live else 1,
+                versions=versions,
+            )
+        )
     return found

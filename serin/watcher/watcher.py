@@ -28,6 +28,7 @@ from serin.watcher.cluster_watch import ClusterWatch
 from serin.watcher.drift_duty import DriftDuty
 from serin.watcher.duty import Commit, Duty, Rounds, nothing
 from serin.watcher.history_duty import HistoryDuty, Promises
+from serin.watcher.lookups_duty import LookupsDuty
 from serin.watcher.metrics import MetricsServer
 from serin.watcher.objectives_duty import ObjectivesDuty
 from serin.watcher.quality_duty import QualityDuty
@@ -73,6 +74,7 @@ def duties_of_models(
         RolloutsDuty(home, alerts, state),
         RetrainDuty(home, state, commit),
         RegistryDuty(home),
+        LookupsDuty(home, alerts),
     ]
 
 

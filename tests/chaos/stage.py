@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from serin.formats.serving.journal import Decision
 from serin.host.process_scan import stack_processes
@@ -59,6 +59,7 @@ class Clients:
     port: int
     requests_per_s: float = 100.0
     count: int = 8
+    inputs: Callable[[], list[dict[str, Any]]] = good_inputs
     answered: int = 0
     errors: list[str] = field(default_factory=list)
     failed_at: list[float] = field(default_factory=list)  # monotonic, of each error
@@ -84,7 +85,7 @@ class Clients:
     def _ask(self, number: int) -> None:
         every_s = self.count / self.requests_per_s
         at = time.monotonic() + every_s * number / self.count
-        body = json.dumps({"inputs": good_inputs()})
+        body = json.dumps({"inputs": self.inputs()})
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=15)
         while not self._stop.wait(max(0.0, at - time.monotonic())):
             at = max(

@@ -17,7 +17,7 @@ from serin.rollout.decide.verdict import Judgement
 from serin.rollout.run.commands import Inbox
 from serin.rollout.run.journal import StoreJournals
 from serin.rollout.run.record import rollout2decision
-from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.artifacts import Endpoint, ModelRoute, Release, parse_label
 from serin.store.home_objects import HomeObjects
 
 
@@ -235,17 +235,26 @@ class FakeReplayer:
 
 @dataclass
 class FakeVersions:
-    published: dict[str, list[int]] = field(default_factory=dict)
-    names: dict[str, dict[str, int]] = field(default_factory=dict)
+    published: dict[str, Sequence[int | str]] = field(default_factory=dict)
+    names: dict[str, dict[str, int | str]] = field(default_factory=dict)
 
-    def versions(self, model: str) -> list[int]:
-        return self.published.get(model, [])
+    def editions(self, model: str, version: int) -> list[int]:
+        labels = (parse_label(str(known)) for known in self.published.get(model, []))
+        return [label[1] for label in labels if label and label[0] == version]
 
-    def aliases(self, model: str) -> dict[str, int]:
+    def aliases(self, model: str) -> dict[str, int | str]:
         return dict(self.names.get(model, {}))
 
+    def aliased(self, model: str) -> dict[str, Release]:
+        found = {alias: parse_label(str(label)) for alias, label in self.names.get(model, {}).items()}
+        return {
+            alias: Release(model=model, version=label[0], edition=label[1])
+            for alias, label in found.items()
+            if label
+        }
+
     def set_alias(
-        self, model: str, alias: str, version: int | None, *, check: Callable[[], None] | None = None
+        self, model: str, alias: str, version: str | None, *, check: Callable[[], None] | None = None
     ) -> None:
         if check is not None:
             check()
@@ -253,7 +262,7 @@ class FakeVersions:
         if version is None:
             aliases.pop(alias, None)
         else:
-            aliases[alias] = version
+            aliases[alias] = int(version) if version.isdigit() else version
 
 
 class Crash(BaseException):

@@ -41,6 +41,7 @@ WANTED = {
     "pipeline/inline": "cpu",
     "pipeline/placed": "cpu",
     "reconcile/on-demand": "cpu",
+    "refresh_lookups/scheduled": "cpu",
     "retrain/scheduled": "cpu",
     "roll_out/on-demand": "cpu",
     "search/on-demand": "gpu",
@@ -81,6 +82,8 @@ def test_the_watch_runs_every_five_minutes_and_the_retraining_every_night(api: s
     }
     ((watch, _),) = scheduled.pop("watch/scheduled")
     assert watch["interval"] == 300.0
+    ((lookups, _),) = scheduled.pop("refresh_lookups/scheduled")
+    assert lookups["interval"] == 900.0
     ((nightly, parameters),) = scheduled.pop("retrain/scheduled")
     assert (nightly["cron"], nightly["timezone"], parameters) == ("0 2 * * *", "UTC", {"why": "nightly"})
     assert scheduled == {}
@@ -107,6 +110,7 @@ def test_a_run_finds_its_code_from_any_folder(api: str, tmp_path: Path) -> None:
         "flows.pipeline.pipeline": "pipeline",
         "flows.placed.pipeline": "pipeline",
         "flows.reconcile.reconcile": "reconcile",
+        "flows.refresh_lookups.refresh_lookups": "refresh_lookups",
         "flows.retrain.retrain": "retrain",
         "flows.roll_out.roll_out": "roll_out",
         "flows.search.search": "search",

@@ -64,6 +64,8 @@ COMMAND_LINE = {
     "tables list": "[--json]",
     "tables push": "[FOLDER] [--json]",
     "tables remove": "[TABLES] [--yes -y]",
+    "lookups refresh": "[MODEL] [--max-row-change] [--canary] [--follow --no-follow] [--why]",
+    "lookups show": "[MODEL] [--json]",
     "rollout start": "[NAME] [--stable] [--candidate] [--spec] [--reference] [--request-timeout] "
     "[--follow --no-follow] [--why]",
     "rollout status": "[MODEL] [--json]",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serin.errors import BundleBroken, NameInvalid, NotFound, StoreNotWritable
-from serin.store.artifacts import Dataset
+from serin.store.artifacts import Dataset, Release
 from serin.store.retention import Policy, collect_garbage
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
@@ -70,6 +70,41 @@ def test_a_bundle_is_read_by_number_and_by_alias(store: Store) -> None:
     store.set_alias("m", "live", None)
     with pytest.raises(NotFound, match="live"):
         store.bundle("m", "live")
+
+
+def test_an_edition_has_a_number_and_an_alias_and_the_version_stays_as_it_was(store: Store) -> None:
+    version = publish_version(store)
+    assert store.reserve_edition("m", version) == 2  # given out and never published, as after a crash
+    edition = store.reserve_edition("m", version)
+    with store.workspace() as folder:
+        fill_bundle(folder)
+        made = store.publish_bundle("m", f"{version}e{edition}", folder)
+    assert (made.release.name, store.editions("m", version)) == (f"m-v{version}e3", [1, 3])
+    assert store.versions("m") == [version]
+    store.set_alias("m", "live", made.release.label)
+    assert store.bundle("m", "live") == made
+    assert store.bundle("m", version).edition == 1
+    assert store.aliases("m") == {"live": version}
+    assert store.aliased("m") == {"live": made.release}
+    with pytest.raises(NotFound, match=f"{version}e9"):
+        store.set_alias("m", "live", f"{version}e9")
+    with pytest.raises(BundleBroken, match="never change"), store.workspace() as folder:
+        fill_bundle(folder)
+        store.publish_bundle("m", made.release.label, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "edition"), [("m-v3", 1), ("m-v3e2", 2), ("m-v3e2-baseline", 2), ("a-v1e2-v3e12", 12)]
+)
+def test_the_name_of_a_release_has_its_edition(name: str, edition: int) -> None:
+    release = Release.parse(name)
+    assert (release.name, release.version, release.edition) == (name, 3, edition)
+
+
+@pytest.mark.parametrize("name", ["m-v3e1", "m-v3e0", "m-v3e", "m-v3e02", "m-ve2"])
+def test_a_release_has_one_name(name: str) -> None:
+    with pytest.raises(NameInvalid, match="release"):
+        Release.parse(name)
 
 
 def test_a_model_name_that_is_nearly_right_is_corrected(store: Store) -> None:

@@ -24,7 +24,7 @@ from serin.host.wiring import build_gateway, build_releases, keep_ticking, key_f
 from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.rollout.run.background import BackgroundFleet
-from serin.store.artifacts import Bundle, Endpoint, Release
+from serin.store.artifacts import Bundle, Endpoint, Release, parse_label
 from serin.store.open import open_objects
 from serin.store.store import Store
 
@@ -85,7 +85,8 @@ class HostStore(Store):
     def bundle(self, model: str, version: int | str, *, hold: bool = False) -> Bundle:
         """Returns a version from the host's cache where it has it: versions never change, and a host must be able to
         start its releases while the store is away."""
-        if isinstance(version, int) and (found := self.bundle_here(model, version, hold=hold)) is not None:
+        numbered = parse_label(str(version)) is not None
+        if numbered and (found := self.bundle_here(model, version, hold=hold)) is not None:
             return found
         return super().bundle(model, version, hold=hold)
 

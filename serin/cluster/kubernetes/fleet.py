@@ -254,7 +254,7 @@ class KubernetesFleet:
         self._namespace, self._template, self._store, self._reach = namespace, template, store, reach
         self._row_times = RowTimes()
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
-        self._bundle = functools.cache(lambda release: store.bundle(release.model, release.version))
+        self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
 
     def start(self, release: Release) -> None:
         """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""

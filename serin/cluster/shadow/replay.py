@@ -168,7 +168,7 @@ def main() -> None:
     die_with_parent(job.parent)
     candidate = Release.parse(job.replay.candidate)
     try:
-        against = Comparison.of(Path(find_trusted(Store.open(), candidate.model, candidate.version).path))
+        against = Comparison.of(Path(find_trusted(Store.open(), candidate.model, candidate.label).path))
         client = Client(
             job.address,
             candidate.model,

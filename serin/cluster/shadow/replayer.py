@@ -52,7 +52,7 @@ class Replayer:
         if self._external.has(live):
             reason = "a server elsewhere has no bundle to compare its answers with; leave shadow out of rollout.steps"
             raise RolloutRefused(model=rollout.model, command="start", reason=reason)
-        bundle = self._store.bundle(live.model, live.version)
+        bundle = self._store.bundle(live.model, live.label)
         problem = stored_capture(Path(bundle.path)).not_replayable()
         if problem:
             reason = (
@@ -70,7 +70,7 @@ class Replayer:
         hosts = [host for host in self._hosts.reporting if elsewhere or host in running]
         if not hosts:
             raise ReplayEnded(reason="no host that could send recorded requests reports")
-        serving = serving_settings(self._store.bundle(candidate.model, candidate.version))
+        serving = serving_settings(self._store.bundle(candidate.model, candidate.label))
         job = ReplayJob(
             run=secrets.token_hex(8),
             live=rollout.stable.name,

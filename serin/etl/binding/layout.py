@@ -147,11 +147,11 @@ def _lay_joins(
         with problems.catching(f"data.joins[{index}].on"):
             if join.table not in tables:
                 raise Undetermined
-            joins.append(_lay_join(index, join, tables[join.table], kinds, uses, data.answers))
+            joins.append(lay_join(index, join, tables[join.table], kinds, uses, data.answers))
     return tuple(joins)
 
 
-def _lay_join(
+def lay_join(
     index: int,
     join: JoinSpec,
     table: Table,
@@ -159,6 +159,8 @@ def _lay_join(
     uses: Mapping[str, str],
     exact: Collection[str],
 ) -> JoinLayout:
+    """What a join reads from its table. `kinds`: of its columns by their names here; `uses`: the names in use;
+    `exact`: those that keep the precision of their files."""
     keys = [_lay_key(table, there, here, kinds) for here, there in zip(join.here, join.there, strict=True)]
     time = None
     if join.as_of is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -24,10 +25,10 @@ from serin.columns.keys import label_encoder, lookup_to_onnx
 from serin.columns.onnx_graph import ELEMENT_OF_DTYPE, GraphBuilder
 from serin.errors import ExportFailed
 from serin.features.plan import FeaturePlan
-from serin.formats.dataset import DatasetDescription
+from serin.formats.dataset import DerivedDescription, LookupDescription
 from serin.formats.external_data import check_graph, give_references, take_references
 from serin.formats.nulls import null_strings
-from serin.formats.schema import Schema
+from serin.formats.schema import InputColumn, Schema
 
 
 def fuse(features: FeatureGraph, network: onnx.ModelProto, schema: Schema) -> onnx.ModelProto:
@@ -121,7 +122,20 @@ class FeatureGraph:
     cat: str
 
 
-def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) -> FeatureGraph:
+class ServedColumns(Protocol):
+    """What a graph of features begins with: a dataset's description, or what a bundle keeps of it."""
+
+    @property
+    def inputs(self) -> Sequence[InputColumn]: ...
+
+    @property
+    def lookups(self) -> Sequence[LookupDescription]: ...
+
+    @property
+    def derived(self) -> Sequence[DerivedDescription]: ...
+
+
+def features2onnx(plan: FeaturePlan, dataset: ServedColumns, folder: Path) -> FeatureGraph:
     """Returns the graph of `plan`, with the lookup tables of the dataset in `folder`."""
     graph = GraphBuilder(free_prefix("features/", (column.name for column in dataset.inputs)))
     axis = graph.constant(np.array([1], dtype=np.int64), "axis")
@@ -138,8 +152,8 @@ def features2onnx(plan: FeaturePlan, dataset: DatasetDescription, folder: Path) 
     model = graph.to_model(
         inputs={column.name: (ELEMENT_OF_DTYPE[column.dtype], ("batch", 1)) for column in dataset.inputs},
         outputs={
-            num: (onnx.TensorProto.FLOAT, ("batch", len(dataset.numeric))),
-            cat: (onnx.TensorProto.INT64, ("batch", len(dataset.categorical))),
+            num: (onnx.TensorProto.FLOAT, ("batch", len(plan.numeric))),
+            cat: (onnx.TensorProto.INT64, ("batch", len(plan.categorical))),
         },
     )
     return FeatureGraph(model=model, num=num, cat=cat)

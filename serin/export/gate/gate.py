@@ -400,22 +400,26 @@ def read_golden_rows(
     path = dataset / GOLDEN
     try:
         _refuse_twins(pq.read_schema(path).names)
-        table = pq.read_table(path)
-        num = _matrix(table, "num__", numeric, np.float32)
-        cat = _matrix(table, "cat__", categorical, np.int32)
-        row = np.asarray(table.column("row").to_numpy())
+        found = golden_of(pq.read_table(path), schema, numeric, categorical)
     except (OSError, KeyError, pa.ArrowException) as error:
         raise ExportFailed(what="the golden rows", reason=f"{path}: {error}") from error
-    if not len(row):
+    if not len(found):
         raise ExportFailed(what="the golden rows", reason=f"{path} has none")
+    return found
+
+
+def golden_of(
+    table: pa.Table, schema: Schema, numeric: Sequence[str], categorical: Sequence[str]
+) -> GoldenRows:
+    """The golden rows in a table of requests, features (num__<name>, cat__<name>) and row ids."""
     return GoldenRows(
         table=table,
         inputs=to_wire(table, schema),
         numeric=tuple(numeric),
         categorical=tuple(categorical),
-        num=num,
-        cat=cat,
-        row=row,
+        num=_matrix(table, "num__", numeric, np.float32),
+        cat=_matrix(table, "cat__", categorical, np.int32),
+        row=np.asarray(table.column("row").to_numpy()),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 Event = Literal["fired", "resolved", "closed"]  # closed: nobody knows whether what it reported is over
 CLOSED: Final = "closed"  # the fact that says why an alert was closed unresolved
-Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout", "process"]
+Kind = Literal["objective", "drift", "quality", "data", "capture", "retrain", "rollout", "process", "lookup"]
 Severity = Literal["page", "ticket", "info"]
 """`page`: somebody must look now; `ticket`: on the next working day; `info`: nothing must be done."""
 

@@ -138,10 +138,10 @@ def add(shares: Iterable[Share]) -> Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one version's clients saw from `t` on."""
+    """What one version's clients saw from `t` on. `version`: with the edition of its lookups."""
 
     t: float
-    version: int
+    version: str
     share: Share
 
 
@@ -154,7 +154,7 @@ class Verdict:
 
 
 def blame(
-    objective: Objective, rows: Sequence[Row], *, live: int, previous: int, promoted: float, now: float
+    objective: Objective, rows: Sequence[Row], *, live: str, previous: str, promoted: float, now: float
 ) -> Verdict:
     """Compares the live version since its first request with the previous one before and beside it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
@@ -109,6 +109,10 @@ class Plan(Document):
                 max_difference=shadow.max_difference,
             ),
         )
+
+    def at_once(self) -> Self:
+        """Returns a plan with all traffic in one step. Somebody requested it, so nothing waits for requests."""
+        return replace(self, steps=(100.0,), approve=(), min_requests=0, shadow=None)
 
     @property
     def rollback_at(self) -> float:

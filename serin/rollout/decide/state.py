@@ -172,14 +172,10 @@ class Rollout:
         return tuple(release for release in (self.stable, self.baseline, self.candidate) if release)
 
     @property
-    def aliases(self) -> dict[str, int | None]:
+    def aliases(self) -> dict[str, Release | None]:
         leaves = self.phase is Phase.RETIRING
-        running = None if self.phase.final or leaves else self.candidate.version
-        return {
-            "previous": self.before_live.version if self.before_live else None,
-            "live": self.live.version if self.live else None,
-            "candidate": running,
-        }
+        running = None if self.phase.final or leaves else self.candidate
+        return {"previous": self.before_live, "live": self.live, "candidate": running}
 
     @property
     def milestone(self) -> tuple[object, ...]:

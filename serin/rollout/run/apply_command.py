@@ -16,9 +16,9 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
     """Returns the state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
     match command.kind:
         case "start":
-            if command.version is None:
+            if command.release is None:
                 raise _refused(command, "name the version to roll out")
-            return _begin(now, command, Release(model=command.model, version=command.version), t)
+            return _begin(now, command, command.release, t)
         case "rollback":
             return _go_back(now, command, t)
         case "retire":
@@ -33,11 +33,11 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
 
 def _begin(now: Rollout | None, command: Command, candidate: Release, t: float) -> Rollout:
     if now and not now.phase.final:
-        what = f"the rollout of version {now.candidate.version} is {now.phase}"
+        what = f"the rollout of version {now.candidate.label} is {now.phase}"
         raise _refused(command, f"{what}; wait for its end, or abort it first")
     live = now.live if now else None
     if candidate == live:
-        raise _refused(command, f"version {candidate.version} is live already")
+        raise _refused(command, f"version {candidate.label} is live already")
     return _new(
         command,
         t,
@@ -62,24 +62,24 @@ def _go_back(now: Rollout | None, command: Command, t: float) -> Rollout:
     may be any earlier one.
     """
     if now and not now.phase.final:
-        if command.version not in (None, now.stable.version if now.stable else None):
+        if command.release not in (None, now.stable):
             raise _refused(
-                command, f"the rollout of version {now.candidate.version} is running; abort it first"
+                command, f"the rollout of version {now.candidate.label} is running; abort it first"
             )
         return _change(now, command, t)
     target = now.before_live if now else None
-    if now and command.version:
-        target = Release(model=command.model, version=command.version)
+    if now and command.release:
+        target = command.release
     if now is None or target is None:
         raise _refused(command, "no version was live before")
     plan = command.plan or replace(now.plan, mode="enforce")
-    return _begin(now, replace(command, plan=_at_once(plan)), target, t)
+    return _begin(now, replace(command, plan=plan.at_once()), target, t)
 
 
 def _retire(now: Rollout | None, command: Command, t: float) -> Rollout:
     """The live release gets no request any more, finishes those it has, and is stopped."""
     if now and not now.phase.final:
-        what = f"the rollout of version {now.candidate.version} is {now.phase}; wait for its end"
+        what = f"the rollout of version {now.candidate.label} is {now.phase}; wait for its end"
         raise _refused(command, f"{what}, or run `serin rollout abort {command.model}` first")
     if now is None or now.live is None:
         raise _refused(command, "no version of it is served")
@@ -134,7 +134,7 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
     """Moves on to all traffic, whatever the evidence; from the bake to the end. Never skips the golden rows."""
     match now.phase:
         case Phase.PENDING | Phase.LOADING | Phase.VERIFYING | Phase.WITHDRAWING | Phase.RESTARTING:
-            return replace(now, plan=_at_once(now.plan), hold=None, reason=reason, by=command.by)
+            return replace(now, plan=now.plan.at_once(), hold=None, reason=reason, by=command.by)
         case Phase.SHADOWING | Phase.SHIFTING:
             trusted = replace(now, plan=replace(now.plan, min_requests=0))
             return shift(trusted, t, len(now.plan.steps) - 1, reason, by=command.by)
@@ -142,11 +142,6 @@ def _promote(now: Rollout, command: Command, reason: str, t: float) -> Rollout:
             return move(now, t, Phase.DRAINING, reason, by=command.by)
         case _:
             raise _refused(command, f"it is {now.phase} already")
-
-
-def _at_once(plan: Plan) -> Plan:
-    """Returns a plan with all traffic in one step. A person requested it, so nothing waits for requests."""
-    return replace(plan, steps=(100.0,), approve=(), min_requests=0, shadow=None)
 
 
 def _asked(command: Command) -> str:

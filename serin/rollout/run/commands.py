@@ -26,6 +26,7 @@ from serin.machine.documents import parse_json
 from serin.machine.typed_json import Document, checked, json2value, value2json
 from serin.rollout.decide.plan import StoredPlan
 from serin.spec.names import valid_model_name
+from serin.store.artifacts import Release
 from serin.store.objects import FolderObjects, Objects
 
 logger = logging.getLogger(__name__)
@@ -48,14 +49,15 @@ def new_id() -> str:
 class Command(Document):
     """A command for the controller.
 
-    `version` is used by start, and by rollback (None: the one before); `plan` by start (None: the default) and by
-    rollback (None: that of the last rollout).
+    `version` with the `edition` of its lookups is used by start, and by rollback (None: the one before); `plan` by
+    start (None: the default) and by rollback (None: that of the last rollout).
     """
 
     kind: Kind
     model: str
     by: str
     version: int | None = None
+    edition: int = 1
     why: str = ""
     plan: StoredPlan | None = None
     id: str = field(default_factory=new_id)
@@ -67,8 +69,17 @@ class Command(Document):
         names_version = self.kind == "rollback" and self.version is not None
         return APPROVALS if self.kind in ("approve", "promote") or names_version else INBOX
 
+    @property
+    def release(self) -> Release | None:
+        """The release that it names; None when it names none."""
+        if self.version is None:
+            return None
+        return Release(model=self.model, version=self.version, edition=self.edition)
+
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
+        if self.edition == 1:
+            del fields["edition"]  # as commands were before there were editions
         return {"format": _FORM, "version": 1, "release": fields.pop("version"), **fields}
 
     @classmethod
@@ -80,6 +91,8 @@ class Command(Document):
             raise ValueError(f"{version!r} is not a version number")
         command = json2value(cls, fields)
         valid_model_name(command.model)
+        if command.edition < 1:
+            raise ValueError(f"{command.edition!r} is not the number of an edition")
         return command
 
 

@@ -200,17 +200,16 @@ class Controller:
     def _look_up_live(self, model: str) -> None:
         """Finds the state of a model of which only the store knows what is live. Nothing is decided about it."""
         try:
-            aliases = self._versions.aliases(model)
+            aliases = self._versions.aliased(model)
         except FOREIGN:
             return
         if "live" not in aliases:
             self._lost.pop(model, None)
             return
-        before = aliases.get("previous")
         self._lost[model] = Rollout(
             id="",
-            candidate=Release(model=model, version=aliases["live"]),
-            stable=None if before is None else Release(model=model, version=before),
+            candidate=aliases["live"],
+            stable=aliases.get("previous"),
             previous=None,
             plan=Plan(),
             phase=Phase.PROMOTED,
@@ -270,11 +269,13 @@ class Controller:
         return replace(command, plan=replace(plan, approve=(plan.steps[0], *plan.approve)))
 
     def _check_possible(self, command: Command, then: Rollout) -> None:
-        version = then.candidate.version
+        wanted = then.candidate
         if command.kind == "retire":  # also a version that was removed must be stopped
             return
-        if then.id == command.id and version not in self._versions.versions(command.model):
-            reason = f"version {version} is not in the store"
+        if then.id == command.id and wanted.edition not in self._versions.editions(
+            command.model, wanted.version
+        ):
+            reason = f"version {wanted.label} is not in the store"
             raise RolloutRefused(model=command.model, command=command.kind, reason=reason)
         if then.id == command.id:
             self._check(then.candidate)

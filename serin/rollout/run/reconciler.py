@@ -48,7 +48,7 @@ class Memory:
     """What was done and seen for one model. It may be lost: it only saves work."""
 
     swept: str = ""  # the phase in which no unwanted release was found running
-    named: dict[str, int | None] | None = None  # the aliases as they were last set
+    named: dict[str, Release | None] | None = None  # the aliases as they were last set
     problem: str = ""  # why the candidate could not be started
     # The process that got traffic, by rollout and whether the candidate was restarted.
     instances: dict[tuple[str, bool], int] = field(default_factory=dict)
@@ -265,11 +265,12 @@ class Reconciler:
         if memory.named == now.aliases or t < memory.naming.at:
             return
         try:
-            present, known = self._versions.aliases(now.model), self._versions.versions(now.model)
-            for alias, version in now.aliases.items():
-                version = version if version in known else None  # it may have been deleted
-                if present.get(alias) != version:
-                    self._versions.set_alias(now.model, alias, version)
+            present = self._versions.aliased(now.model)
+            for alias, release in now.aliases.items():
+                if release and release.edition not in self._versions.editions(now.model, release.version):
+                    release = None  # it may have been deleted
+                if present.get(alias) != release:
+                    self._versions.set_alias(now.model, alias, release.label if release else None)
         except FOREIGN as error:
             self._tell(f"aliases of {now.model}", str(error))
             memory.naming.failed(t)

@@ -14,7 +14,7 @@ from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import Rollouts, home_rollouts
 from serin.rollout.run.record import decision2rollout
 from serin.spec.names import valid_model_name
-from serin.store.artifacts import Release
+from serin.store.artifacts import Release, version_label
 
 if TYPE_CHECKING:
     from serin.reports.rollout_page import ShadowStory
@@ -27,6 +27,7 @@ class ReleaseStatus:
     version: int
     arm: Literal["stable", "baseline", "candidate"]
     weight_percent: float
+    edition: int = 1  # of its lookups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,11 @@ class RolloutStatus:
     since: float
     decided: float
     shadow: ShadowStory | None = None  # while it answers recorded requests, before it has traffic
+    edition: int = 1
+
+    @property
+    def label(self) -> str:
+        return version_label(self.version, self.edition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +63,35 @@ class ModelStatus:
     previous: int | None
     releases: tuple[ReleaseStatus, ...]
     rollout: RolloutStatus
+    live_edition: int = 1
+    previous_edition: int = 1
 
     def release_of(self, entry: ReleaseStatus) -> Release:
-        return Release(model=self.name, version=entry.version, baseline=entry.arm == "baseline")
+        return Release(
+            model=self.name, version=entry.version, edition=entry.edition, baseline=entry.arm == "baseline"
+        )
+
+    @property
+    def live_release(self) -> Release | None:
+        return (
+            None
+            if self.live is None
+            else Release(model=self.name, version=self.live, edition=self.live_edition)
+        )
+
+    @property
+    def previous_release(self) -> Release | None:
+        return (
+            None
+            if self.previous is None
+            else Release(model=self.name, version=self.previous, edition=self.previous_edition)
+        )
 
     def rollout_line(self) -> str:
         """The rollout that runs as a line for people; empty when none does."""
         rollout = self.rollout
         held = f", held: {rollout.hold}" if rollout.hold else ""
-        words = f"  rolling out version {rollout.version}: {rollout.phase}{held} ({rollout.reason})"
+        words = f"  rolling out version {rollout.label}: {rollout.phase}{held} ({rollout.reason})"
         return words if rollout.running else ""
 
 
@@ -121,10 +147,13 @@ def status_of(rollouts: Rollouts, model: str) -> ModelStatus | None:
         name=model,
         live=now.live.version if now.live else None,
         previous=now.before_live.version if now.before_live else None,
+        live_edition=now.live.edition if now.live else 1,
+        previous_edition=now.before_live.edition if now.before_live else 1,
         releases=tuple(_releases(now)),
         rollout=RolloutStatus(
             id=now.id,
             version=now.candidate.version,
+            edition=now.candidate.edition,
             phase=now.phase.value,
             running=not now.phase.final,
             step=now.step,
@@ -149,10 +178,12 @@ def history(home: Path, model: str, rollout: str | None = None) -> list[Decision
 
 def _releases(now: Rollout) -> Iterator[ReleaseStatus]:
     for release in now.wanted:
+        arm: Literal["stable", "baseline", "candidate"]
         if release.baseline:
-            yield ReleaseStatus(version=release.version, arm="baseline", weight_percent=now.baseline_percent)
+            arm, weight = "baseline", now.baseline_percent
         elif release == now.live:
+            arm = "stable"
             weight = 100.0 if now.phase.final else 100.0 - now.weight_percent - now.baseline_percent
-            yield ReleaseStatus(version=release.version, arm="stable", weight_percent=weight)
         else:
-            yield ReleaseStatus(version=release.version, arm="candidate", weight_percent=now.weight_percent)
+            arm, weight = "candidate", now.weight_percent
+        yield ReleaseStatus(version=release.version, edition=release.edition, arm=arm, weight_percent=weight)

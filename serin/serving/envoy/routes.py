@@ -7,7 +7,7 @@ chosen branch of a route sets; a request without them (metadata, a refused path)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -139,11 +139,7 @@ def route_configuration(
     found: list[Document] = []
     for route in routes:
         limits = replace(timeouts.get(route.model, Timeouts()), max_body_bytes=max_request_bytes)
-        versions = [
-            release
-            for release in map(Release.parse, places.names)
-            if release.model == route.model and not release.baseline
-        ]
+        versions = _one_of_each(route, map(Release.parse, places.names))
         for protocol in PROTOCOLS:
             for release in versions:
                 found += _pinned(route, release, protocol, limits, places)
@@ -161,6 +157,18 @@ def route_configuration(
         "typed_per_filter_config": _without(timeouts),
     }
     return {"name": ROUTES_NAME, "virtual_hosts": [host], "ignore_port_in_host_matching": True}
+
+
+def _one_of_each(route: ModelRoute, running: Iterable[Release]) -> list[Release]:
+    """The releases that answer calls with a version's number: of several editions of its lookups the stable one until
+    the candidate has all traffic, else the newest."""
+    first = route.candidate if route.candidate_percent == 100 else route.stable
+    found: dict[int, Release] = {}
+    for release in sorted(running):
+        own = release.model == route.model and not release.baseline
+        if own and (first is None or found.get(release.version) != first):
+            found[release.version] = release
+    return [found[version] for version in sorted(found)]
 
 
 def _without(timeouts: Mapping[str, Timeouts]) -> Document:

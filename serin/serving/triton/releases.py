@@ -69,7 +69,7 @@ class Releases(KnownReleases):
             if self.state(release) != "dead":
                 return
             self._host.stop(release.name)
-        bundle = self._store.bundle(release.model, release.version)
+        bundle = self._store.bundle(release.model, release.label)
         if self._trust is not None:
             self._trust.check(self._store, bundle)
         if self._install is None:
@@ -99,7 +99,7 @@ class Releases(KnownReleases):
     def verify(self, release: Release) -> None:
         """Checks that the running release answers the golden rows as its bundle says: by HTTP and gRPC, alone and in
         batches."""
-        bundle = self._store.bundle(release.model, release.version)
+        bundle = self._store.bundle(release.model, release.label)
         verify_release(release, self.endpoint(release), bundle)
 
     def stop(self, release: Release) -> None:

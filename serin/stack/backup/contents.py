@@ -62,8 +62,8 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Document, form="serin.backup"):
     """`store`: the URL of the store. `with_store`: whether its model versions are in the archive. `live`: the version
-    of each model that took the traffic. `open_rollouts`: models with a rollout that had not ended. `signed`: whether
-    versions had to be signed."""
+    of each model that took the traffic, with the edition of its lookups (`3e2`). `open_rollouts`: models with a rollout
+    that had not ended. `signed`: whether versions had to be signed."""
 
     created: float
     serin: str
@@ -71,7 +71,7 @@ class Manifest(Document, form="serin.backup"):
     with_store: bool
     owns_prefect: bool
     signed: bool
-    live: Mapping[str, int]
+    live: Mapping[str, int | str]
     open_rollouts: tuple[str, ...]
     files: Mapping[str, Entry]
 

@@ -144,7 +144,7 @@ def _check(manifest: Manifest) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moment:
     files: dict[str, bytes]
-    live: dict[str, int]
+    live: dict[str, int | str]
     open_rollouts: tuple[str, ...]
 
 
@@ -182,12 +182,15 @@ def _moment(store: Store, files: dict[str, bytes]) -> _Moment:
             newest[name.split("/")[-3]] = (name, data)
     last = {model: load_decision(name, data) for model, (name, data) in newest.items()}
     unfinished = [model for model, decision in last.items() if not Phase(decision.phase).final]
-    live = {}
+    live: dict[str, int | str] = {}
     for model in store.models():
         aliases = files.get(f"{contents.STORE}/models/{model}/aliases.json")
-        found = store.aliases(model) if aliases is None else json.loads(aliases)
+        if aliases is not None:
+            found = json.loads(aliases)
+        else:
+            found = {alias: release.label for alias, release in store.aliased(model).items()}
         if "live" in found:
-            live[model] = int(found["live"])
+            live[model] = int(found["live"]) if str(found["live"]).isdigit() else str(found["live"])
     return _Moment(files=files, live=live, open_rollouts=tuple(unfinished))
 
 

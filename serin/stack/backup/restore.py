@@ -93,7 +93,7 @@ def _check_store(manifest: Manifest, store: Store) -> None:
     missing = [
         f"{model} version {version}"
         for model, version in manifest.live.items()
-        if version not in store.versions(model)
+        if store.manifest_digest(model, version) is None
     ]
     if missing:
         raise BackupRefused(

@@ -21,6 +21,7 @@ from serin.monitoring.objectives.burn import (
     objective_alert,
 )
 from serin.monitoring.rollbacks import Rollback, refusal
+from serin.store.artifacts import Release
 
 AVAILABLE = Objective(name="availability", target=0.999)
 FAST = Objective(name="latency", target=0.99, limit_ms=20.0)
@@ -121,7 +122,7 @@ def test_a_burn_began_where_the_most_is_beyond_the_threshold() -> None:
 
 def minute_rows(version: int, first: int, last: int, *, bad: int = 0, requests: int = 600) -> list[Row]:
     return [
-        Row(t=T + MINUTE * minute, version=version, share=Share(requests, bad))
+        Row(t=T + MINUTE * minute, version=str(version), share=Share(requests, bad))
         for minute in range(first, last)
     ]
 
@@ -146,14 +147,14 @@ def test_a_release_is_to_blame_when_it_burns_and_the_one_before_did_not(
     rows: list[Row], guilty: bool, words: str
 ) -> None:
     rows.sort(key=lambda row: row.t)
-    verdict = blame(AVAILABLE, rows, live=2, previous=1, promoted=T, now=T + 60 * MINUTE)
+    verdict = blame(AVAILABLE, rows, live="2", previous="1", promoted=T, now=T + 60 * MINUTE)
     assert verdict.guilty is guilty
     assert words in verdict.why
 
 
 def test_a_burn_that_begins_hours_after_the_release_is_not_its_fault() -> None:
     rows = minute_rows(1, -360, 0) + minute_rows(2, 0, 300) + minute_rows(2, 300, 345, bad=30)
-    verdict = blame(AVAILABLE, rows, live=2, previous=1, promoted=T, now=T + 345 * MINUTE)
+    verdict = blame(AVAILABLE, rows, live="2", previous="1", promoted=T, now=T + 345 * MINUTE)
     assert (verdict.guilty, verdict.why) == (
         False,
         "the burn began more than an hour after the release of version 2",
@@ -168,24 +169,30 @@ def rollback(**changes: Any) -> Rollback:
     return Rollback(**(fields | changes))
 
 
+def release(version: int, edition: int = 1) -> Release:
+    return Release(model="flights", version=version, edition=edition)
+
+
 @pytest.mark.parametrize(
     ("changes", "made", "words"),
     [
         ({}, (), None),
+        ({"live": release(3, 2), "previous": release(3)}, (rollback(),), None),
+        ({"live": release(3), "previous": release(3, 2)}, (), "because of a rollback"),
         ({"previous": None}, (), "no version was live before"),
         ({"live": None}, (), "no version was live before"),
         ({"rollout_runs": True}, (), "decides itself"),
-        ({"live": 2, "previous": 3}, (rollback(),), "because of a rollback"),
+        ({"live": release(2), "previous": release(3)}, (rollback(),), "because of a rollback"),
         ({}, (rollback(),), "a second time is for a person"),
         ({}, (rollback(accepted=False),), None),
         ({}, (rollback(accepted=False, outcome=None),), "a second time is for a person"),
-        ({"live": 4}, (rollback(),), None),
+        ({"live": release(4)}, (rollback(),), None),
     ],
 )
 def test_no_version_is_rolled_back_twice_and_no_two_take_turns(
     changes: dict[str, Any], made: tuple[Rollback, ...], words: str | None
 ) -> None:
-    found = refusal(made, **({"live": 3, "previous": 2, "rollout_runs": False} | changes))
+    found = refusal(made, **({"live": release(3), "previous": release(2), "rollout_runs": False} | changes))
     assert found is None if words is None else words in str(found)
 
 

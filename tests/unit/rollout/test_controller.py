@@ -193,6 +193,27 @@ def test_back_after_the_end_starts_the_old_version_and_gives_it_everything(scene
     assert scene.versions.aliases("flights") == {"live": 1, "previous": 2}
 
 
+def test_an_edition_takes_all_traffic_at_once_and_gives_it_back_to_the_one_before(scene: Scene) -> None:
+    scene.versions.published["flights"] = (1, "1e2")
+    scene.promote_first()
+    scene.command("start", 1, edition=2, plan=PLAN.at_once())
+    scene.until(Phase.BAKING)
+    assert set(scene.fleet.running()) == {release(1), replace(release(1), edition=2)}
+    assert scene.router.shares("flights")[-1] == ("flights-v1e2", 100)
+    scene.until(Phase.PROMOTED)
+    scene.tick()
+    assert scene.fleet.running() == [replace(release(1), edition=2)]
+    assert scene.versions.aliases("flights") == {"live": "1e2", "previous": 1}
+    scene.command("rollback")
+    scene.until(Phase.PROMOTED)
+    scene.tick()
+    assert scene.fleet.running() == [release(1)]
+    assert scene.versions.aliases("flights") == {"live": 1, "previous": "1e2"}
+    command = scene.command("start", 1, edition=3)
+    scene.tick()
+    assert scene.answer(command).reason.endswith("version 1e3 is not in the store")
+
+
 def test_a_live_release_that_is_gone_is_restarted_at_once_and_routed_again(scene: Scene) -> None:
     scene.promote_first()
     pushes = len(scene.router.pushes)

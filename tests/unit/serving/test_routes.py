@@ -137,6 +137,23 @@ def test_a_call_by_version_never_falls_back() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("percent", "answers"), [(0, "m-v1_http"), (50, "m-v1_http"), (100, "m-v1e2_http")])
+def test_a_call_by_version_goes_to_the_stable_edition_until_the_other_has_all_traffic(
+    percent: float, answers: str
+) -> None:
+    places = Reachable(
+        endpoints={**ENDPOINTS, "m-v1e2": Endpoint(http="127.0.0.1:3001", grpc="127.0.0.1:3002")}
+    )
+    route = replace(split(percent), candidate=replace(V1, edition=2))
+    (host,) = route_configuration([route], places, {}, 1 << 20)["virtual_hosts"]
+    found = [
+        each["route"]["cluster"]
+        for each in host["routes"]
+        if each["match"].get("path") == "/v2/models/m/versions/1/infer"
+    ]
+    assert found == [answers]
+
+
 def test_a_server_elsewhere_is_asked_without_our_number_and_by_its_own_name() -> None:
     places = {
         name: Endpoint(http="models.example:8000", grpc="[fd00::7]:8001", elsewhere=True)

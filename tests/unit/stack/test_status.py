@@ -146,6 +146,7 @@ def test_the_json_is_what_programs_were_promised() -> None:
     assert set(model) == {"name", "releases", "rollout", "objectives"}
     assert model["releases"][1] == {
         "version": 2,
+        "edition": 1,
         "arm": "candidate",
         "weight": 5.0,
         "ready": True,

@@ -265,8 +265,9 @@ def test_going_back_to_a_version_without_drift_closes_its_alerts_unresolved(
     [alert] = read_alerts(home, NAME).open
     assert alert.alert.facts["examples"], "the values that training never had are quoted"
     version = publish(tmp_path, drift=None, retrain=[])
-    assert _unwatched(NAME, version).startswith(f"version {version} is not watched: ")
-    assert _unwatched(NAME, 1) == ""
+    going = Release(model=NAME, version=version)
+    assert _unwatched(NAME, going).startswith(f"version {version} is not watched: ")
+    assert _unwatched(NAME, Release(model=NAME, version=1)) == ""
     go_live(home, release(version), START)
     tick(home, 40, duty)
     assert read_alerts(home, NAME).open == ()
