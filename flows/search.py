@@ -21,6 +21,7 @@ async def search(spec: Spec) -> SearchResult:
     with opened_spec(spec) as opened:
         plan = load_search_spec(opened)
         datasets = [
-            await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
+            await build_dataset(data, plan.features, plan.etl, name=plan.name, priority=plan.priority)
+            for data in plan.fold_data()
         ]
         return await search_settings(plan, datasets)

@@ -31,15 +31,15 @@ from serin.errors import LeaseUnavailable
 from serin.machine import environment
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import try_lock, wait_for_lock
+from serin.spec.names import Priority
 
 logger = logging.getLogger(__name__)
 
 SLOTS = 4  # shared leases that one device may have at a time
 RISES_AFTER_S = 1800.0  # a request that has waited so long counts as one of the next higher priority
-Priority = Literal["urgent", "normal", "idle"]
 _RANKS: dict[str, int] = {"urgent": 0, "normal": 1, "idle": 2}
 
-_POLL_S = 0.05
+_POLL_S, _LOOK_S = 0.05, 0.2
 Signed = TypeVar("Signed", bound="_Signed")
 
 
@@ -183,6 +183,45 @@ def asked_to_give_way(home: Path, ids: Sequence[str]) -> Waiter | None:
     idle = [holder for holder in holders(home) if holder.priority == "idle" and holder.kind == "exclusive"]
     latest = sorted(idle, key=lambda holder: (holder.since, holder.device), reverse=True)[: first.count]
     return first if any(holder.device in ids for holder in latest) else None
+
+
+class GivingWay:
+    """Whether the holder of a lease is to stop: because it was asked to, or to give way.
+
+    `asked` is set for both; `to` names the request it gives way to.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.to: Waiter | None = None
+
+    def look(self, home: Path, ids: Sequence[str], stop: threading.Event) -> None:
+        if self.to is None:
+            self.to = asked_to_give_way(home, ids)
+        if self.to is not None or stop.is_set():
+            self.asked.set()
+
+
+@contextmanager
+def giving_way(home: Path, held: Lease, priority: Priority, stop: threading.Event) -> Iterator[GivingWay]:
+    """Looks at the queue while the block holds its devices, if they are held by idle work."""
+    way, ended = GivingWay(), threading.Event()
+    if priority != "idle" or not held.ids:
+        way.asked = stop
+        yield way
+        return
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            way.look(home, held.ids, stop)
+
+    thread = threading.Thread(target=watch, name="giving-way", daemon=True)
+    thread.start()
+    try:
+        yield way
+    finally:
+        ended.set()
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
