@@ -38,10 +38,20 @@ async def pipeline(
     with opened_spec(spec) as plan:
         await tag_with_model(plan.name)
         dataset = await build_dataset(
-            plan.data, plan.features, plan.etl, name=plan.name, fresh="etl" in fresh
+            plan.data,
+            plan.features,
+            plan.etl,
+            name=plan.name,
+            priority=plan.priority,
+            fresh="etl" in fresh,
         )
         checkpoint = await train_model(
-            plan.model, plan.training, dataset, name=plan.name, fresh="train" in fresh
+            plan.model,
+            plan.training,
+            dataset,
+            name=plan.name,
+            priority=plan.priority,
+            fresh="train" in fresh,
         )
         bundle = await export_model(
             plan, checkpoint, dataset, fresh="export" in fresh, approved_by=approved_by, reason=reason

@@ -23,6 +23,7 @@ async def search(spec: Spec) -> SearchResult:
         plan = load_search_spec(opened)
         await tag_with_model(plan.name)
         datasets = [
-            await build_dataset(data, plan.features, plan.etl, name=plan.name) for data in plan.fold_data()
+            await build_dataset(data, plan.features, plan.etl, name=plan.name, priority=plan.priority)
+            for data in plan.fold_data()
         ]
         return await search_settings(plan, datasets)

@@ -23,7 +23,13 @@ async def etl(spec: str | dict[str, Any], fresh: bool = False, attempt: str | No
     alone."""
     with opened_spec(spec) as plan:
         return await build_dataset(
-            plan.data, plan.features, plan.etl, name=plan.name, fresh=fresh, attempt=attempt
+            plan.data,
+            plan.features,
+            plan.etl,
+            name=plan.name,
+            priority=plan.priority,
+            fresh=fresh,
+            attempt=attempt,
         )
 
 
@@ -41,7 +47,13 @@ async def train(
     number among the hosts that train together."""
     with opened_spec(spec) as plan:
         return await train_model(
-            plan.model, plan.training, dataset, name=plan.name, fresh=fresh, attempt=attempt
+            plan.model,
+            plan.training,
+            dataset,
+            name=plan.name,
+            priority=plan.priority,
+            fresh=fresh,
+            attempt=attempt,
         )
 
 

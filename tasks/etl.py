@@ -14,6 +14,7 @@ from serin.reports.charts import Bar, bars
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.names import Priority
 from serin.store.artifacts import Dataset
 from serin.store.receipt import Receipt
 from tasks.in_thread import in_thread
@@ -40,6 +41,7 @@ async def build_dataset(
     etl: EtlSpec,
     *,
     name: str,
+    priority: Priority = "normal",
     fresh: bool = False,
     attempt: str | None = None,
 ) -> Dataset:
@@ -54,6 +56,7 @@ async def build_dataset(
         features,
         etl,
         name=name,
+        priority=priority,
         fresh=fresh,
         attempt=attempt or run,
         run=run,

@@ -15,6 +15,7 @@ from serin.pipeline import train as use_case
 from serin.pipeline.stage import StageResult
 from serin.reports.charts import curves
 from serin.spec.model import ModelSpec
+from serin.spec.names import Priority
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import Receipt
@@ -39,6 +40,7 @@ async def train_model(
     dataset: Dataset,
     *,
     name: str,
+    priority: Priority = "normal",
     fresh: bool = False,
     attempt: str | None = None,
 ) -> Checkpoint:
@@ -53,6 +55,7 @@ async def train_model(
         training,
         dataset,
         name=name,
+        priority=priority,
         fresh=fresh,
         attempt=attempt or run,
         run=run,

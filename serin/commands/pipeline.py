@@ -286,7 +286,7 @@ def search(
     if trials is not None:
         loaded = loaded.model_copy(update={"search": loaded.search.model_copy(update={"trials": trials})})
     datasets = [
-        build_dataset(data, loaded.features, loaded.etl, name=loaded.name).value
+        build_dataset(data, loaded.features, loaded.etl, name=loaded.name, priority=loaded.priority).value
         for data in loaded.fold_data()
     ]
     found = search_settings(loaded, datasets)

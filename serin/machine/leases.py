@@ -1,8 +1,10 @@
 """Leases on GPUs: who may use which device now, and who is next.
 
 A lease is an flock per device: exclusive for a training, shared with a slot for a small stage. The kernel frees it when
-its holder dies, for any reason. All requests wait in one queue, in the order of arrival; tickets of dead processes are
-ignored. All of it is in <home>/gpus:
+its holder dies, for any reason. All requests wait in one queue: urgent ones first, then normal ones, then idle ones,
+and within a priority in the order of arrival. A request rises by one priority for each half hour that it has waited, so
+that none waits for ever. An idle holder is expected to give way (`asked_to_give_way`) to an urgent request at the head
+of the queue. Tickets of dead processes are ignored. All of it is in <home>/gpus:
 
     queue.lock            held while a ticket is numbered; contains the last number
     queue/<number>.json   one ticket each, locked by the process that waits
@@ -29,12 +31,15 @@ from serin.errors import LeaseUnavailable
 from serin.machine import environment
 from serin.machine.hardware import Device, inventory
 from serin.machine.locks import try_lock, wait_for_lock
+from serin.spec.names import Priority
 
 logger = logging.getLogger(__name__)
 
 SLOTS = 4  # shared leases that one device may have at a time
+RISES_AFTER_S = 1800.0  # a request that has waited so long counts as one of the next higher priority
+_RANKS: dict[str, int] = {"urgent": 0, "normal": 1, "idle": 2}
 
-_POLL_S = 0.05
+_POLL_S, _LOOK_S = 0.05, 0.2
 Signed = TypeVar("Signed", bound="_Signed")
 
 
@@ -66,24 +71,36 @@ class Holder(_Signed):
     device: str
     kind: Literal["exclusive", "shared"] = "exclusive"
     memory_bytes: int = 0  # that a shared lease asked for
+    priority: Priority = "normal"
 
     def __str__(self) -> str:
         how = "" if self.kind == "exclusive" else ", shared"
-        return f"{self.device}: {self._who}{how}, {self._for}"
+        return f"{self.device}: {self._who}{how}{_named(self.priority)}, {self._for}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter(_Signed):
-    """Who waits for devices. The lowest ticket is next."""
+    """Who waits for devices."""
 
     ticket: int
     count: int
     shared: bool
     memory_bytes: int
+    priority: Priority = "normal"
 
     def __str__(self) -> str:
         what = f"{self.count} GPU(s){', shared' if self.shared else ''}"
-        return f"{self._who} waits for {what}, {self._for}"
+        return f"{self._who} waits for {what}{_named(self.priority)}, {self._for}"
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """The place in the queue: the smallest is next."""
+        risen = int((time.time() - self.since) / RISES_AFTER_S)
+        return max(0, _RANKS[self.priority] - risen), self.ticket
+
+
+def _named(priority: Priority) -> str:
+    return "" if priority == "normal" else f", {priority}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +122,7 @@ def lease(
     purpose: str = "",
     shared: bool = False,
     memory_bytes: int = 0,
+    priority: Priority = "normal",
     wait_s: float = 3600.0,
     stop: threading.Event | None = None,
 ) -> Iterator[Lease]:
@@ -128,6 +146,7 @@ def lease(
         shared=shared,
         memory_bytes=memory_bytes,
         purpose=purpose,
+        priority=priority,
     )
     with ExitStack() as held:
         with ExitStack() as queue:
@@ -149,7 +168,60 @@ def holders(home: Path) -> tuple[Holder, ...]:
 
 def waiters(home: Path) -> tuple[Waiter, ...]:
     """Who waits, the next one first."""
-    return tuple(living(_tickets(home / "gpus"), Waiter))
+    return tuple(sorted(living(_tickets(home / "gpus"), Waiter), key=lambda waiter: waiter.turn))
+
+
+def asked_to_give_way(home: Path, ids: Sequence[str]) -> Waiter | None:
+    """The urgent request to which the holder of these devices, an idle one, is to give way; None as long as there is
+    none.
+
+    Of the idle holders those that began last give way, as many devices as the request is for: they lose least.
+    """
+    first = next(iter(waiters(home)), None)
+    if first is None or first.priority != "urgent":
+        return None
+    idle = [holder for holder in holders(home) if holder.priority == "idle" and holder.kind == "exclusive"]
+    latest = sorted(idle, key=lambda holder: (holder.since, holder.device), reverse=True)[: first.count]
+    return first if any(holder.device in ids for holder in latest) else None
+
+
+class GivingWay:
+    """Whether the holder of a lease is to stop: because it was asked to, or to give way.
+
+    `asked` is set for both; `to` names the request it gives way to.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.to: Waiter | None = None
+
+    def look(self, home: Path, ids: Sequence[str], stop: threading.Event) -> None:
+        if self.to is None:
+            self.to = asked_to_give_way(home, ids)
+        if self.to is not None or stop.is_set():
+            self.asked.set()
+
+
+@contextmanager
+def giving_way(home: Path, held: Lease, priority: Priority, stop: threading.Event) -> Iterator[GivingWay]:
+    """Looks at the queue while the block holds its devices, if they are held by idle work."""
+    way, ended = GivingWay(), threading.Event()
+    if priority != "idle" or not held.ids:
+        way.asked = stop
+        yield way
+        return
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            way.look(home, held.ids, stop)
+
+    thread = threading.Thread(target=watch, name="giving-way", daemon=True)
+    thread.start()
+    try:
+        yield way
+    finally:
+        ended.set()
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +234,7 @@ class _Wanted:
     shared: bool
     memory_bytes: int
     purpose: str
+    priority: Priority
     taken: set[str] = field(default_factory=set)
 
     def collect(self, held: ExitStack) -> bool:
@@ -176,8 +249,14 @@ class _Wanted:
             if file is not None:
                 self.taken.add(device.id)
                 kind: Literal["exclusive", "shared"] = "shared" if self.shared else "exclusive"
-                by = _signature(self.purpose)
-                sign(file, Holder(device=device.id, kind=kind, memory_bytes=self.memory_bytes, **by))
+                holder = Holder(
+                    device=device.id,
+                    kind=kind,
+                    memory_bytes=self.memory_bytes,
+                    priority=self.priority,
+                    **_signature(self.purpose),
+                )
+                sign(file, holder)
         return len(self.taken) == self.count
 
     def _by_preference(self) -> Sequence[Device]:
@@ -231,7 +310,7 @@ def _take_ticket(queue: ExitStack, wanted: _Wanted) -> Path:
         assert file is not None, "nobody else knows this name"
         waiter = Waiter(
             ticket=number, count=wanted.count, shared=wanted.shared, memory_bytes=wanted.memory_bytes,
-            **_signature(wanted.purpose),
+            priority=wanted.priority, **_signature(wanted.purpose),
         )  # fmt: skip
         sign(file, waiter)
         path = folder / f"{number:012d}.json"
@@ -245,30 +324,35 @@ def _wait(
 ) -> None:
     home, told = wanted.folder.parent, False
     while True:
-        if _is_head(wanted.folder, ticket) and wanted.collect(held):
-            return
+        if _is_head(wanted.folder, ticket):
+            if wanted.collect(held):
+                return
+        elif wanted.taken:  # another one became the head: it must not wait for what we have collected
+            held.close()
+            wanted.taken.clear()
         now = time.monotonic()
         if now >= deadline or (stop is not None and stop.is_set()):
             who = [str(holder) for holder in holders(home)]
             raise LeaseUnavailable(wanted=wanted.count, present=len(wanted.devices), holders=who)
         if not told:
             told = True
-            before = sum(waiter.ticket < int(ticket.stem) for waiter in waiters(home))
+            before = [waiter.ticket for waiter in waiters(home)]
+            place = before.index(int(ticket.stem)) if int(ticket.stem) in before else 0
             logger.info(
-                f"waiting for {wanted.count} GPU(s), at most {deadline - now:.0f} s; {before} before us"
+                f"waiting for {wanted.count} GPU(s), at most {deadline - now:.0f} s; {place} before us"
             )
         time.sleep(min(_POLL_S, deadline - now))
 
 
 def _is_head(folder: Path, ticket: Path) -> bool:
     """Returns whether no live ticket precedes this one; those of dead processes are removed."""
-    for path in _tickets(folder):
-        if path == ticket:
-            return True
-        if is_held(path):
-            return False
-        path.unlink(missing_ok=True)
-    return True  # somebody has removed our file; the order of the others is still right
+    tickets = _tickets(folder)
+    for path in tickets:
+        if path != ticket and not is_held(path):
+            path.unlink(missing_ok=True)
+    first = next(iter(waiters(folder.parent)), None)
+    # None: somebody has removed our file; the order of the others is still right.
+    return first is None or first.ticket == int(ticket.stem)
 
 
 def _tickets(folder: Path) -> list[Path]:

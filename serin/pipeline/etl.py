@@ -11,6 +11,7 @@ from serin.pipeline.stage import StageCall, StageResult, dataset_here
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
 from serin.spec.features import FeatureSpec
+from serin.spec.names import Priority
 from serin.store.artifacts import NO_DATASET, Dataset
 from serin.store.stage_keys import remember
 from serin.store.stage_results import find_result, keep_result
@@ -27,16 +28,17 @@ def build_dataset(
     fresh: bool = False,
     attempt: str | None = None,
     run: str | None = None,
+    priority: Priority = "normal",
     stop: threading.Event | None = None,
 ) -> StageResult[Dataset]:
     """The dataset that the sections describe, published in the store.
 
-    `fresh`: build it although it is known; the same `attempt` then finds what it has built. `run` and `stop`: see
-    StageCall.
+    `fresh`: build it although it is known; the same `attempt` then finds what it has built. `run`, `priority` and
+    `stop`: see StageCall.
     """
     if not data.tables:
         return StageResult(value=NO_DATASET, ran=False, why="the spec has no data section")
-    call = StageCall.of("etl", name, fresh=fresh, attempt=attempt, run=run, stop=stop)
+    call = StageCall.of("etl", name, fresh=fresh, attempt=attempt, run=run, priority=priority, stop=stop)
     known = _find(call, data, features)
     if known is not None:
         return call.found(known, _describe(known))

@@ -45,7 +45,9 @@ def export_model(
     then finds what it has published. All calls of one `attempt`, on whatever host, publish one version at most. `run`
     and `stop`: see StageCall.
     """
-    call = StageCall.of("export", spec.name, fresh=fresh, attempt=attempt, run=run, stop=stop)
+    call = StageCall.of(
+        "export", spec.name, fresh=fresh, attempt=attempt, run=run, priority=spec.priority, stop=stop
+    )
     dataset, weights = dataset_here(dataset), checkpoint_here(checkpoint)
     if weights is None:
         raise NotTrained(spec=spec.name)
@@ -78,7 +80,8 @@ def find_bundle(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) ->
 
 def export_parts(spec: PipelineSpec, checkpoint: Checkpoint, dataset: Dataset) -> StageKey:
     """What decides a version. It holds its whole spec, by which it is rolled out, watched and trained again, so all of
-    it counts but the search. The code of a network that a script left is not that of the spec's model."""
+    it counts but the search and the priority. The code of a network that a script left is not that of the spec's
+    model."""
     record = (Path(checkpoint.path) / RECORD).read_bytes()  # holds the digest of the weights
     trained = read_record(checkpoint.path).model
     operators = json.dumps([feature.operators for feature in spec.features if feature.operators])

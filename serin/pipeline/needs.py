@@ -13,6 +13,7 @@ from serin.spec.data import DataSpec
 from serin.spec.environment import EnvironmentSpec
 from serin.spec.etl import EtlSpec, gpus_wanted
 from serin.spec.model import ModelSpec
+from serin.spec.names import Priority
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.training import TrainingSpec
 from serin.store.stage_results import shared_objects
@@ -87,13 +88,23 @@ def export_needs(spec: PipelineSpec) -> Needs:
 def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float | str]:
     """Returns what a stage asks of a cluster, as variables of its work pool; a pool that does not know them ignores
     them. The cluster's machines are not visible here, so these are facts of the spec and of its data."""
-    return {**image_variable(spec.environment), **_size_variables(stage, spec)}
+    return {
+        **image_variable(spec.environment),
+        **_priority_variables(spec.priority),
+        **_size_variables(stage, spec),
+    }
 
 
 def image_variable(asked: EnvironmentSpec | None) -> dict[str, str]:
     """The image of a run's Jobs, where the spec names one. A worker without images ignores it; its stages refuse it."""
     image = None if asked is None else asked.image
     return {} if image is None else {"image": image}
+
+
+def _priority_variables(priority: Priority) -> dict[str, str]:
+    """Slurm's quality of service and Kubernetes' priority class: their own queues decide who goes first."""
+    name = f"serin-{priority}"
+    return {} if priority == "normal" else {"qos": name, "priority_class": name}
 
 
 def _size_variables(stage: str, spec: PipelineSpec) -> dict[str, float]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def run_etl(spec: PipelineSpec, *, fresh: bool = False) -> StageResult[Dataset]:
     """The spec's dataset."""
-    return build_dataset(spec.data, spec.features, spec.etl, name=spec.name, fresh=fresh)
+    return build_dataset(
+        spec.data, spec.features, spec.etl, name=spec.name, priority=spec.priority, fresh=fresh
+    )
 
 
 def run_train(
@@ -31,7 +33,15 @@ def run_train(
 ) -> StageResult[Checkpoint]:
     """The spec's weights. Their dataset is built first where it is not there."""
     dataset = run_etl(spec).value
-    return train_model(spec.model, spec.training, dataset, name=spec.name, machines=machines, fresh=fresh)
+    return train_model(
+        spec.model,
+        spec.training,
+        dataset,
+        name=spec.name,
+        machines=machines,
+        priority=spec.priority,
+        fresh=fresh,
+    )
 
 
 def run_export(

@@ -37,6 +37,7 @@ def search_settings(
             folder=folder,
             home=home,
             storage=environment.text("SERIN_SEARCH_STORAGE"),
+            priority=spec.priority,
             stop=stop,
         )
     finally:

@@ -17,6 +17,7 @@ from serin.machine.leases import Lease, lease
 from serin.machine.packages import entered, refuse_other_image
 from serin.machine.stopping import stoppable
 from serin.pipeline.needs import Needs
+from serin.spec.names import Priority
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
 from serin.store.checkpoints import fetch_checkpoint, publish_checkpoint
 from serin.store.receipt import Measurement, Receipt, measure
@@ -50,14 +51,15 @@ class StageCall:
     """One call of a stage.
 
     `name`: the pipeline's. `attempt`: names a fresh try, which is resumed by the same name; None: an earlier result is
-    used. `run`: the orchestrator's run under which the reason is noted; None outside of an orchestrator. `stop`: set
-    from another thread to end the work. `waits`: what the call has waited for.
+    used. `run`: the orchestrator's run under which the reason is noted; None outside of an orchestrator. `priority`:
+    that of its leases. `stop`: set from another thread to end the work. `waits`: what the call has waited for.
     """
 
     stage: str
     name: str
     attempt: str | None = None
     run: str | None = None
+    priority: Priority = "normal"
     stop: threading.Event = field(default_factory=threading.Event)
     waits: list[Wait] = field(default_factory=list)
 
@@ -70,11 +72,14 @@ class StageCall:
         fresh: bool,
         attempt: str | None,
         run: str | None,
+        priority: Priority,
         stop: threading.Event | None,
     ) -> Self:
         """A call that uses an earlier result unless it is `fresh`; a fresh try without a name gets a new one."""
         tried = (attempt or secrets.token_hex(4)) if fresh else None
-        return cls(stage=stage, name=name, attempt=tried, run=run, stop=stop or threading.Event())
+        return cls(
+            stage=stage, name=name, attempt=tried, run=run, priority=priority, stop=stop or threading.Event()
+        )
 
     @property
     def home(self) -> Path:
@@ -120,6 +125,7 @@ class StageCall:
             purpose=f"{_PURPOSE[self.stage]} of {self.name}",
             shared=needs.shared,
             memory_bytes=needs.memory_bytes,
+            priority=self.priority,
             stop=self.stop,
         )
         with ExitStack() as held:

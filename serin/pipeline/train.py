@@ -8,12 +8,15 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serin.errors import Preempted
 from serin.machine import environment
+from serin.machine.leases import giving_way
 from serin.pipeline.experiments import Progress, keep_experiment
 from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
 from serin.pipeline.stage import StageCall, StageResult, checkpoint_here, dataset_here, share_checkpoint
 from serin.spec.model import ModelSpec
+from serin.spec.names import Priority
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import read_receipt
@@ -38,15 +41,17 @@ def train_model(
     fresh: bool = False,
     attempt: str | None = None,
     run: str | None = None,
+    priority: Priority = "normal",
     stop: threading.Event | None = None,
 ) -> StageResult[Checkpoint]:
     """The trained weights of the sections and the dataset.
 
     `fresh`: train again although they are known; the same `attempt` then continues what it has begun. `machines`: those
-    that train together, each by this call; they take no lock against each other. `run` and `stop`: see StageCall; a
-    training that is stopped saves first and raises Preempted.
+    that train together, each by this call; they take no lock against each other. `run`, `priority` and `stop`: see
+    StageCall; a training that is stopped saves first and raises Preempted. An idle one gives way to urgent work: it
+    saves, waits in the queue again and continues. Hosts that train together do not.
     """
-    call = StageCall.of("train", name, fresh=fresh, attempt=attempt, run=run, stop=stop)
+    call = StageCall.of("train", name, fresh=fresh, attempt=attempt, run=run, priority=priority, stop=stop)
     dataset = dataset_here(dataset)
     parts = training_parts(model, training, dataset)
     folder = training_folder(call.home, model, training, dataset, attempt=call.attempt)
@@ -57,17 +62,24 @@ def train_model(
             return call.found(known, f"trained before: {known.path}")
         why = call.begin(parts, receipt=folder / "receipt.json")
         name_model(folder, name)
-        with (
-            call.lease(train_needs(model, training)) as held,
-            process_lines(lambda: _logs(folder), label=rank_line),
-            _receipt_kept(call, folder),
-        ):
-            refuse_changed_code(parts, training_parts(model, training, dataset), folder)
-            checkpoint = launcher.train(
-                model, training, dataset, folder=folder, devices=held.ids, machines=machines, stop=call.stop,
-                waits=call.waits,
-                hear=Progress(folder).hear,
-            )  # fmt: skip
+        checkpoint = None
+        while checkpoint is None:
+            with (
+                call.lease(train_needs(model, training)) as held,
+                giving_way(call.home, held, "normal" if together else priority, call.stop) as way,
+                process_lines(lambda: _logs(folder), label=rank_line),
+                _receipt_kept(call, folder),
+            ):
+                refuse_changed_code(parts, training_parts(model, training, dataset), folder)
+                try:
+                    checkpoint = launcher.train(
+                        model, training, dataset, folder=folder, devices=held.ids, machines=machines,
+                        stop=way.asked, waits=call.waits, hear=Progress(folder).hear,
+                    )  # fmt: skip
+                except Preempted as stopped:
+                    if way.to is None or call.stop.is_set():
+                        raise
+                    call.log(f"gives way after step {stopped.fields['step']}, and continues later: {way.to}")
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)

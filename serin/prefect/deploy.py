@@ -49,7 +49,10 @@ def _template(pool: str, kind: str = WORKER_TYPE) -> dict[str, Any]:
 
 
 def make_pools(api: rest_api.Api) -> None:
-    """Creates the pools cpu and gpu on the stack's own server, with a slot in `gpu` for each GPU of this machine.
+    """Creates the pools cpu and gpu on the stack's own server.
+
+    Leases queue the work for the GPUs of this machine, by priority. Without a GPU `gpu` has one slot: trainings follow
+    one another.
 
     A pool that somebody has made for other infrastructure, such as Slurm, is left as it is, and so is one that has
     these settings already.
@@ -58,7 +61,7 @@ def make_pools(api: rest_api.Api) -> None:
         found = rest_api.read_pool(api, pool)
         if found is not None and found["type"] != WORKER_TYPE:
             continue
-        slots = max(1, len(inventory())) if pool == "gpu" else None
+        slots = 1 if pool == "gpu" and not inventory() else None
         wanted = {"type": WORKER_TYPE, "base_job_template": _template(pool), "concurrency_limit": slots}
         if found is None or any(found.get(name, ...) != value for name, value in wanted.items()):
             rest_api.ensure_pool(api, pool, kind=WORKER_TYPE, template=_template(pool), slots=slots)

@@ -295,6 +295,7 @@ def join_training(parameters: Mapping[str, Any]) -> None:
             Dataset(**parameters["dataset"]),
             name=plan.name,
             machines=machines_told(),
+            priority=plan.priority,
             fresh=bool(parameters.get("fresh")),
             attempt=parameters.get("attempt"),
         )

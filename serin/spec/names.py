@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from serin.errors import NameInvalid
 
+Priority = Literal["urgent", "normal", "idle"]
 _MODEL = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 

@@ -26,7 +26,7 @@ from serin.spec.features import FeatureSpec
 from serin.spec.kind_settings import kinds_of, unused_settings
 from serin.spec.model import ModelSpec
 from serin.spec.monitoring import MonitoringSpec
-from serin.spec.names import valid_model_name
+from serin.spec.names import Priority, valid_model_name
 from serin.spec.objectives import ObjectivesSpec
 from serin.spec.rollout import RolloutSpec
 from serin.spec.search import SearchSpec, fold_splits
@@ -79,6 +79,8 @@ class PipelineSpec(Section):
     """How a new version takes over the traffic."""
     monitoring: MonitoringSpec = MonitoringSpec()
     """What happens once a version is live."""
+    priority: Priority = Field(default="normal", exclude_if=lambda priority: priority == "normal")
+    """The place of its stages among those that wait for GPUs. `idle` trainings save and give way to `urgent` work."""
     environment: EnvironmentSpec | None = Field(default=None, exclude_if=is_empty)
     """Packages that your own code imports and the workers lack."""
 

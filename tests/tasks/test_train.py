@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from serin.errors import (
     WorkerFailed,
 )
 from serin.machine import environment
-from serin.machine.leases import holders
+from serin.machine.leases import holders, lease
 from serin.pipeline import stage
 from serin.pipeline import train as use_case
 from serin.pipeline.train import find_checkpoint
@@ -30,10 +32,15 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import measure
 from serin.store.waits import Wait
+from serin.training.launch import launcher
 from serin.training.launch.run_dir import devices_wanted, training_folder
 from tasks.markdown import drawing, receipt_table, table
 from tasks.retry import error_is_retryable
 from tasks.train import train_model
+from tests.fakes.datasets import make_dataset
+from tests.fakes.gpus import pretend_gpus
+from tests.logs import heard
+from tests.unit.training.runs import assert_same_bits, at_the_next_checkpoint
 
 MODEL, TRAINING = ModelSpec(hidden=(8,)), TrainingSpec(epochs=2)
 DATASET = Dataset(path="/datasets/1", digest="0123abcd", rows={"train": 8, "valid": 1, "test": 1})
@@ -168,6 +175,44 @@ def test_gpus_are_leased_while_the_training_runs_and_free_afterwards(
     assert launch.devices == ("GPU-a", "GPU-b")
     assert launch.held == [["GPU-a for training of parcels", "GPU-b for training of parcels"]]
     assert holders(home) == ()
+
+
+def test_an_idle_training_gives_way_to_urgent_work_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is pretended: the lease is real, the training is on the CPU, by processes of its own."""
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-a"])
+    monkeypatch.setattr(use_case, "launcher", OnTheCpu)
+    dataset = make_dataset(tmp_path / "data")
+    training = TrainingSpec(epochs=40, batch_rows=50, precision="fp32", checkpoint_every_steps=5)
+    homes = {name: tmp_path / name for name in ("alone", "disturbed")}
+    lines: list[str] = []
+    folders = {}
+    for name, home in homes.items():
+        monkeypatch.setenv("SERIN_HOME", str(home))
+        folders[name] = training_folder(home, MODEL, training, dataset)
+        with heard(lines.append), ExitStack() as disturbance:
+            if name == "disturbed":
+                urgent = partial(take_urgently, home, lines)
+                disturbance.enter_context(at_the_next_checkpoint(folders[name], urgent))
+            use_case.train_model(MODEL, training, dataset, name="parcels", priority="idle")
+    (gave_way,) = (line for line in lines if "gives way" in line)
+    assert "(urgent work)" in gave_way
+    taken = lines.index("urgent work has the GPU")
+    assert any("resumed at step" in line for line in lines[taken:])
+    assert_same_bits(*folders.values())
+
+
+class OnTheCpu:
+    @staticmethod
+    def train(*given: Any, devices: tuple[str, ...], **named: Any) -> Checkpoint:
+        assert devices == ("GPU-a",)
+        return launcher.train(*given, **named)
+
+
+def take_urgently(home: Path, lines: list[str], _pid: int) -> None:
+    with lease(1, home=home, purpose="urgent work", priority="urgent", wait_s=120):
+        lines.append("urgent work has the GPU")
 
 
 def test_as_many_gpus_as_processes_are_wanted(two_gpus: None) -> None:

@@ -73,6 +73,7 @@ export: monitoring.quality.rollback monitoring.rollback_on_burn
 export: environment.requirements environment.lock environment.image
 none: search.space.uniform search.space.log search.space.integer search.space.choice search.trials
 none: search.sampler search.pruner search.budget search.folds search.parallel search.seed
+none: priority
 """
 EFFECTS: Mapping[str, frozenset[str]] = {
     key: ALL if stages == "all" else frozenset(stages.split()) & ALL
@@ -83,7 +84,8 @@ EFFECTS: Mapping[str, frozenset[str]] = {
 
 Where and over how many processes something is computed decides no result, but a version holds its whole spec, by which
 it is rolled out, watched and trained again. Of a process that is in an environment, stages that run a user's code
-count it too (test_packages.py). Only `serin search` reads its own section, and never from a version.
+count it too (test_packages.py). Only `serin search` reads its own section, and never from a version. `priority` orders
+the queue for GPUs.
 """
 
 NOT_DECIDING: Mapping[str, str] = {

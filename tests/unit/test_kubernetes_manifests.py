@@ -106,8 +106,8 @@ def _workloads() -> list[tuple[str, dict[str, Any]]]:
 
 
 WITHOUT_PODS = {
-    "ConfigMap", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "Role", "RoleBinding",
-    "Service", "ServiceAccount",
+    "ConfigMap", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "PriorityClass", "Role",
+    "RoleBinding", "Service", "ServiceAccount",
 }  # fmt: skip
 
 

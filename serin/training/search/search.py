@@ -42,6 +42,7 @@ from serin.machine.hardware import inventory
 from serin.machine.leases import lease
 from serin.reports.search import SearchChart, search_file
 from serin.spec.model import ModelSpec
+from serin.spec.names import Priority
 from serin.spec.search import SearchSpec, with_values
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
@@ -56,7 +57,6 @@ logger = logging.getLogger(__name__)
 
 CHART = "importance.svg"
 _POLL_S = 0.1
-_LEASE_POLL_S = 1.0
 _HOPELESS = 3  # failed trials and no other: the rest would fail too
 _FAULTS = (LossNotFinite, NetworkUnfit, TrainingRefused, WorkerFailed, ValidationError)
 
@@ -83,12 +83,13 @@ def search(
     folder: Path,
     home: Path,
     storage: str | None = None,
+    priority: Priority = "normal",
     stop: threading.Event | None = None,
 ) -> SearchResult:
     """Returns the best settings by the mean valid metric over `datasets` (the folds, the newest first).
 
     Raises SearchStopped when asked to stop: a second call resumes. Raises SearchFailed when no trial could be trained.
-    `storage` is an SQLAlchemy URL; several machines with the same one share the study.
+    `storage` is an SQLAlchemy URL; several machines with the same one share the study. `priority`: that of its trials.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder / "search.lock", wait_s=0):
@@ -99,7 +100,7 @@ def search(
             epochs=training.epochs * len(datasets),
         )
         try:
-            runner = Trials(model, training, spec, tuple(datasets), folder, home, study)
+            runner = Trials(model, training, spec, tuple(datasets), folder, home, study, priority)
             runner.run(stop or threading.Event())
             tried = study.tried()
             best = _best(tried, folder)
@@ -227,9 +228,10 @@ class Trials:
         folder: Path,
         home: Path,
         study: Study,
+        priority: Priority = "normal",
     ) -> None:
         self._model, self._training, self._spec, self._datasets = model, training, spec, datasets
-        self._folder, self._home, self._study = folder, home, study
+        self._folder, self._home, self._study, self._priority = folder, home, study, priority
         self._gpus_each, self._side_by_side = share_devices(spec, training, len(inventory()))
         self._code = own_code(model)  # trials of other code are not compared with each other
         self._end = threading.Event()  # no more trials; running ones save and stop
@@ -360,7 +362,13 @@ class Trials:
         """Leases this trial's GPUs. Waits as long as needed, unless asked to stop."""
         while True:
             try:
-                with lease(self._gpus_each, home=self._home, purpose="a trial", wait_s=_LEASE_POLL_S) as held:
+                with lease(
+                    self._gpus_each,
+                    home=self._home,
+                    purpose="a trial",
+                    priority=self._priority,
+                    stop=self._end,
+                ) as held:
                     yield held.ids
                     return
             except LeaseUnavailable as error:
