@@ -24,6 +24,7 @@ from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache
 from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import Piece, Table, open_table
+from serin.formats.windows import HISTORY, write_windows
 from serin.machine.durable import Syncs
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
@@ -85,7 +86,7 @@ def compute(
         engine.tell = progress = Progress()
         progress.begin("read and joined")
         held, joins = prepare_pieces(work, engine, pieces, rows=rows)
-        return Assembly(
+        digest = Assembly(
             data=data,
             features=features,
             layout=layout,
@@ -96,6 +97,10 @@ def compute(
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
+        if layout.online is not None:
+            write_windows(result, layout.online)
+            shutil.copytree(scratch / HISTORY, result / HISTORY)
+        return digest
 
     return run_within_memory(
         fill,

@@ -1,0 +1,1 @@
+"""Keeps the events of keys in LMDB: one machine, one file."""
