@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from serin.formats.schema import InputColumn, Kind
+from serin.formats.schema import ONLINE, InputColumn, Kind
 from serin.machine.documents import canonical, read_facts, write_facts
 from serin.machine.typed_json import Document
 
@@ -69,6 +69,11 @@ class WindowPlan(Document, form="serin.windows"):
     def made(self) -> dict[str, OnlineColumn]:
         """The columns that are added to a request."""
         return {name: column for window in self.windows for name, column in window.columns.items()}
+
+    def sent(self, inputs: Sequence[InputColumn]) -> tuple[InputColumn, ...]:
+        """What clients send of a model with these inputs: also the columns that only events have, and no windows."""
+        only = [column for column in self.inputs if column.name in self.dropped]
+        return (*(column for column in inputs if column.source != ONLINE), *only)
 
     def keep_us(self, window: OnlineWindow) -> int:
         """How long an event is kept: as long as a row that arrives in time may see it, on a host whose clock is behind

@@ -257,7 +257,10 @@ def online_problems(data: DataSpec) -> Iterator[tuple[str, str]]:
             yield "data.events", "is for windows with source: online, and there are none; take it out"
         return
     if data.events is None:
-        yield "data.events", "windows with source: online need it; name the column with an event's id: {id: ...}"
+        yield (
+            "data.events",
+            "windows with source: online need it; name the column with an event's id: {id: ...}",
+        )
     elif data.events.id in (data.events.arrival, data.time):
         yield "data.events.id", "is a time; name the column that tells one event from another"
     for key, given in (("where", data.where), ("unique", data.unique)):
@@ -272,7 +275,10 @@ def online_problems(data: DataSpec) -> Iterator[tuple[str, str]]:
         named += [(f"data.windows[{index}]", column) for column in (*window.by, *read)]
     for key, column in dict.fromkeys(named):
         if column is not None and (why := _not_of_an_event(data, column)):
-            yield key, f"{column!r} {why}; source: online reads columns of the main table that come with a request"
+            yield (
+                key,
+                f"{column!r} {why}; source: online reads columns of the main table that come with a request",
+            )
 
 
 def _not_of_an_event(data: DataSpec, column: str) -> str:
@@ -343,7 +349,8 @@ def _said_unknown(data: DataSpec, column: str) -> str | None:
     for index, window in enumerate(data.windows):
         if column in window.make and window.source == "training_only":
             return _set_source(
-                f"data.windows[{index}]", "request when clients send it, or to online when Serin shall compute it"
+                f"data.windows[{index}]",
+                "request when clients send it, or to online when Serin shall compute it",
             )
     return None
 

@@ -57,7 +57,8 @@ class OnlineWindows:
             if time is not None and time > arrival + self.plan.max_future_us:
                 ahead = (time - arrival) / 1e6
                 raise EventRefused(
-                    row=place, reason=f"its {self.plan.time!r} is {ahead:,.0f} s in the future; check the clock"
+                    row=place,
+                    reason=f"its {self.plan.time!r} is {ahead:,.0f} s in the future; check the clock",
                 )
         keyed = [[window.key(rows, place) for place in range(len(times))] for window in self._windows]
         events = [None if event is None else _event(event) for event in ids]

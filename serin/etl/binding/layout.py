@@ -11,7 +11,7 @@ from serin.etl.binding.problems import Problems, Undetermined
 from serin.etl.binding.uses import Kinds, Made, find_uses, kind_in
 from serin.etl.sources.malformed import odd_text
 from serin.etl.sources.tables import Read, Table
-from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
+from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, ONLINE, InputColumn, Kind
 from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
@@ -237,13 +237,25 @@ def _inputs(
 
 
 def _input(data: DataSpec, name: str, kind: Kind, made: Made) -> InputColumn:
+    online = data.source_of(name) == ONLINE
     return InputColumn(
         name=name,
         dtype=DTYPE_OF_KIND[kind],
         kind=kind,
-        source="online" if data.source_of(name) == "online" else "request",
+        source=ONLINE if online else "request",
+        window=_definition(data, name) if online else None,
         null=NULL_OF_KIND[kind],
         null_texts=data.null_texts(*made[name]) if kind == "string" and name in made else (),
+    )
+
+
+def _definition(data: DataSpec, name: str) -> str:
+    """What decides the values of an online window, in words."""
+    window, events = next(each for each in data.windows if name in each.make), data.events
+    assert events is not None, "the spec is refused without"
+    return (
+        f"{window.make[name]} by {', '.join(window.by)} over {window.span:g} s of {data.time}, "
+        f"delay {window.delay:g} s, events by {events.id}, late {events.max_late:g} s, future {events.max_future:g} s"
     )
 
 
@@ -281,9 +293,7 @@ def _online_window(window: WindowSpec, kinds: Mapping[str, Kind], asked: Collect
         span_us=round(window.span * 1_000_000),
         delay_us=round(window.delay * 1_000_000),
         columns={
-            name: OnlineColumn(
-                function=each.function, column=each.column, back=each.back, kind=kinds[name]
-            )
+            name: OnlineColumn(function=each.function, column=each.column, back=each.back, kind=kinds[name])
             for name, each in window.columns.items()
             if name in asked
         },

@@ -33,7 +33,7 @@ from serin.serving.envoy.api_types import (
     skipped_filter,
     socket_address,
 )
-from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH
+from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH, WINDOWS_CLUSTER
 from serin.serving.envoy.guard import keys_filters, tls_socket
 from serin.serving.envoy.rates import rate_filters
 from serin.serving.envoy.routes import ROUTES_NAME
@@ -88,7 +88,10 @@ def bootstrap(
     unguarded = _connection_manager(logs, file("routes"), [*cleaned, *unlimited])
     health = admin.with_name(f"{admin.stem}-health.sock")
     listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
-    clusters = [cluster(HEALTH_CLUSTER, {"address": {"pipe": {"path": str(health)}}})]
+    clusters = [
+        cluster(HEALTH_CLUSTER, {"address": {"pipe": {"path": str(health)}}}),
+        cluster(WINDOWS_CLUSTER, {"address": {"pipe": {"path": str(admin.with_name(f"{WINDOWS_CLUSTER}.sock"))}}}),
+    ]
     dynamic = {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
     return {
         "node": {"id": "gateway", "cluster": "serin"},

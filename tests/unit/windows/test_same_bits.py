@@ -90,7 +90,10 @@ def _plan(spec: WindowSpec, events: EventsSpec) -> WindowPlan:
 
     columns = {
         name: OnlineColumn(
-            function=each.function, column=each.column, back=each.back, kind=result(each.function, each.column)
+            function=each.function,
+            column=each.column,
+            back=each.back,
+            kind=result(each.function, each.column),
         )
         for name, each in spec.columns.items()
     }
@@ -105,7 +108,9 @@ def _plan(spec: WindowSpec, events: EventsSpec) -> WindowPlan:
         max_late_us=round(events.max_late * 1e6),
         max_future_us=round(events.max_future * 1e6),
         unavailable="refuse",
-        inputs=tuple(InputColumn(name=name, kind=_KINDS[name], dtype=DTYPE_OF_KIND[_KINDS[name]]) for name in names),
+        inputs=tuple(
+            InputColumn(name=name, kind=_KINDS[name], dtype=DTYPE_OF_KIND[_KINDS[name]]) for name in names
+        ),
         dropped=(),
         windows=(window,),
     )
@@ -130,7 +135,10 @@ def _bits(kind: Kind, values: Any) -> list[Any]:
     filled = [null_of(kind) if value is None else value for value in values]
     array = np.asarray(filled, dtype)
     if kind == "float":
-        return [None if np.isnan(value) else int(bits) for value, bits in zip(array, array.view(np.int32), strict=True)]
+        return [
+            None if np.isnan(value) else int(bits)
+            for value, bits in zip(array, array.view(np.int32), strict=True)
+        ]
     return array.tolist()
 
 

@@ -44,7 +44,8 @@ def look_back(spec: WindowSpec, columns: Mapping[str, Column], times: Int64) -> 
     place = xp.full(len(times), -1, np.int64)
     place[rows] = xp.arange(len(rows))
     return {
-        name: made.take_or_null(place) for name, made in window.columns(spec, columns, rows[line.order]).items()
+        name: made.take_or_null(place)
+        for name, made in window.columns(spec, columns, rows[line.order]).items()
     }
 
 
