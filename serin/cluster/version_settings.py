@@ -82,8 +82,8 @@ def check_windows(store: Store) -> Callable[[Release], None]:
             raise RolloutRefused(
                 model=release.model,
                 command="start",
-                reason="it has windows with source: online, whose events one machine keeps; several hosts and Kubernetes "
-                "do not share them yet. Serve it with `serin up` on one machine, or use source: request",
+                reason="it has windows with source: online, whose events one machine keeps; several hosts and "
+                "Kubernetes do not share them yet. Serve it with `serin up` on one machine, or use source: request",
             )
 
     return check

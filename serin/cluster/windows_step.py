@@ -24,6 +24,7 @@ _LOOK_S: Final = 0.2
 def run(home: Path, stop: threading.Event) -> None:
     """Answers until `stop` is set."""
     step = Step(plans_folder(home), lambda: open_state(home))
+    step.warm()
     ended = threading.Event()
     sweeper = threading.Thread(target=sweep, args=(step, ended), name="sweep", daemon=True)
     sweeper.start()

@@ -90,7 +90,9 @@ def bootstrap(
     listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
     clusters = [
         cluster(HEALTH_CLUSTER, {"address": {"pipe": {"path": str(health)}}}),
-        cluster(WINDOWS_CLUSTER, {"address": {"pipe": {"path": str(admin.with_name(f"{WINDOWS_CLUSTER}.sock"))}}}),
+        cluster(
+            WINDOWS_CLUSTER, {"address": {"pipe": {"path": str(admin.with_name(f"{WINDOWS_CLUSTER}.sock"))}}}
+        ),
     ]
     dynamic = {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
     return {

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +116,11 @@ class Step:
         except StateUnavailable as error:
             state = {"problem": str(error)}
         return {"models": {model: dict(counts) for model, counts in self.counts.items()}, **state}
+
+    def warm(self) -> None:
+        """Opens what keeps the events, so that the first request does not wait for that."""
+        with suppress(StateUnavailable):  # it is tried again with each request
+            self._opened()
 
     def drop_expired(self) -> int:
         return self._opened().drop_expired(self._clock_us())

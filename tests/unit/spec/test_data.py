@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from serin.errors import SpecError
+from serin.spec.data import DataSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.data import DataSpec
 from serin.spec.relation import WindowColumn, WindowSpec, window_column
 
 
