@@ -23,7 +23,7 @@ Value = int | float | None
 
 _HEAD = struct.Struct("<2sHIIqq")  # mark, version, checksum, events, time of the newest lost event, expiry
 _MARK, _VERSION = b"SW", 1
-_CODES: dict[str, str] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+_CODES: dict[str, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
 _KEPT_BITS = 40
 _INT64_MOST = 2**63 - 1
 
@@ -53,10 +53,10 @@ class Ring:
         mark, version, checksum, count, lost, expires = _HEAD.unpack_from(content)
         if mark != _MARK or version != _VERSION or checksum != zlib.crc32(memoryview(content)[8:]):
             raise RingUnreadable("its checksum is wrong")
-        codes = ["q", "Q", *(_CODES[kind] for kind in kinds)]
+        codes: list[Any] = ["q", "Q", *(_CODES[kind] for kind in kinds)]
         if len(content) != _HEAD.size + count * sum(map(struct.calcsize, codes)):
             raise RingUnreadable("its size is wrong")
-        view, at, columns = memoryview(content), _HEAD.size, []
+        view, at, columns = memoryview(content), _HEAD.size, list[Any]()
         for code in codes:
             end = at + count * struct.calcsize(code)
             columns.append(view[at:end].cast(code))
@@ -109,7 +109,7 @@ class Ring:
         return _HEAD.pack(_MARK, _VERSION, checksum, count, self.lost, self.expires) + body
 
 
-def expires_at(content: bytes) -> int:
+def expires_at(content: bytes | memoryview) -> int:
     """When the events of a key may be dropped, in microseconds since 1970; 0 for what is not a ring."""
     return int(_HEAD.unpack_from(content)[5]) if len(content) >= _HEAD.size else 0
 
@@ -150,9 +150,11 @@ def _column(asked: OnlineColumn, past: Sequence[Any], kind: Kind) -> Value:
     if not usable:
         return None
     if asked.function == "min":
-        return min(usable) + 0
+        least: int | float = min(usable) + 0
+        return least
     if asked.function == "max":
-        return max(usable) + 0
+        most: int | float = max(usable) + 0
+        return most
     if kind == "float":
         total = sum(int(ldexp(value, -SMALLEST)) for value in usable)
         return nearest_float32(total, len(usable) if asked.function == "mean" else 1, SMALLEST)

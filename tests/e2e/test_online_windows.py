@@ -121,8 +121,10 @@ def test_requests_get_their_windows_and_pushed_events_are_among_them(scene: tupl
     assert step.counts["other"] == {"counted": 1}
 
 
-def test_a_request_that_a_server_fails_and_another_try_answers_counts_once(scene: tuple[Any, int, Step]) -> None:
-    _, port, step = scene
+def test_a_request_that_a_server_fails_and_another_try_answers_counts_once(
+    scene: tuple[Any, int, Step],
+) -> None:
+    _, port, _ = scene
     Echo.failures = 1
     assert ask(port, "pay", "a", "c2", 1.0)[0] == 200
     assert ask(port, "pay", "b", "c2", 1.0)[1]["n"] == 1

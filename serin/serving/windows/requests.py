@@ -24,7 +24,7 @@ Compute = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
 """From the columns of events, with None for null, to those of the windows."""
 
 MOST_ROWS = 4096  # of one request
-_CODES: dict[Kind, str] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+_CODES: dict[Kind, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
 _FRAME = struct.Struct(">BI")
 _CONTENTS: dict[Kind, str] = {
     "string": "bytes_contents", "float": "fp32_contents", "int": "int64_contents", "timestamp": "int64_contents",
@@ -98,7 +98,7 @@ def rewrite_grpc(body: bytes, plan: WindowPlan, compute: Compute) -> bytes:
             message.raw_input_contents.append(content)
         else:
             getattr(entry.contents, _CONTENTS[kind]).extend(memoryview(content).cast(_CODES[kind]).tolist())
-    text = message.SerializeToString()
+    text: bytes = message.SerializeToString()
     return _FRAME.pack(0, len(text)) + text
 
 
@@ -149,7 +149,8 @@ def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
 
 def _from_bytes(data: bytes, column: InputColumn) -> list[Any]:
     if column.kind != "string":
-        return memoryview(data).cast(_CODES[column.kind]).tolist()
+        values: list[Any] = memoryview(data).cast(_CODES[column.kind]).tolist()
+        return values
     found, at = [], 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)
