@@ -67,8 +67,8 @@ class LmdbState:
                     if not found:
                         return dropped
                     if expires_at(cursor.value()) < now_us:
-                        found = cursor.delete()
-                        dropped += 1
+                        dropped += cursor.delete()
+                        found = bool(cursor.key())  # of the next one; empty after the last
                     else:
                         found = cursor.next()
                 if not found:
