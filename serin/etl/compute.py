@@ -70,8 +70,7 @@ def compute(
     tables = _open_tables(build, sources, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
-    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
-    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
+    _log_tables(main, layout)
     cache = _piece_cache(build, layout, sources)
     previous = find_previous(build.store, build.name, data)
     work = Preparation(
@@ -97,9 +96,7 @@ def compute(
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
-        if layout.online is not None:
-            write_windows(result, layout.online)
-            shutil.copytree(scratch / HISTORY, result / HISTORY)
+        _keep_windows(layout, scratch, result)
         return digest
 
     return run_within_memory(
@@ -111,6 +108,18 @@ def compute(
         scratch=scratch,
         piece_rows=build.piece_rows,
     )
+
+
+def _log_tables(main: Table, layout: Layout) -> None:
+    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
+    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
+
+
+def _keep_windows(layout: Layout, scratch: Path, result: Path) -> None:
+    """Adds to a dataset how its windows are served, and the history that the export replays."""
+    if layout.online is not None:
+        write_windows(result, layout.online)
+        shutil.copytree(scratch / HISTORY, result / HISTORY)
 
 
 def _open_tables(build: Build, sources: Sources, scratch: Path) -> dict[str, Table]:

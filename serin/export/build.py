@@ -71,8 +71,7 @@ def export_model(
         return export_own_inputs(
             spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by, claim=claim
         )
-    description = read_dataset(folder := Path(dataset.path))
-    check_windows(folder)
+    description = read_dataset(folder := check_windows(Path(dataset.path)))
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
     columns, score = trace_features(proven.plan, description), _scores(proven)
     task, metric = description.task, spec.export.budget.metric

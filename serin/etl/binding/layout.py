@@ -115,8 +115,7 @@ def try_lay_out(
         return LaidOut(reads=reads, joins=joins)
     fitted = [column for feature in features for column in feature.inputs]
     tables_of = {name: (data.main, name) for name in main.types} | dict(made)
-    inputs = _inputs(data, served, kinds, tables_of)
-    windows = tuple(_in_use(window, uses) for window in data.windows if set(window.make) & set(uses))
+    inputs, windows = _inputs(data, served, kinds, tables_of), _windows_in_use(data, uses)
     layout = Layout(
         reads=reads,
         joins=joins,
@@ -220,6 +219,10 @@ def _lay_derived(
                 )
             )
     return tuple(made)
+
+
+def _windows_in_use(data: DataSpec, uses: Mapping[str, str]) -> tuple[WindowSpec, ...]:
+    return tuple(_in_use(window, uses) for window in data.windows if set(window.make) & set(uses))
 
 
 def _in_use(window: WindowSpec, uses: Mapping[str, str]) -> WindowSpec:

@@ -12,12 +12,13 @@ from serin.windows.replay import differing
 logger = logging.getLogger(__name__)
 
 
-def check_windows(folder: Path) -> None:
-    """Raises GateFailed when a window column of the dataset in `folder` would be served with other bits."""
+def check_windows(folder: Path) -> Path:
+    """Returns the folder of a dataset. GateFailed when one of its window columns would be served with other bits."""
     plan = read_windows(folder)
     if plan is None:
-        return
+        return folder
     rows, problem = differing(plan, folder)
     if problem:
         raise GateFailed(stage="windows", what="served windows differ", found=problem)
     logger.info(f"online windows: {rows:,} rows replayed event by event, all equal")
+    return folder

@@ -88,12 +88,8 @@ def bootstrap(
     unguarded = _connection_manager(logs, file("routes"), [*cleaned, *unlimited])
     health = admin.with_name(f"{admin.stem}-health.sock")
     listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
-    clusters = [
-        cluster(HEALTH_CLUSTER, {"address": {"pipe": {"path": str(health)}}}),
-        cluster(
-            WINDOWS_CLUSTER, {"address": {"pipe": {"path": str(admin.with_name(f"{WINDOWS_CLUSTER}.sock"))}}}
-        ),
-    ]
+    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
+    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
     dynamic = {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
     return {
         "node": {"id": "gateway", "cluster": "serin"},
