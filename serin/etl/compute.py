@@ -96,8 +96,7 @@ def compute(
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
-        _keep_windows(layout, scratch, result)
-        return digest
+        return _with_windows(digest, layout, scratch, result)
 
     return run_within_memory(
         fill,
@@ -115,11 +114,12 @@ def _log_tables(main: Table, layout: Layout) -> None:
     logger.info(f"{main.rows:,} rows in {main.name}{partners}")
 
 
-def _keep_windows(layout: Layout, scratch: Path, result: Path) -> None:
-    """Adds to a dataset how its windows are served, and the history that the export replays."""
+def _with_windows(digest: str, layout: Layout, scratch: Path, result: Path) -> str:
+    """Adds to a dataset how its windows are served, and the history that the export replays; returns its digest."""
     if layout.online is not None:
         write_windows(result, layout.online)
         shutil.copytree(scratch / HISTORY, result / HISTORY)
+    return digest
 
 
 def _open_tables(build: Build, sources: Sources, scratch: Path) -> dict[str, Table]:

@@ -113,7 +113,6 @@ def try_lay_out(
     )
     if problems or main is None:
         return LaidOut(reads=reads, joins=joins)
-    fitted = [column for feature in features for column in feature.inputs]
     tables_of = {name: (data.main, name) for name in main.types} | dict(made)
     inputs, windows = _inputs(data, served, kinds, tables_of), _windows_in_use(data, uses)
     layout = Layout(
@@ -126,7 +125,7 @@ def try_lay_out(
         inputs=inputs,
         lookups=tuple(j for j in joins if j.spec.source == "lookup" and set(j.columns.values()) & behind),
         served=served,
-        kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
+        kept=_kept(served, features, inputs),
         sent=_sent(data, kinds),
         online=_online(data, windows, kinds, inputs, tables_of),
     )
@@ -219,6 +218,13 @@ def _lay_derived(
                 )
             )
     return tuple(made)
+
+
+def _kept(
+    served: Sequence[str], features: Sequence[FeatureSpec], inputs: Sequence[InputColumn]
+) -> tuple[str, ...]:
+    fitted = (column for feature in features for column in feature.inputs)
+    return tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)]))
 
 
 def _windows_in_use(data: DataSpec, uses: Mapping[str, str]) -> tuple[WindowSpec, ...]:

@@ -90,12 +90,14 @@ def bootstrap(
     listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
     sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
     clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
-    dynamic = {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload,
-        "dynamic_resources": dynamic,
+        "dynamic_resources": {
+            "cds_config": followed(file("clusters")),
+            "lds_config": followed(file("listener")),
+        },
         "static_resources": {"listeners": listeners, "clusters": clusters},
     }
 
