@@ -94,12 +94,13 @@ def bootstrap(
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload,
-        "dynamic_resources": {
-            "cds_config": followed(file("clusters")),
-            "lds_config": followed(file("listener")),
-        },
+        "dynamic_resources": _followed_documents(file),
         "static_resources": {"listeners": listeners, "clusters": clusters},
     }
+
+
+def _followed_documents(file: Callable[[Kind], Path]) -> Document:
+    return {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
 
 
 def _connection_manager(logs: list[Document], routes: Path, http_filters: list[Document]) -> Document:
