@@ -28,6 +28,7 @@ MODULES = {
     "scoring": "predict explain tune",
     "signing": "trust",
     "captures": "captures",
+    "events": "events",
     "watch": "slo drift labels quality",
     "keys": "keys",
     "alerts": "alerts",

@@ -20,6 +20,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── CheckFailed             a check of the spec does not hold
 │   ├── LookupRefused           a table of a lookup that cannot take the place of the one in service
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
+│   ├── EventRefused            an event that cannot be counted: its time, or a column that is missing (exit code 2)
 │   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 │   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
@@ -83,6 +84,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── IssuerUnusable          a provider of tokens whose public keys cannot be read
 │   ├── ClientIdRefused         a caller's id that logs and recorded requests would not keep (exit code 2)
 │   ├── PredictionFailed        a request that was answered with an error
+│   ├── StateUnavailable        the kept events of online windows cannot be read or written (retryable)
 │   └── ServedElsewhere         a version that Serin does not run, where its graph is needed (exit code 2)
 ├── RolloutError
 │   ├── RequestsDiffer          a version whose clients must send or expect something else than the live one's
@@ -399,6 +401,13 @@ class RowsUnfit(DataError):
     @property
     def what(self) -> str:
         return f"column {self.column!r}" if self.column else "the table"
+
+
+class EventRefused(DataError):
+    template = "event in row {row}: {reason}"
+    exit_code = 2
+    row: int
+    reason: str
 
 
 class LabelsUnfit(DataError):
@@ -785,6 +794,12 @@ ClientIdRefused = _kind(
     "either end",
     exit_code=2,
 )
+
+
+class StateUnavailable(ServingError):
+    template = "the events of online windows cannot be used: {reason}"
+    retryable = True
+    reason: str
 
 
 class PredictionFailed(ServingError):

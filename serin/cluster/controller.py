@@ -23,6 +23,7 @@ from serin.cluster.judge import ClusterJudge
 from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import (
     check_trusted,
+    check_windows,
     model_timeouts,
     stored_replicas,
     stored_schema,
@@ -104,7 +105,7 @@ class LedController:
             versions=ClusterVersions(store, leadership, term),
             commands=Inbox(objects, partial(leadership.check, term)),
             replayer=Replayer(objects, self._desired, self._hosts, store, external, endpoint_of),
-            check=check_trusted(store, external),
+            check=self._check(store, external, shared=wait is None),
             approval=lambda: read_policy(store).approval,
         )
 
@@ -127,6 +128,17 @@ class LedController:
         if self._background is not None:
             self._background.close()
         self._controller.close()
+
+    @staticmethod
+    def _check(store: Store, external: External, *, shared: bool) -> Callable[[Release], None]:
+        """What is checked before a rollout. `shared`: several hosts may serve a version."""
+        checks = [check_trusted(store, external), *([check_windows(store)] if shared else [])]
+
+        def check(release: Release) -> None:
+            for each in checks:
+                each(release)
+
+        return check
 
     @property
     def problems(self) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from serin.cluster.agent.settings import AgentSettings
 from serin.cluster.controller import TICK_S, LedController
 from serin.formats.serving.journal import DecisionCache
 from serin.host.standing import run_standing
+from serin.host.windows import apply_plans
 from serin.host.wiring import CONTROLLER, build_gateway, build_releases, keep_ticking, request_log
 from serin.machine.in_memory import socket_folder, write_problems
 from serin.machine.ports import LOOPBACK
@@ -45,7 +47,9 @@ class OnlyHost:
             HOST, lambda: objects, folder=folder, request_log=request_log(home), replays=self._replays
         )
         settings = AgentSettings(host=HOST, address=LOOPBACK, port=0, advertise=LOOPBACK)
-        self._agent = Agent(settings, gateway=gateway, fleet=fleet, link=self._link)
+        self._agent = Agent(
+            settings, gateway=gateway, fleet=fleet, link=self._link, windows=partial(apply_plans, home)
+        )
         self._trouble = ""
 
     def step(self) -> bool:

@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from serin.errors import NotFound
+from serin.errors import NotFound, RolloutRefused
 from serin.formats.bundle import REPOSITORY
 from serin.formats.policy import check_policy
 from serin.formats.schema import Schema, read_schema
+from serin.formats.windows import read_windows
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
@@ -31,7 +32,9 @@ def stored_timeouts(store: Store) -> Callable[[Release], Timeouts]:
         folder = Path(bundle.path)
         found = Timeouts.from_spec(serving_settings(bundle), stored_objectives(folder))
         share = stored_capture(folder, ["share"]).share
-        found = replace(found, shares={release.name: share} if share else {})
+        plan = read_windows(folder)
+        windows = None if plan is None else plan.to_json()
+        found = replace(found, shares={release.name: share} if share else {}, windows=windows)
         elsewhere = (folder / SERVER).is_file()
         if elsewhere and not stored_section(folder, "objectives"):
             found = replace(found, promised_s=None)
@@ -67,6 +70,21 @@ def check_trusted(store: Store, external: External | None = None) -> Callable[[R
             if all(map(external.has, every)):
                 return  # what it runs is not known here
         check_policy(store, find_trusted(store, release.model, release.label))
+
+    return check
+
+
+def check_windows(store: Store) -> Callable[[Release], None]:
+    """The check raises RolloutRefused for a version with online windows: hosts do not share the events they count."""
+
+    def check(release: Release) -> None:
+        if read_windows(Path(store.bundle(release.model, release.version).path)) is not None:
+            raise RolloutRefused(
+                model=release.model,
+                command="start",
+                reason="it has windows with source: online, whose events one machine keeps; several hosts and "
+                "Kubernetes do not share them yet. Serve it with `serin up` on one machine, or use source: request",
+            )
 
     return check
 

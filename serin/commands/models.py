@@ -138,7 +138,7 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
             show(f"  {name:<8} {_lineage(line)}")
     for stop in stops:
         show(f"  copied   from {stop.store} by {stop.by} on {stop.host}, {when(stop.at)}")
-    _show_inputs(schema)
+    _show_inputs(folder, schema)
     show("  answers with")
     for output in schema.outputs:
         meaning = answer_meaning(output.name, schema, folder)
@@ -149,12 +149,19 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         show(line)
 
 
-def _show_inputs(schema: Schema) -> None:
+def _show_inputs(folder: Path, schema: Schema) -> None:
+    """What clients send, and the columns that the gateway adds to it."""
+    from serin.formats.windows import read_windows
+
     show("  clients send")
     if not schema.inputs:
         show("    not known: its server did not describe its tensors when it was registered")
-    for column in schema.inputs:
+    plan = read_windows(folder)
+    for column in schema.inputs if plan is None else plan.sent(schema.inputs):
         show(f"    {column.name:<20} {column.kind:<10} {column.dtype:<6} {_form(column)}")
+    for column in schema.inputs:
+        if column.window is not None:
+            show(f"    {column.name:<20} added by the gateway: {column.window}")
 
 
 def _edition_lines(store: Store, bundle: Bundle) -> Iterator[str]:

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from serin.errors import PredictionFailed, RowsUnfit
 from serin.formats.bundle import CORE, with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
+from serin.formats.windows import read_windows
 from serin.formats.wire import to_wire
 from serin.machine import environment
 from serin.machine.hardware import core_count, inventory
@@ -61,7 +63,9 @@ def predict_through_gateway(
         url = f"unix:{build_gateway(home).inside}"
     if protocol == "grpc" and guard.lacks_filter:
         raise PredictionFailed(model=bundle.model, status="UNIMPLEMENTED", reason=NO_FILTER)
-    schema = read_schema(Path(bundle.path))
+    schema, plan = read_schema(Path(bundle.path)), read_windows(Path(bundle.path))
+    if plan is not None:
+        schema = replace(schema, inputs=plan.sent(schema.inputs))
     patience_s = max(10.0, serving_settings(bundle).request_timeout + 1.0)  # the gateway answers before that
 
     def ask(piece: pa.Table) -> pa.Table:

@@ -24,6 +24,7 @@ from serin.etl.relational.prepare import Preparation, prepare_pieces
 from serin.etl.sources.file_cache import FileCache
 from serin.etl.sources.find import Sources
 from serin.etl.sources.tables import Piece, Table, open_table
+from serin.formats.windows import HISTORY, write_windows
 from serin.machine.durable import Syncs
 from serin.spec.data import DataSpec
 from serin.spec.etl import EtlSpec
@@ -69,8 +70,7 @@ def compute(
     tables = _open_tables(build, sources, scratch)
     layout = lay_out(data, features, tables)
     main = tables[data.main]
-    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
-    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
+    _log_tables(main, layout)
     cache = _piece_cache(build, layout, sources)
     previous = find_previous(build.store, build.name, data)
     work = Preparation(
@@ -85,7 +85,7 @@ def compute(
         engine.tell = progress = Progress()
         progress.begin("read and joined")
         held, joins = prepare_pieces(work, engine, pieces, rows=rows)
-        return Assembly(
+        digest = Assembly(
             data=data,
             features=features,
             layout=layout,
@@ -96,6 +96,7 @@ def compute(
             progress=progress,
             syncs=syncs,
         ).fill(held, result)
+        return _with_windows(digest, layout, scratch, result)
 
     return run_within_memory(
         fill,
@@ -106,6 +107,19 @@ def compute(
         scratch=scratch,
         piece_rows=build.piece_rows,
     )
+
+
+def _log_tables(main: Table, layout: Layout) -> None:
+    partners = "".join(f", joined with {join.spec.table}" for join in layout.joins)
+    logger.info(f"{main.rows:,} rows in {main.name}{partners}")
+
+
+def _with_windows(digest: str, layout: Layout, scratch: Path, result: Path) -> str:
+    """Adds to a dataset how its windows are served, and the history that the export replays; returns its digest."""
+    if layout.online is not None:
+        write_windows(result, layout.online)
+        shutil.copytree(scratch / HISTORY, result / HISTORY)
+    return digest
 
 
 def _open_tables(build: Build, sources: Sources, scratch: Path) -> dict[str, Table]:

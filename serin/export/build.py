@@ -19,6 +19,7 @@ from serin.export.drift.build import ReadTraining, version_statistics
 from serin.export.explain import keep_for_explanations, measure_importance, trace_features
 from serin.export.gate.gate import check_groups, write_golden
 from serin.export.gate.quality import measure_quality
+from serin.export.gate.windows import check_windows
 from serin.export.own_inputs import export_own_inputs
 from serin.export.publish import publish_version
 from serin.export.validate import Proven, prove_model
@@ -34,6 +35,7 @@ from serin.formats.lookups import Lookups, write_lookups
 from serin.formats.quality import FILE as QUALITY
 from serin.formats.quality import QualityReference
 from serin.formats.trained import read_record, read_trained
+from serin.formats.windows import copy_windows
 from serin.formats.wire import Array, RawRows, to_wire
 from serin.machine.documents import write_facts
 from serin.machine.stopping import check_stopped
@@ -71,7 +73,7 @@ def export_model(
         return export_own_inputs(
             spec, checkpoint, store=store, lineage=lineage, approved_by=approved_by, claim=claim
         )
-    description = read_dataset(folder := Path(dataset.path))
+    description = read_dataset(folder := check_windows(Path(dataset.path)))
     proven = prove_model(spec, checkpoint, description, folder, read_rows=read_rows)
     columns, score = trace_features(proven.plan, description), _scores(proven)
     task, metric = description.task, spec.export.budget.metric
@@ -162,6 +164,7 @@ def _fill(
     write_golden(work, proven.golden, proven.outputs)
     shutil.copyfile(folder / FEATURES, work / FEATURES)
     copy_lookups(work, _lookups(data, folder), folder)
+    copy_windows(folder, work)
     keep_for_explanations(work, trained, folder, columns, proven.features, variant=chosen)
     for name, each in measured.items():
         if each is not None:

@@ -36,7 +36,7 @@ KIND_OF_DTYPE: Mapping[DType, Kind] = {
     **dict.fromkeys(("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"), "int"),
 }  # fmt: skip
 """What a column of a server elsewhere holds."""
-ELSEWHERE = "elsewhere"
+ELSEWHERE, ONLINE = "elsewhere", "online"
 INT64_NULL = -(2**63)
 NULL_OF_KIND: Mapping[str, str] = {
     "string": '""',
@@ -48,10 +48,11 @@ NULL_OF_KIND: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputColumn(Document, omit=("null_texts",)):
+class InputColumn(Document, omit=("null_texts", "window")):
     """One column a client sends. `null` says how a missing value is written, `null_texts` which strings the model takes
     for one as well. `dims`: of one row's value; a single one but for models with custom inputs, such as
-    images. `source`: ELSEWHERE for a server that Serin does not run. ValueError for a type that does not fit."""
+    images. `source`: ELSEWHERE for a server that Serin does not run; ONLINE for a column that the gateway adds, which
+    `window` defines. ValueError for a type that does not fit."""
 
     name: str
     dtype: DType
@@ -60,6 +61,7 @@ class InputColumn(Document, omit=("null_texts",)):
     null: str = ""  # that of the kind
     dims: tuple[int, ...] = (1,)
     null_texts: tuple[str, ...] = ()
+    window: str | None = None
 
     def __post_init__(self) -> None:
         ours = DTYPE_OF_KIND.get(self.kind) == self.dtype
@@ -129,6 +131,14 @@ def difference(live: Schema, new: Schema) -> str:
     when they need not. Further answers do no harm."""
     before = {column.name: (column.dtype, column.dims) for column in live.inputs}
     after = {column.name: (column.dtype, column.dims) for column in new.inputs}
+    windows = {column.name: column.window for column in new.inputs}
+    defined = [
+        column.name
+        for column in live.inputs
+        if column.name in after
+        and before[column.name] == after[column.name]
+        and column.window != windows[column.name]
+    ]
     answers = {output.name: (output.dtype, output.dims) for output in new.outputs}
     changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
     lost = [each.name for each in live.outputs if answers.get(each.name) != (each.dtype, each.dims)]
@@ -136,6 +146,7 @@ def difference(live: Schema, new: Schema) -> str:
         ("it also asks for", after.keys() - before.keys()),
         ("it does not take", before.keys() - after.keys()),
         ("it takes another type for", changed),
+        ("it has another window for", defined),
         ("it answers differently in", lost),
     )
     return ", ".join(f"{what} {', '.join(sorted(names))}" for what, names in parts if names)

@@ -45,12 +45,13 @@ Location = tuple[int | str, ...]
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckedSpec:
     """A spec that fits its tables. `inputs`: what clients of the served model send for each row. `lookups`: columns
-    that the model looks up itself, with the key and the table. `trial`: which rows were read. `unlike_live`: how
-    its clients must differ from those of the live version."""
+    that the model looks up itself, with the key and the table. `windows`: columns that the gateway adds. `trial`: which
+    rows were read. `unlike_live`: how its clients must differ from those of the live version."""
 
     spec: PipelineSpec
     inputs: tuple[InputColumn, ...] = ()
     lookups: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = ()
+    windows: tuple[str, ...] = ()
     trial: Trial | None = None
     unlike_live: str = ""
 
@@ -72,6 +73,8 @@ class CheckedSpec:
             yield f"  {column.name:<20} {column.kind:<10} {column.dtype:<6} null: {column.null}{also}"
         for columns, key, table in self.lookups:
             yield f"looked up inside the model, by {', '.join(key)}: {', '.join(columns)} (from {table})"
+        if self.windows:
+            yield f"added by the gateway, from earlier events: {', '.join(self.windows)}"
         if self.trial is not None:
             yield from _read_lines(self.trial)
             if self.trial.future is not None:
@@ -179,7 +182,15 @@ def _check_data(spec: PipelineSpec, problems: Problems) -> CheckedSpec:
         (tuple(join.columns.values()), join.spec.here, join.spec.table) for join in layout.lookups
     )
     unlike = _unlike_live(spec, layout.inputs)
-    return CheckedSpec(spec=spec, inputs=layout.inputs, lookups=lookups, trial=trial, unlike_live=unlike)
+    online, inputs = layout.online, layout.inputs
+    return CheckedSpec(
+        spec=spec,
+        inputs=inputs if online is None else online.sent(inputs),
+        lookups=lookups,
+        windows=() if online is None else tuple(online.made),
+        trial=trial,
+        unlike_live=unlike,
+    )
 
 
 def _check_weeks(spec: PipelineSpec, trial: Trial, problems: Problems) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from serin.errors import nearest
 from serin.expressions import parse
 from serin.spec.checks import CheckSpec
-from serin.spec.relation import JoinSpec, Source, UniqueSpec, WindowSpec
+from serin.spec.relation import EventsSpec, JoinSpec, Source, UniqueSpec, WindowSpec
 from serin.spec.section import Section, is_empty
 from serin.spec.split import SplitSpec
 from serin.spec.tables import FileTable, TableSource
@@ -51,6 +51,8 @@ class DataSpec(Section):
     """Keep one row per key. By default all rows are kept."""
     windows: tuple[WindowSpec, ...] = ()
     """Columns that are computed from earlier rows."""
+    events: EventsSpec | None = Field(default=None, exclude_if=is_empty)
+    """What makes a row an event. Windows with `source: online` need it."""
     target: TargetSpec
     """What the model predicts."""
     time: str | None = None
@@ -163,6 +165,7 @@ class DataSpec(Section):
         yield from self._name_problems()
         yield from self._order_problems()
         yield from self._time_problems()
+        yield from online_problems(self)
 
     def _join_problems(self) -> Iterator[tuple[str, str]]:
         seen = {self.main}
@@ -246,6 +249,50 @@ class DataSpec(Section):
         return frozenset(late)
 
 
+def online_problems(data: DataSpec) -> Iterator[tuple[str, str]]:
+    """What keeps windows with `source: online` from being computed while requests are served."""
+    online = [(index, window) for index, window in enumerate(data.windows) if window.source == "online"]
+    if not online:
+        if data.events is not None:
+            yield "data.events", "is for windows with source: online, and there are none; take it out"
+        return
+    if data.events is None:
+        yield (
+            "data.events",
+            "windows with source: online need it; name the column with an event's id: {id: ...}",
+        )
+    elif data.events.id in (data.events.arrival, data.time):
+        yield "data.events.id", "is a time; name the column that tells one event from another"
+    for key, given in (("where", data.where), ("unique", data.unique)):
+        if given is not None:
+            yield (
+                f"data.{key}",
+                "does not go with windows of source: online: every request is an event; filter the table before",
+            )
+    named = [("data.time", data.time), ("data.events.id", data.events.id if data.events else None)]
+    for index, window in online:
+        read = [each.column for each in window.columns.values()]
+        named += [(f"data.windows[{index}]", column) for column in (*window.by, *read)]
+    for key, column in dict.fromkeys(named):
+        if column is not None and (why := _not_of_an_event(data, column)):
+            yield (
+                key,
+                f"{column!r} {why}; source: online reads columns of the main table that come with a request",
+            )
+
+
+def _not_of_an_event(data: DataSpec, column: str) -> str:
+    """Why a column cannot be a part of an event; empty when it can."""
+    source = data.source_of(column)
+    if column in data.answers:
+        return "makes the target"
+    if source == "request" and not any(column in join.columns.values() for join in data.joins):
+        return ""
+    return {"training_only": "is not known when a request is made", "derived": "is derived"}.get(
+        source, "is joined"
+    )
+
+
 def known_problems(data: DataSpec) -> Iterator[tuple[str, str]]:
     """What is wrong with `data.target.known_at_serving`, as (key, problem and how to fix it)."""
     key = "data.target.known_at_serving"
@@ -301,7 +348,10 @@ def _said_unknown(data: DataSpec, column: str) -> str | None:
             return _set_source(f"data.joins[{index}]", change)
     for index, window in enumerate(data.windows):
         if column in window.make and window.source == "training_only":
-            return _set_source(f"data.windows[{index}]", "request when clients send it")
+            return _set_source(
+                f"data.windows[{index}]",
+                "request when clients send it, or to online when Serin shall compute it",
+            )
     return None
 
 

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from serin.spec.section import NAMES, Duration, Section, is_empty
 
-Source = Literal["request", "lookup", "training_only"]
-"""Where a column comes from at serving time: the client sends it, the bundle holds it, or it is not available."""
+Source = Literal["request", "lookup", "online", "training_only"]
+"""Where a column comes from at serving time: the client sends it, the bundle holds it, the platform computes it from
+earlier events, or it is not available."""
 
 _CALL = re.compile(r"\s*(\w+)\s*\(\s*(?:(`[^`]+`|\w+)\s*(?:,\s*(\d+)\s*)?)?\)\s*")
 FUNCTIONS = ("count", "sum", "mean", "min", "max", "lag")
@@ -88,7 +89,7 @@ class JoinSpec(Section):
     """`left` keeps rows without a match, `inner` drops and counts them."""
     columns: dict[str, str] = Field(min_length=1)
     """Column of the joined table -> its name in the dataset. A list keeps the names."""
-    source: Source = "request"
+    source: Literal["request", "lookup", "training_only"] = "request"
     """Where the columns come from at serving time: `request` (the client sends them), `lookup` (the table is published
     inside the bundle; one key, left join) or `training_only` (not available, so not a feature)."""
     lookup: LookupSpec | None = Field(default=None, exclude_if=is_empty)
@@ -186,9 +187,9 @@ class WindowSpec(Section):
     """How long it takes until a row is known. Rows newer than this are not used."""
     make: dict[str, str] = Field(min_length=1)
     """Column name -> count(), count(x), sum(x), mean(x), min(x), max(x), lag(x) or lag(x, 2)."""
-    source: Literal["request", "training_only"] = "request"
-    """Where the columns come from at serving time: the client sends them (`request`), or they are not available
-    (`training_only`)."""
+    source: Literal["request", "online", "training_only"] = "request"
+    """Where the columns come from at serving time: the client sends them (`request`), the platform keeps the events and
+    computes them (`online`, which needs `span` and `data.events`), or they are not available (`training_only`)."""
 
     @field_validator("make")
     @classmethod
@@ -201,11 +202,31 @@ class WindowSpec(Section):
     def _one_length(self) -> Self:
         if self.rows is not None and self.span is not None:
             raise ValueError("a window has `rows` or `span`, not both (neither: all of the past)")
+        if self.source == "online" and self.span is None:
+            raise ValueError("source: online needs `span`: events older than that are not kept")
         return self
 
     @property
     def columns(self) -> dict[str, WindowColumn]:
         return {name: window_column(call) for name, call in self.make.items()}
+
+
+class EventsSpec(Section):
+    """What makes a row an event, for windows with `source: online` (docs/how-to/online-windows.md)."""
+
+    id: str
+    """The column with the id of the event. An event that comes twice, with equal key, time and id, counts once. A row
+    without an id gets nulls and is not counted."""
+    arrival: str | None = None
+    """The column of the main table with the time at which a row became known. By default rows arrive in the order of
+    `data.time`. It is read in training only: at serving time a row arrives when its request does."""
+    max_late: Duration = Field(default=3600.0, ge=0)
+    """How long after its time a row may arrive. A later one gets nulls and is not counted."""
+    max_future: Duration = Field(default=60.0, ge=0)
+    """How far the time of a row may lie after its arrival. Beyond that a request is refused."""
+    unavailable: Literal["refuse", "nulls"] = "refuse"
+    """What happens to requests while the kept events cannot be read: they are refused with status 503, or answered with
+    nulls in the window columns. Both are counted."""
 
 
 def window_column(call: str) -> WindowColumn:

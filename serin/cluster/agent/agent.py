@@ -40,9 +40,11 @@ class Agent:
         link: Link,
         beside: Callable[[Callable[[], None]], Future[None]] = in_thread,
         clock: Callable[[], float] = time.monotonic,
+        windows: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
     ) -> None:
+        """`windows`: is given the plans of the models whose windows are computed here, before they are routed."""
         self._settings, self._gateway, self._fleet, self._link = settings, gateway, fleet, link
-        self._beside, self._clock = beside, clock
+        self._beside, self._clock, self._windows = beside, clock, windows
         self._memories: dict[Release, Memory] = {}
         self._in_force = 0
         self._leaving: frozenset[str] = frozenset()
@@ -201,6 +203,7 @@ class Agent:
         if applied == self._applied and t < self._apply_again_at:
             return
         self._applied = None
+        self._windows({model: each.windows for model, each in timeouts.items() if each.windows is not None})
         self._gateway.apply(
             table.routes,
             table.endpoints,

@@ -11,7 +11,8 @@ from serin.etl.binding.problems import Problems, Undetermined
 from serin.etl.binding.uses import Kinds, Made, find_uses, kind_in
 from serin.etl.sources.malformed import odd_text
 from serin.etl.sources.tables import Read, Table
-from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, InputColumn, Kind
+from serin.formats.schema import DTYPE_OF_KIND, NULL_OF_KIND, ONLINE, InputColumn, Kind
+from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.spec.data import DataSpec
 from serin.spec.features import FeatureSpec
 from serin.spec.relation import JoinSpec, WindowSpec
@@ -56,6 +57,7 @@ class Layout:
     served: tuple[str, ...]  # what features are made of
     kept: tuple[str, ...]  # what features and requests are made of
     sent: tuple[str, ...] = ()  # floats that may be stored with more bits than a request holds
+    online: WindowPlan | None = None  # the windows that are computed while the model is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,20 +113,21 @@ def try_lay_out(
     )
     if problems or main is None:
         return LaidOut(reads=reads, joins=joins)
-    fitted = [column for feature in features for column in feature.inputs]
-    inputs = _inputs(data, served, kinds, {name: (data.main, name) for name in main.types} | dict(made))
+    tables_of = {name: (data.main, name) for name in main.types} | dict(made)
+    inputs, windows = _inputs(data, served, kinds, tables_of), _windows_in_use(data, uses)
     layout = Layout(
         reads=reads,
         joins=joins,
         derived=derived,
         where=where,
-        windows=tuple(_in_use(window, uses) for window in data.windows if set(window.make) & set(uses)),
+        windows=windows,
         kinds=kinds,
         inputs=inputs,
         lookups=tuple(j for j in joins if j.spec.source == "lookup" and set(j.columns.values()) & behind),
         served=served,
-        kept=tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)])),
+        kept=_kept(served, features, inputs),
         sent=_sent(data, kinds),
+        online=_online(data, windows, kinds, inputs, tables_of),
     )
     return LaidOut(reads=reads, joins=joins, layout=layout)
 
@@ -219,6 +222,17 @@ def _lay_derived(
     return tuple(made)
 
 
+def _kept(
+    served: Sequence[str], features: Sequence[FeatureSpec], inputs: Sequence[InputColumn]
+) -> tuple[str, ...]:
+    fitted = (column for feature in features for column in feature.inputs)
+    return tuple(dict.fromkeys([*served, *fitted, *(column.name for column in inputs)]))
+
+
+def _windows_in_use(data: DataSpec, uses: Mapping[str, str]) -> tuple[WindowSpec, ...]:
+    return tuple(_in_use(window, uses) for window in data.windows if set(window.make) & set(uses))
+
+
 def _in_use(window: WindowSpec, uses: Mapping[str, str]) -> WindowSpec:
     make = {name: call for name, call in window.make.items() if name in uses}
     return window.model_copy(update={"make": make})
@@ -230,15 +244,70 @@ def _inputs(
     """The columns a request carries: features that come with it, keys of lookups, what derived columns read. `made`:
     where the columns of tables come from."""
     names = dict.fromkeys(name for column in served for name in data.request_columns(column))
-    return tuple(
-        InputColumn(
-            name=name,
-            dtype=DTYPE_OF_KIND[kinds[name]],
-            kind=kinds[name],
-            null=NULL_OF_KIND[kinds[name]],
-            null_texts=data.null_texts(*made[name]) if kinds[name] == "string" and name in made else (),
-        )
-        for name in names
+    return tuple(_input(data, name, kinds[name], made) for name in names)
+
+
+def _input(data: DataSpec, name: str, kind: Kind, made: Made) -> InputColumn:
+    online = data.source_of(name) == ONLINE
+    return InputColumn(
+        name=name,
+        dtype=DTYPE_OF_KIND[kind],
+        kind=kind,
+        source=ONLINE if online else "request",
+        window=_definition(data, name) if online else None,
+        null=NULL_OF_KIND[kind],
+        null_texts=data.null_texts(*made[name]) if kind == "string" and name in made else (),
+    )
+
+
+def _definition(data: DataSpec, name: str) -> str:
+    """What decides the values of an online window, in words."""
+    window, events = next(each for each in data.windows if name in each.make), data.events
+    assert events is not None, "the spec is refused without"
+    return (
+        f"{window.make[name]} by {', '.join(window.by)} over {window.span:g} s of {data.time}, "
+        f"delay {window.delay:g} s, events by {events.id}, late {events.max_late:g} s, future {events.max_future:g} s"
+    )
+
+
+def _online(
+    data: DataSpec,
+    windows: Sequence[WindowSpec],
+    kinds: Mapping[str, Kind],
+    inputs: Sequence[InputColumn],
+    made: Made,
+) -> WindowPlan | None:
+    """How windows with `source: online` that the model reads are computed while it is served."""
+    asked = {column.name for column in inputs}
+    found = [_online_window(window, kinds, asked) for window in windows if window.source == "online"]
+    found = [window for window in found if window.columns]
+    if not found or data.events is None or data.time is None:
+        return None
+    read = (name for window in found for name in (*window.by, *window.reads))
+    names = dict.fromkeys((data.time, data.events.id, *read))
+    return WindowPlan(
+        time=data.time,
+        id=data.events.id,
+        max_late_us=round(data.events.max_late * 1_000_000),
+        max_future_us=round(data.events.max_future * 1_000_000),
+        unavailable=data.events.unavailable,
+        inputs=tuple(_input(data, name, kinds[name], made) for name in names),
+        dropped=tuple(name for name in names if name not in asked),
+        windows=tuple(found),
+    )
+
+
+def _online_window(window: WindowSpec, kinds: Mapping[str, Kind], asked: Collection[str]) -> OnlineWindow:
+    assert window.span is not None, "the spec refuses others"
+    return OnlineWindow(
+        by=window.by,
+        span_us=round(window.span * 1_000_000),
+        delay_us=round(window.delay * 1_000_000),
+        columns={
+            name: OnlineColumn(function=each.function, column=each.column, back=each.back, kind=kinds[name])
+            for name, each in window.columns.items()
+            if name in asked
+        },
     )
 
 
@@ -336,6 +405,9 @@ def _check_keys(data: DataSpec, kinds: Mapping[str, Kind], problems: Problems) -
                 text = f"{data.time!r} counts in no unit of time; store it as a timestamp, or use rows"
                 found.append((key, text))
     keys = [("data.id", data.id), ("data.split.group", data.split.group)]
+    if data.events is not None:
+        keys.append(("data.events.id", data.events.id))
+        found += _event_problems(data, data.events.arrival, kinds)
     keys += [("data.unique.by", column) for column in (data.unique.by if data.unique else ())]
     for index, window in enumerate(data.windows):
         keys += [(f"data.windows[{index}].by", column) for column in window.by]
@@ -346,6 +418,19 @@ def _check_keys(data: DataSpec, kinds: Mapping[str, Kind], problems: Problems) -
             )
     for problem in found:
         problems.add(SpecError(where="data does not fit the tables", problems=[problem]))
+
+
+def _event_problems(
+    data: DataSpec, arrival: str | None, kinds: Mapping[str, Kind]
+) -> Iterator[tuple[str, str]]:
+    """What kinds of columns cannot be a part of an event."""
+    if arrival is not None and kinds.get(arrival, "timestamp") != "timestamp":
+        yield "data.events.arrival", f"{arrival!r} is a {kinds[arrival]}; store it as a timestamp"
+    for index, window in enumerate(data.windows):
+        for name, each in window.columns.items():
+            if window.source == "online" and each.column is not None and kinds.get(each.column) == "string":
+                problem = f"source: online keeps numbers, booleans and times, and {each.column!r} is text; use count()"
+                yield f"data.windows[{index}].make.{name}", problem
 
 
 def check_kinds(features: Sequence[FeatureSpec], kinds: Mapping[str, Kind]) -> None:

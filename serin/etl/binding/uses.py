@@ -78,6 +78,8 @@ def _named(data: DataSpec) -> Iterator[tuple[str, str | None]]:
     yield from (("data.time", data.time), ("data.id", data.id), ("data.split.group", data.split.group))
     yield from (("data.where", column) for column in (parse(data.where).columns if data.where else ()))
     yield from (("data.unique.by", column) for column in (data.unique.by if data.unique else ()))
+    if data.events is not None:
+        yield from (("data.events.id", data.events.id), ("data.events.arrival", data.events.arrival))
     yield from ((f"data.checks[{index}]", check.column) for index, check in enumerate(data.checks))
     for index, join in enumerate(data.joins):
         yield from ((f"data.joins[{index}].on", column) for column in join.here)
@@ -166,6 +168,7 @@ class Kinds:
         }
         self._times: set[Any] = {column for feature in features for column in feature.times} | {data.time}
         self._times |= {join.as_of.column for join in data.joins if join.as_of}
+        self._times |= {data.events.arrival} if data.events else set()
         self._found: dict[str, Kind] = {}
 
     def __getitem__(self, name: str) -> Kind:

@@ -33,7 +33,7 @@ from serin.serving.envoy.api_types import (
     skipped_filter,
     socket_address,
 )
-from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH
+from serin.serving.envoy.fixed_routes import HEALTH_CLUSTER, NOT_READY_PATH, WINDOWS_CLUSTER
 from serin.serving.envoy.guard import keys_filters, tls_socket
 from serin.serving.envoy.rates import rate_filters
 from serin.serving.envoy.routes import ROUTES_NAME
@@ -88,15 +88,19 @@ def bootstrap(
     unguarded = _connection_manager(logs, file("routes"), [*cleaned, *unlimited])
     health = admin.with_name(f"{admin.stem}-health.sock")
     listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
-    clusters = [cluster(HEALTH_CLUSTER, {"address": {"pipe": {"path": str(health)}}})]
-    dynamic = {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
+    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
+    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload,
-        "dynamic_resources": dynamic,
+        "dynamic_resources": _followed_documents(file),
         "static_resources": {"listeners": listeners, "clusters": clusters},
     }
+
+
+def _followed_documents(file: Callable[[Kind], Path]) -> Document:
+    return {"cds_config": followed(file("clusters")), "lds_config": followed(file("listener"))}
 
 
 def _connection_manager(logs: list[Document], routes: Path, http_filters: list[Document]) -> Document:

@@ -21,6 +21,7 @@ from serin.serving.envoy.api_types import (
 Body = Literal["drained", "read", "ignored"]
 
 HEALTH_CLUSTER = "health"
+WINDOWS_CLUSTER = "windows"  # computes windows over past events; the request filter asks it by this name
 READY = "server-ready"  # the name of the routes about readiness
 NOT_READY_PATH = "/not-ready"  # of the health listener
 NO_ROUTES = "the routes of the models are not in force yet"
@@ -49,6 +50,15 @@ def readiness(unready: str) -> list[Document]:
         answer = {"status": 503, "body": {"inline_string": unready}}
     asked = {"name": READY, "match": {"path": "/v2/health/ready"}, "direct_response": answer}
     return [asked, {"name": READY, **_health_call("ServerReady", NOT_READY_PATH if unready else None)}]
+
+
+def events_route(model: str) -> Document:
+    """Returns the route by which events of a model are pushed. Keys are checked before, by the model in the path."""
+    match = {
+        "path": f"/v2/models/{model}/events",
+        "headers": [{"name": ":method", "string_match": {"exact": "POST"}}],
+    }
+    return {"match": match, "route": {"cluster": WINDOWS_CLUSTER, "timeout": "60s"}}
 
 
 def _health_call(call: str, path: str | None = None) -> Document:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serin.errors import GatewayRejected
 from serin.serving.envoy.api_types import (
@@ -33,7 +33,15 @@ from serin.serving.envoy.clusters import (
     every_host_name,
     weight,
 )
-from serin.serving.envoy.fixed_routes import refusal, refusals, server_routes, too_large, unreachable
+from serin.serving.envoy.fixed_routes import (
+    WINDOWS_CLUSTER,
+    events_route,
+    refusal,
+    refusals,
+    server_routes,
+    too_large,
+    unreachable,
+)
 from serin.serving.envoy.rates import MODELS_NAME
 from serin.spec.rate import Rate, read_rate
 from serin.store.artifacts import Endpoint, ModelRoute, Release
@@ -65,7 +73,8 @@ class Timeouts:
     `ask_another_s` and not the request, and a slow answer that comes in time is not lost. `max_text_bytes`: a longer
     string is refused at the gateway; None: unknown. `rate_limit` and `rate_burst`: of the model, at one gateway.
     `max_body_bytes`: of a request once its nulls are written out; None: they are not. `shares`: of the requests that
-    are recorded, by the release that answers.
+    are recorded, by the release that answers. `windows`: how columns over past events are added to requests
+    (formats/windows.py); None: there are none.
     """
 
     request_s: float = 5.0
@@ -75,6 +84,7 @@ class Timeouts:
     rate_burst: int | None = None
     max_body_bytes: int | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
+    windows: Mapping[str, Any] | None = None
 
     @property
     def rate(self) -> Rate | None:
@@ -145,6 +155,8 @@ def route_configuration(
                 found += _pinned(route, release, protocol, limits, places)
             if route.stable:
                 found += _weighted(route, route.stable, protocol, limits, places)
+        if limits.windows is not None:
+            found.append(events_route(route.model))
     for model in missing:
         found += unreachable(model)
     host: Document = {
@@ -287,6 +299,8 @@ def _infer_route(
     shares = {f"share {each.name}": limits.shares.get(each.name, 0.0) for each in releases}
     if any(shares.values()):
         bounds |= {**shares, "share": max(shares.values())}
+    if limits.windows is not None:
+        bounds[WINDOWS_CLUSTER] = 1
     if any(bounds.values()):  # by the name of the filter that reads them
         known[REQUEST_FILTER] = {key: value for key, value in bounds.items() if value is not None}
     return {"name": f"{route.model}/{route.epoch}", "metadata": {"filter_metadata": known}, **document}

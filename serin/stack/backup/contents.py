@@ -21,6 +21,7 @@ HOME: Final = "home"  # folders in the archive
 STORE: Final = "store"
 
 DATABASES: Final = ("alerts/book.sqlite", "history/history.sqlite", "prefect/prefect.db")
+EVENTS: Final = "windows/state"  # of online windows: a folder of LMDB
 JOURNALS: Final = "rollouts"
 JOURNALED: Final = "cluster/models"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
@@ -101,7 +102,7 @@ def is_known(name: str) -> bool:
     """Whether this entry of a home is listed here, as backed up or left out."""
     tops = {
         each.split("/")[0]
-        for each in (*_FILES, *_FOLDERS, *DATABASES, JOURNALS, JOURNALED, _CAPTURES, *LEFT_OUT)
+        for each in (*_FILES, *_FOLDERS, *DATABASES, EVENTS, JOURNALS, JOURNALED, _CAPTURES, *LEFT_OUT)
     }
     return name in tops
 

@@ -29,6 +29,7 @@ from serin.rollout.decide.state import Phase
 from serin.stack.backup import contents
 from serin.stack.backup.contents import Entry, Manifest
 from serin.store.store import Store
+from serin.windows.lmdb_state import DATA, copy_state
 
 _TRIES = 50  # a rollout decides twice a second; reading a journal takes milliseconds
 
@@ -114,6 +115,10 @@ def _fill(writer: _Writer, home: Path, store: Store, *, captures: bool) -> Manif
         if (home / database).is_file():
             with _copied(home / database) as copy:
                 writer.add_file(f"{contents.HOME}/{database}", copy)
+    if (home / contents.EVENTS / DATA).is_file():
+        with tempfile.TemporaryDirectory(prefix="serin-events-") as folder:
+            copy_state(home / contents.EVENTS, Path(folder))
+            writer.add_file(f"{contents.HOME}/{contents.EVENTS}/{DATA}", Path(folder, DATA))
     manifest = Manifest(
         created=time.time(),
         serin=importlib.metadata.version("serin"),

@@ -15,7 +15,7 @@ from serin.columns.column import Column
 from serin.draft.guess import draft_table
 from serin.errors import ColumnMissing, DataError, JoinNotManyToOne, SpecError, TableTooLarge
 from serin.etl.raw_rows import read_test_rows
-from serin.etl.relational.across_pieces.global_pass import look_back
+from serin.etl.relational.across_pieces.rolling import look_back
 from serin.formats.dataset import read_dataset
 from serin.formats.schema import INT64_NULL
 from serin.pipeline.check import check_spec

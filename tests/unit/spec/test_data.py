@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from serin.errors import SpecError
+from serin.spec.data import DataSpec
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.relation import WindowColumn, window_column
+from serin.spec.relation import WindowColumn, WindowSpec, window_column
 
 
 def spec_with(features: Any = ("x",), **data: Any) -> PipelineSpec:
@@ -143,3 +144,34 @@ def test_a_full_data_section_survives_the_way_to_yaml(tmp_path: Any) -> None:
     )
     (tmp_path / "spec.yaml").write_text(spec.to_yaml())
     assert load_spec(tmp_path / "spec.yaml") == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says"),
+    [
+        ({"events": None}, "data.events", "name the column with an event's id"),
+        ({"where": "x > 1"}, "data.where", "does not go with windows of source: online"),
+        ({"unique": {"by": "id"}}, "data.unique", "does not go with windows of source: online"),
+        ({"derived": {"k": "x + 1"}}, "data.windows[0]", "'k' is derived"),
+        ({"training_only": ["k"]}, "data.windows[0]", "'k' is not known when a request is made"),
+        ({"events": {"id": "at"}}, "data.events.id", "is a time"),
+    ],
+)
+def test_windows_that_cannot_be_computed_while_a_model_is_served_are_refused_by_name(
+    change: dict[str, Any], key: str, says: str
+) -> None:
+    section = {
+        "tables": {"t": "t.parquet"},
+        "time": "at",
+        "target": {"expression": "y == 1", "task": "binary"},
+        "events": {"id": "id"},
+        "windows": [{"by": "k", "span": "1h", "source": "online", "make": {"n": "count()"}}],
+    }
+    assert not list(DataSpec.model_validate(section).problems())
+    found = dict(DataSpec.model_validate({**section, **change}).problems())
+    assert says in found[key]
+
+
+def test_an_online_window_needs_a_span() -> None:
+    with pytest.raises(ValueError, match="source: online needs `span`"):
+        WindowSpec.model_validate({"by": "k", "rows": 3, "source": "online", "make": {"n": "count()"}})

@@ -33,6 +33,7 @@ enum HeaderKind { kRequestHeader = 0, kResponseHeader = 2, kResponseTrailer = 3 
 enum BodyKind { kReceivedRequest = 0, kBufferedRequest = 1, kReceivedResponse = 2 };
 enum MetadataSource { kRoute = 1, kHost = 3 };
 enum LogLevel { kWarning = 3 };
+enum CalloutResult { kCalloutDone = 0 };  // others: no answer came, or one that is too large
 enum HeadersStatus { kHeadersContinue = 0, kHeadersStop = 1 };
 enum BodyStatus { kBodyContinue = 0, kBodyStopAndBuffer = 1 };
 enum TrailersStatus { kTrailersContinue = 0, kTrailersStop = 1 };
@@ -58,6 +59,9 @@ uint32_t envoy_dynamic_module_callback_http_filter_get_worker_index(Stream);
 uint32_t envoy_dynamic_module_callback_get_concurrency();
 void envoy_dynamic_module_callback_log(LogLevel, Span);
 void envoy_dynamic_module_callback_http_clear_route_cache(Stream);
+int envoy_dynamic_module_callback_http_filter_http_callout(Stream, uint64_t* id, Span cluster, Header* headers,
+                                                           size_t count, Span body, uint64_t timeout_ms);
+void envoy_dynamic_module_callback_http_filter_continue_decoding(Stream);
 void envoy_dynamic_module_callback_http_send_response(Stream, uint32_t status, Header* headers, size_t count, Span body,
                                                       Span details);
 }

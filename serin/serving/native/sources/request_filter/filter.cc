@@ -1,7 +1,8 @@
 // Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
-// requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). It also
-// removes headers that a client must not set, answers requests that keys.lua has refused and records requests with their
-// answers (recording.h): one filter is cheaper than one for each. Envoy loads this as a dynamic module.
+// requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). Where the
+// route asks for it, another process adds columns to the request: the windows over past events. It also removes headers
+// that a client must not set, answers requests that keys.lua has refused and records requests with their answers
+// (recording.h): one filter is cheaper than one for each. Envoy loads this as a dynamic module.
 
 #include <map>
 #include <memory>
@@ -21,6 +22,8 @@ constexpr Text kService = "/inference.GRPCInferenceService/";
 constexpr Text kModels = "/v2/models/";
 constexpr Text kInfer = "/infer";
 constexpr size_t kNameBytes = 63;
+constexpr Text kWindows = "windows";  // the cluster that adds window columns, and the key of routes that need them
+constexpr uint64_t kWindowsMs = 2000;
 
 enum class Call { kOther, kJson, kNamed, kMessage, kRefused };  // kMessage: one that carries tensors
 
@@ -29,6 +32,8 @@ struct Request {
 
   const Rings* rings;  // none: nothing is recorded
   Call call = Call::kOther;
+  Protocol protocol = kHttp;
+  bool waiting = false;  // for its windows: nothing of it goes on
   bool guarded = false;  // by a key that is for some models only: `may`, from keys.lua
   std::string may;
   std::unique_ptr<Recording> recording;
@@ -234,6 +239,27 @@ bool accept_message(Stream stream, const Request& request, Body& body) {
   return true;
 }
 
+void refuse_without_windows(Stream stream) {
+  refuse(stream, 503, "14", "the windows of this request cannot be computed now; send it again");
+}
+
+// Sends the body to the process that adds windows over past events, if the route asks for that. False: it does not.
+bool ask_for_windows(Stream stream, Protocol protocol, Body& body) {
+  double asked = 0;
+  if (!metadata_number(stream, kFilterSpace, kWindows, asked)) return false;
+  std::string model(metadata_text(stream, kRoute, "model")), json_bytes = header(stream, kJsonBytesHeader);
+  auto pair = [](Text key, Text value) { return Header{key.data(), key.size(), value.data(), value.size()}; };
+  std::vector<Header> headers{pair(":method", "POST"), pair(":path", protocol == kGrpc ? "/grpc" : "/http"),
+                              pair(":authority", kWindows), pair("x-serin-model", model)};
+  if (!json_bytes.empty()) headers.push_back(pair(kJsonBytesHeader, json_bytes));
+  uint64_t id = 0;
+  int begun = envoy_dynamic_module_callback_http_filter_http_callout(
+      stream, &id, span(kWindows), headers.data(), headers.size(), span(body.first(body.size())), kWindowsMs);
+  if (begun != 0) refuse_without_windows(stream);
+  return true;
+}
+
+// Whether a request goes on now: it may be refused, or wait for its windows (on_windows).
 bool accept(Stream stream, Request& request, bool arriving) {
   if (request.call == Call::kRefused) {
     refuse_as_told(stream);
@@ -242,10 +268,30 @@ bool accept(Stream stream, Request& request, bool arriving) {
   Body body(stream, arriving);
   bool json = request.call == Call::kJson;
   if (!(json ? accept_json(stream, body) : accept_message(stream, request, body))) return false;
-  if (request.call != Call::kNamed) {
-    request.recording = Recording::draw(stream, request.rings, json ? kHttp : kGrpc, body);
-  }
+  if (request.call == Call::kNamed) return true;
+  request.protocol = json ? kHttp : kGrpc;
+  request.waiting = ask_for_windows(stream, request.protocol, body);
+  if (request.waiting) return false;
+  request.recording = Recording::draw(stream, request.rings, request.protocol, body);
   return true;
+}
+
+// The answer to ask_for_windows: the body that goes on, or why the request is refused.
+void on_windows(Stream stream, Request& request, bool done, const std::vector<Header>& headers, std::string answer) {
+  request.waiting = false;
+  Text status, json_bytes;
+  for (const Header& each : headers) {
+    Text key(each.key, each.key_size), value(each.value, each.value_size);
+    if (key == ":status") status = value;
+    if (key == kJsonBytesHeader) json_bytes = value;
+  }
+  if (!done || status.empty() || status[0] == '5') return refuse_without_windows(stream);
+  if (status != "200") return refuse(stream, 400, "3", answer);
+  Body body(stream, false);
+  body.replace(std::move(answer));
+  if (!json_bytes.empty()) set_header(stream, kJsonBytesHeader, json_bytes);
+  request.recording = Recording::draw(stream, request.rings, request.protocol, body);
+  envoy_dynamic_module_callback_http_filter_continue_decoding(stream);
 }
 
 // Whether the whole body came with the headers: the buffer before this filter has waited for it.
@@ -313,12 +359,14 @@ HeadersStatus envoy_dynamic_module_on_http_filter_request_headers(Stream stream,
 
 BodyStatus envoy_dynamic_module_on_http_filter_request_body(Stream stream, const void* request, bool last) {
   Request& known = serin::known(request);
+  if (known.waiting) return kBodyStopAndBuffer;
   if (known.call == serin::Call::kOther) return kBodyContinue;
   return last && serin::accept(stream, known, true) ? kBodyContinue : kBodyStopAndBuffer;
 }
 
 TrailersStatus envoy_dynamic_module_on_http_filter_request_trailers(Stream stream, const void* request) {
   Request& known = serin::known(request);
+  if (known.waiting) return kTrailersStop;
   bool accepted = known.call == serin::Call::kOther || serin::accept(stream, known, false);
   return accepted ? kTrailersContinue : kTrailersStop;
 }
@@ -346,8 +394,15 @@ void envoy_dynamic_module_on_http_filter_stream_complete(Stream stream, const vo
   if (known.recording) known.recording->on_complete(stream);
 }
 
-// Envoy asks for these by name; nothing here makes a call of its own.
-void envoy_dynamic_module_on_http_filter_http_callout_done() {}
+void envoy_dynamic_module_on_http_filter_http_callout_done(Stream stream, const void* request, uint64_t, int result,
+                                                           Header* headers, size_t count, Span* pieces, size_t parts) {
+  std::string answer;
+  for (size_t part = 0; part < parts; ++part) answer.append(pieces[part].data, pieces[part].size);
+  std::vector<Header> found(headers, headers + (headers == nullptr ? 0 : count));
+  serin::on_windows(stream, serin::known(request), result == kCalloutDone, found, std::move(answer));
+}
+
+// Envoy asks for these by name.
 void envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark() {}
 void envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark() {}
 void envoy_dynamic_module_on_http_filter_scheduled() {}

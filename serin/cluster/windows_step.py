@@ -1,0 +1,66 @@
+"""The process that computes online windows: `python -m serin.cluster.windows_step`. The supervisor restarts it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Final
+
+from serin.host.standing import run_standing
+from serin.host.windows import plans_folder, state_folder, windows_socket
+from serin.machine.heartbeat import beat
+from serin.serving.windows.server import serve
+from serin.serving.windows.step import Step, sweep
+from serin.windows.lmdb_state import LmdbState
+from serin.windows.state import State
+
+log = logging.getLogger("serin.cluster.windows_step")  # not __name__, which is __main__ here
+
+_LOOK_S: Final = 0.2
+
+
+def run(home: Path, stop: threading.Event) -> None:
+    """Answers until `stop` is set."""
+    step = Step(plans_folder(home), lambda: open_state(home))
+    step.warm()
+    ended = threading.Event()
+    sweeper = threading.Thread(target=sweep, args=(step, ended), name="sweep", daemon=True)
+    sweeper.start()
+    try:
+        asyncio.run(_serve(step, windows_socket(home), stop))
+    finally:
+        ended.set()
+        sweeper.join()
+        step.close()
+
+
+def open_state(home: Path) -> State:
+    """What keeps the events of this host."""
+    state = LmdbState(state_folder(home))
+    if state.moved is not None:
+        log.warning(
+            "this machine went down while events were written: they may be damaged and were moved to %s; push or "
+            "backfill them again (`serin events`)",
+            state.moved,
+        )
+    return state
+
+
+async def _serve(step: Step, socket: Path, stop: threading.Event) -> None:
+    ended = asyncio.Event()
+    serving = asyncio.create_task(serve(socket, step.answer, ended))
+    while not stop.is_set() and not serving.done():
+        beat()
+        await asyncio.sleep(_LOOK_S)
+    ended.set()
+    await serving
+
+
+def main() -> None:
+    run_standing("the process of online windows", run)
+
+
+if __name__ == "__main__":
+    main()

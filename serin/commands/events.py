@@ -1,0 +1,113 @@
+"""`serin events`: what online windows are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from serin.commands.arguments import Commands, Model, ModelVersion, Yes, add_group, open_store
+from serin.commands.output import Json, confirm, counted, human_bytes, say, show, show_json, show_table
+from serin.errors import SpecError
+from serin.machine import environment
+
+if TYPE_CHECKING:
+    from serin.formats.windows import WindowPlan
+
+
+def register(app: typer.Typer) -> None:
+    commands: Commands = {
+        "push": push_events,
+        "backfill": backfill_events,
+        "show": show_events,
+        "forget": forget_events,
+    }
+    add_group(app, "events", "Events that online windows are computed from.", commands)
+
+
+def push_events(
+    name: ModelVersion,
+    file: Annotated[
+        Path, typer.Argument(help="Events: .parquet, .csv or .jsonl.", exists=True, dir_okay=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Count the events of a file, as if they arrived now. [default: the newest version]"""
+    from serin.pipeline.events import file_events, plan_of
+
+    bundle = open_store().find(name)
+    plan = plan_of(bundle)
+    _send(bundle.model, plan, file_events(plan, file, bundle), as_json)
+
+
+def backfill_events(name: ModelVersion, as_json: Json = False) -> None:
+    """Count the newest events of the training table, each at its time, so that a version starts warm.
+
+    Run it before the version is rolled out: an event that is older than one that was counted is late.
+    """
+    from serin.pipeline.events import plan_of, training_events
+
+    bundle = open_store().find(name)
+    plan = plan_of(bundle)
+    _send(bundle.model, plan, training_events(plan, bundle), as_json)
+
+
+def _send(model: str, plan: WindowPlan, batches: Iterator[dict[str, Any]], as_json: bool) -> None:
+    from serin.host.state import running_stack
+    from serin.host.windows import begin_plan, send_history
+    from serin.pipeline.events import total
+
+    home = environment.home()
+    running_stack(home)
+    begin_plan(home, model, plan.to_json())
+    outcomes = total(send_history(home, model, batch) for batch in batches)
+    if as_json:
+        show_json(outcomes)
+    else:
+        show(_described(outcomes))
+
+
+def _described(outcomes: Mapping[str, int]) -> str:
+    parts = [f"{count:,} {name}" for name, count in sorted(outcomes.items())]
+    return f"events, once for each window: {', '.join(parts)}" if parts else "no events"
+
+
+def show_events(as_json: Json = False) -> None:
+    """Show how many keys and bytes are kept, and what became of the events of each model since the start."""
+    from serin.host.windows import ask_windows
+
+    found = ask_windows(environment.home(), "/status")
+    if as_json:
+        show_json(found)
+        return
+    if "problem" in found:
+        say(found["problem"])
+    else:
+        show(f"{counted(found['keys'], 'key')}, {human_bytes(found['bytes'])}")
+    rows = [
+        (model, *item) for model, outcomes in found["models"].items() for item in sorted(outcomes.items())
+    ]
+    show_table(("model", "outcome", "events"), rows, empty="no events since the start")
+
+
+def forget_events(
+    model: Model,
+    keys: Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE...", help="The key of the events.")],
+    yes: Yes = False,
+) -> None:
+    """Delete all kept events of one key."""
+    from serin.host.windows import ask_windows
+    from serin.pipeline.events import plan_of
+
+    plan = plan_of(open_store().find(model))
+    given = dict(each.partition("=")[::2] for each in keys)
+    wanted = {name for window in plan.windows for name in window.by}
+    if given.keys() != wanted:
+        problem = ("COLUMN=VALUE", f"name each key column once: {', '.join(sorted(wanted))}")
+        raise SpecError(where="serin events forget", problems=[problem])
+    rows = {name: [value if plan.kinds[name] == "string" else int(value)] for name, value in given.items()}
+    confirm(f"delete the events of {', '.join(keys)}?", yes=yes)
+    dropped = ask_windows(environment.home(), "/forget", rows, model=model)["keys"]
+    show(f"deleted the events of {counted(dropped, 'key')} (one for each window)")

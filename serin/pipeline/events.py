@@ -1,0 +1,88 @@
+"""Counts events of a file or of the training table for the online windows of a model."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serin.errors import RolloutRefused
+from serin.formats.rows import read_rows
+from serin.formats.schema import INT64_NULL, InputColumn, Schema
+from serin.formats.windows import WindowPlan, read_windows
+from serin.formats.wire import to_wire
+from serin.spec.stored import stored_section
+from serin.store.artifacts import Bundle
+from serin.windows.events import event_rows
+
+BATCH = 1000
+
+
+def plan_of(bundle: Bundle) -> WindowPlan:
+    """How the windows of a version are computed. RolloutRefused for one without online windows."""
+    plan = read_windows(Path(bundle.path))
+    if plan is None:
+        reason = f"version {bundle.version} has no windows with source: online"
+        raise RolloutRefused(model=bundle.model, command="events", reason=reason)
+    return plan
+
+
+def file_events(plan: WindowPlan, file: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """The events of a file, oldest first, in batches: `rows` by column, `arrival` None (they arrive now)."""
+    yield from _batches(plan, _read(plan, file, bundle, ()), None)
+
+
+def training_events(plan: WindowPlan, bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """The events of the main table that are not older than what is kept, in the order of arrival, each arriving when it
+    did. RolloutRefused for a table that is not one file."""
+    data = stored_section(Path(bundle.path), "data")
+    name, table = next(iter(data["tables"].items()))
+    source = table.get("path") if isinstance(table, dict) else table
+    if not source or not Path(source).is_file():
+        reason = (
+            f"the main table {name!r} is not one file here; write its newest rows to a file and push that"
+        )
+        raise RolloutRefused(model=bundle.model, command="events backfill", reason=reason)
+    arrival = (data.get("events") or {}).get("arrival")
+    arrays = _read(plan, Path(source), bundle, (arrival,) if arrival else ())
+    yield from _batches(plan, arrays, arrival or plan.time)
+
+
+def _read(plan: WindowPlan, path: Path, bundle: Bundle, also: tuple[str, ...]) -> dict[str, Any]:
+    times = (
+        InputColumn(name=name, kind="timestamp", dtype="INT64") for name in also if name not in plan.kinds
+    )
+    schema = Schema(task="regression", inputs=(*plan.inputs, *times), outputs=())
+    parts = [to_wire(piece, schema) for piece in read_rows(path, schema, Path(bundle.path))]
+    return {
+        column.name: np.concatenate([part[column.name].reshape(-1) for part in parts])
+        if parts
+        else np.empty(0)
+        for column in schema.inputs
+    }
+
+
+def _batches(plan: WindowPlan, arrays: Mapping[str, Any], arrival: str | None) -> Iterator[dict[str, Any]]:
+    """`arrival`: the column with the time at which a row became known; None: rows arrive now."""
+    order = np.argsort(arrays[arrival or plan.time], kind="stable")
+    if arrival is not None:
+        kept_us = max(plan.keep_us(window) for window in plan.windows)
+        known = arrays[arrival][order]
+        order = order[(known != INT64_NULL) & (known >= time.time_ns() // 1000 - kept_us)]
+    for first in range(0, len(order), BATCH):
+        places = order[first : first + BATCH]
+        rows = event_rows(plan.inputs, {column.name: arrays[column.name][places] for column in plan.inputs})
+        known = None if arrival is None else arrays[arrival][places].tolist()
+        yield {"rows": rows, "arrival": known}
+
+
+def total(counted: Iterator[Mapping[str, int]]) -> dict[str, int]:
+    """What became of all events."""
+    found: Counter[str] = Counter()
+    for each in counted:
+        found.update(each)
+    return dict(found)

@@ -1,0 +1,253 @@
+"""The process that the gateway asks: requests in, requests with windows out, events counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from serin.errors import StateUnavailable
+from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, InputColumn, Kind
+from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
+from serin.serving.windows.step import Answer, Step
+from serin.windows import lmdb_state
+from serin.windows.lmdb_state import LmdbState, copy_state
+from serin.windows.state import MemoryState, State
+
+SECOND = 1_000_000
+NOW = 1_795_000_000 * SECOND
+KINDS: dict[str, Kind] = {"at": "timestamp", "id": "string", "card": "string", "amount": "float"}
+
+
+def plan(unavailable: Any = "refuse", span_s: int = 60) -> WindowPlan:
+    columns = {
+        "n": OnlineColumn(function="count", column=None, back=1, kind="int"),
+        "spent": OnlineColumn(function="sum", column="amount", back=1, kind="float"),
+    }
+    return WindowPlan(
+        time="at",
+        id="id",
+        max_late_us=30 * SECOND,
+        max_future_us=10 * SECOND,
+        unavailable=unavailable,
+        inputs=tuple(
+            InputColumn(name=name, kind=kind, dtype=DTYPE_OF_KIND[kind]) for name, kind in KINDS.items()
+        ),
+        dropped=("at", "id", "card"),
+        windows=(OnlineWindow(by=("card",), span_us=span_s * SECOND, delay_us=0, columns=columns),),
+    )
+
+
+def step_of(folder: Path, state: State, *models: str, clock: int = NOW, **settings: Any) -> Step:
+    for model in models or ("pay",):
+        (folder / f"{model}.json").write_bytes(plan(**settings).dump())
+    return Step(folder, lambda: state, lambda: clock)
+
+
+def texts(value: str) -> bytes:
+    return struct.pack("<I", len(value)) + value.encode()
+
+
+def tensors(event: str, at: int, amount: float) -> dict[str, bytes]:
+    return {
+        "at": struct.pack("<q", at), "id": texts(event), "card": texts("c1"), "amount": struct.pack("<f", amount)
+    }  # fmt: skip
+
+
+def ask_json(step: Step, event: str, at: int, amount: float, model: str = "pay", **more: Any) -> Answer:
+    values: dict[str, Any] = {"at": at, "id": event, "card": "c1", "amount": amount, **more}
+    inputs = [
+        {"name": name, "datatype": DTYPE_OF_KIND[KINDS.get(name, "int")], "shape": [1, 1], "data": [[value]]}
+        for name, value in values.items()
+    ]
+    found = step.answer("/http", {"x-serin-model": model}, json.dumps({"inputs": inputs}).encode())
+    assert isinstance(found, Answer)
+    return found
+
+
+def ask_binary(step: Step, event: str, at: int, amount: float) -> Answer:
+    data = tensors(event, at, amount)
+    inputs = [
+        {
+            "name": name,
+            "datatype": DTYPE_OF_KIND[KINDS[name]],
+            "shape": [1, 1],
+            "parameters": {"binary_data_size": len(part)},
+        }
+        for name, part in data.items()
+    ]
+    head = json.dumps({"inputs": inputs}).encode()
+    headers = {"x-serin-model": "pay", "inference-header-content-length": str(len(head))}
+    found = step.answer("/http", headers, head + b"".join(data.values()))
+    assert isinstance(found, Answer)
+    return found
+
+
+def ask_grpc(step: Step, event: str, at: int, amount: float) -> Answer:
+    message = service_pb2.ModelInferRequest(model_name="pay")
+    for name, part in tensors(event, at, amount).items():
+        message.inputs.add(name=name, datatype=DTYPE_OF_KIND[KINDS[name]], shape=[1, 1])
+        message.raw_input_contents.append(part)
+    body = message.SerializeToString()
+    found = step.answer("/grpc", {"x-serin-model": "pay"}, struct.pack(">BI", 0, len(body)) + body)
+    assert isinstance(found, Answer)
+    return found
+
+
+def windows_in(answer: Answer) -> dict[str, Any]:
+    """What was added, after a look at what goes on: nothing that only events have."""
+    assert answer.status == 200, answer.body
+    if answer.json_bytes is None:
+        message = service_pb2.ModelInferRequest.FromString(answer.body[5:])
+        parts = dict(zip([each.name for each in message.inputs], message.raw_input_contents, strict=True))
+    else:
+        parts, at = {}, answer.json_bytes
+        for entry in json.loads(answer.body[:at])["inputs"]:
+            size = entry.get("parameters", {}).get("binary_data_size", 0)
+            parts[entry["name"]] = answer.body[at : at + size]
+            at += size
+    assert set(parts) == {"amount", "n", "spent"}
+    return {"n": struct.unpack("<q", parts["n"])[0], "spent": struct.unpack("<f", parts["spent"])[0]}
+
+
+def push(step: Step, model: str, *events: dict[str, Any]) -> Answer:
+    found = step.answer(f"/v2/models/{model}/events", {}, json.dumps({"events": list(events)}).encode())
+    return found if isinstance(found, Answer) else asyncio.run(found)
+
+
+@pytest.mark.parametrize("ask", [ask_json, ask_binary, ask_grpc])
+def test_each_form_of_a_request_gets_the_windows_of_what_came_before(tmp_path: Path, ask: Any) -> None:
+    step = step_of(tmp_path, MemoryState())
+    first = windows_in(ask(step, "a", NOW - 3 * SECOND, 1.5))
+    assert first["n"] == 0
+    assert first["spent"] != first["spent"]
+    assert windows_in(ask(step, "b", NOW - 2 * SECOND, 2.25)) == {"n": 1, "spent": 1.5}
+    assert windows_in(ask(step, "b", NOW - 2 * SECOND, 2.25)) == {"n": 1, "spent": 1.5}
+    assert windows_in(ask(step, "c", NOW, 0.0)) == {"n": 2, "spent": 3.75}
+    assert step.counts["pay"] == {"counted": 3, "repeated": 1}
+
+
+def test_a_request_that_cannot_be_an_event_is_refused_and_counts_nothing(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState())
+    future = ask_json(step, "a", NOW + 11 * SECOND, 1.0)
+    forged = ask_json(step, "a", NOW, 1.0, n=7)
+    wrong = ask_json(step, "a", "soon", 1.0)  # type: ignore[arg-type]
+    assert [each.status for each in (future, forged, wrong)] == [400, 400, 400]
+    assert b"future" in future.body
+    assert b"'n' is computed" in forged.body
+    assert b"'at'" in wrong.body
+    assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+
+
+def test_an_event_that_comes_too_late_gets_nulls(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState())
+    assert windows_in(ask_json(step, "a", NOW - 31 * SECOND, 1.0))["n"] == INT64_NULL
+    assert step.counts["pay"] == {"old": 1}
+
+
+class Away(MemoryState):
+    def update(self, *_: Any) -> None:
+        raise StateUnavailable(reason="the disk is full")
+
+
+@pytest.mark.parametrize(("unavailable", "status"), [("refuse", 503), ("nulls", 200)])
+def test_without_its_state_a_request_is_refused_or_gets_nulls_as_the_spec_says(
+    tmp_path: Path, unavailable: str, status: int
+) -> None:
+    step = step_of(tmp_path, Away(), unavailable=unavailable)
+    answer = ask_json(step, "a", NOW, 1.0)
+    assert answer.status == status
+    if status == 200:
+        assert windows_in(answer)["n"] == INT64_NULL
+        assert step.counts["pay"] == {"nulls": 1, "lost": 1}
+    else:
+        assert step.counts["pay"] == {"unavailable": 1}
+
+
+def test_models_do_not_see_each_others_events(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState(), "pay", "other")
+    event = {"id": "a", "at": NOW - SECOND, "card": "c1", "amount": 5}
+    assert json.loads(push(step, "other", event).body) == {"counted": 1}
+    assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+    assert windows_in(ask_json(step, "b", NOW, 1.0, model="other"))["n"] == 1
+    assert push(step, "nobody", event).status == 404
+
+
+def test_pushed_events_count_once_and_bad_ones_are_named(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState())
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW // SECOND - 1))
+    event = {"id": "a", "at": at, "card": "c1", "amount": 5}
+    assert json.loads(push(step, "pay", event, event).body) == {"counted": 1, "repeated": 1}
+    assert windows_in(ask_json(step, "b", NOW, 1.0)) == {"n": 1, "spent": 5.0}
+    refused = push(step, "pay", event, {**event, "amount": "much"})
+    assert (refused.status, refused.body) == (400, b"event in row 1: 'amount' is not a float")
+    assert b"'card' is missing" in push(step, "pay", {"id": "a", "at": at, "amount": 5}).body
+
+
+def test_a_key_can_be_forgotten(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState())
+    ask_json(step, "a", NOW - SECOND, 1.0)
+    forgotten = step.answer("/forget", {"x-serin-model": "pay"}, json.dumps({"card": ["c1", "c2"]}).encode())
+    assert isinstance(forgotten, Answer)
+    assert json.loads(forgotten.body) == {"keys": 1}
+    assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+
+
+def kill(state: LmdbState) -> None:
+    """Ends it without what `close` does."""
+    state._stop.set()
+    state._sync.join()
+    state._env.close()
+
+
+def test_events_outlast_a_process_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "plans").mkdir()
+    state = LmdbState(tmp_path / "state")
+    ask_json(step_of(tmp_path / "plans", state), "a", NOW - SECOND, 1.0)
+    kill(state)
+    again = LmdbState(tmp_path / "state")
+    assert again.moved is None
+    assert windows_in(ask_json(step_of(tmp_path / "plans", again), "b", NOW, 1.0))["n"] == 1
+    again.close()
+
+
+def test_after_a_power_failure_the_events_are_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(LmdbState(tmp_path / "state"))
+    boot = tmp_path / "boot"
+    boot.write_text("another start")
+    monkeypatch.setattr(lmdb_state, "_BOOT", boot)
+    state = LmdbState(tmp_path / "state")
+    assert state.moved is not None
+    assert (state.moved / "data.mdb").is_file()
+    assert state.size()[0] == 0
+    state.close()
+    closed = LmdbState(tmp_path / "state")
+    assert closed.moved is None
+    closed.close()
+
+
+def test_expired_keys_are_dropped_and_a_copy_has_what_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "plans").mkdir()
+    state = LmdbState(tmp_path / "state")
+    step = step_of(tmp_path / "plans", state)
+    for card in range(5):
+        ask_json(step, "a", NOW, 1.0, card=f"c{card}")
+    state.close()
+    (tmp_path / "copy").mkdir()
+    copy_state(tmp_path / "state", tmp_path / "copy")
+    state = LmdbState(tmp_path / "state")
+    assert state.drop_expired(NOW + 99 * SECOND) == 0
+    assert state.drop_expired(NOW + 101 * SECOND) == 5
+    assert state.size()[0] == 0
+    state.close()
+    copied = LmdbState(tmp_path / "copy")
+    assert len(list(copied.keys(b"pay\0"))) == 5
+    copied.close()
