@@ -75,7 +75,7 @@ def _described(outcomes: Mapping[str, int]) -> str:
 
 
 def show_events(as_json: Json = False) -> None:
-    """Show how many keys and bytes are kept, and what became of the events of each model since the start."""
+    """Show how many keys and bytes are kept, and how many events of each model were counted or refused."""
     from serin.host.windows import ask_windows
 
     found = ask_windows(environment.home(), "/status")

@@ -35,12 +35,18 @@ def dataset_key(
     operators = [feature.operators for feature in features if feature.operators]
     return key_of(
         "etl",
-        data=data,
+        data=_without_serving(data),
         features=tuple(features),
         operators=canonical(operators).decode(),
         tables=canonical(tables).decode(),
         **environment_part(runs_own_code=bool(operators)),
     )
+
+
+def _without_serving(data: DataSpec) -> DataSpec:
+    """The section without what only says how a lookup is refreshed."""
+    joins = tuple(join.model_copy(update={"lookup": None}) for join in data.joins)
+    return data.model_copy(update={"joins": joins})
 
 
 def current_key(data: DataSpec, features: Sequence[FeatureSpec], store: Store) -> str | None:

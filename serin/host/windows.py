@@ -68,7 +68,7 @@ def begin_plan(home: Path, model: str, plan: Mapping[str, Any]) -> None:
 
 
 def send_history(home: Path, model: str, batch: Mapping[str, Any]) -> dict[str, int]:
-    """Counts events that may have arrived earlier; what became of them."""
+    """Counts events that may have arrived earlier; the outcome of each."""
     found: dict[str, int] = ask_windows(home, "/history", batch, model=model)
     return found
 

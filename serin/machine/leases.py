@@ -3,7 +3,7 @@
 A lease is an flock per device: exclusive for a training, shared with a slot for a small stage. The kernel frees it when
 its holder dies, for any reason. All requests wait in one queue: urgent ones first, then normal ones, then idle ones,
 and within a priority in the order of arrival. A request rises by one priority for each half hour that it has waited, so
-that none waits for ever. An idle holder is expected to give way (`asked_to_give_way`) to an urgent request at the head
+that none waits forever. An idle holder is expected to give way (`asked_to_give_way`) to an urgent request at the head
 of the queue. Tickets of dead processes are ignored. All of it is in <home>/gpus:
 
     queue.lock            held while a ticket is numbered; contains the last number

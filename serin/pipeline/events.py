@@ -81,7 +81,7 @@ def _batches(plan: WindowPlan, arrays: Mapping[str, Any], arrival: str | None) -
 
 
 def total(counted: Iterator[Mapping[str, int]]) -> dict[str, int]:
-    """What became of all events."""
+    """The outcome of all events."""
     found: Counter[str] = Counter()
     for each in counted:
         found.update(each)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from serin.errors import LookupRefused, NotFound
 from serin.formats.bundle import GOLDEN, check_has_graph, read_manifest, verify_bundle
@@ -25,7 +26,7 @@ from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.section import seconds
+from serin.spec.relation import LookupSpec
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
 from serin.store.packages import stored_spec
@@ -112,11 +113,15 @@ def lookup_ages(store: Store, release: Release) -> list[LookupAge]:
         return []
     read = max(known.read, store.lookups_read(release) or 0.0)
     joins = stored_section(folder, "data").get("joins") or ()
-    limits = {join["with"]: seconds((join.get("lookup") or {}).get("max_age")) for join in joins}
+    limits = {join["with"]: _stored_lookup(join).max_age for join in joins}
     return [
         LookupAge(table=table.name, rows=known.rows[table.name], read=read, max_age_s=limits.get(table.name))
         for table in known.tables
     ]
+
+
+def _stored_lookup(join: Mapping[str, Any]) -> LookupSpec:
+    return LookupSpec.model_validate(join.get("lookup") or {})
 
 
 def is_due(store: Store, release: Release, now: float) -> bool:

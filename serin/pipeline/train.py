@@ -21,7 +21,7 @@ from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.receipt import read_receipt
 from serin.store.runs import name_model
-from serin.store.stage_keys import remember
+from serin.store.stage_keys import StageKey, remember
 from serin.store.stage_results import find_result, keep_result
 from serin.store.version_cost import keep_receipt, read_version_cost
 from serin.training.launch import launcher
@@ -62,28 +62,41 @@ def train_model(
             return call.found(known, f"trained before: {known.path}")
         why = call.begin(parts, receipt=folder / "receipt.json")
         name_model(folder, name)
-        checkpoint = None
-        while checkpoint is None:
-            with (
-                call.lease(train_needs(model, training)) as held,
-                giving_way(call.home, held, "normal" if together else priority, call.stop) as way,
-                process_lines(lambda: _logs(folder), label=rank_line),
-                _receipt_kept(call, folder),
-            ):
-                refuse_changed_code(parts, training_parts(model, training, dataset), folder)
-                try:
-                    checkpoint = launcher.train(
-                        model, training, dataset, folder=folder, devices=held.ids, machines=machines,
-                        stop=way.asked, waits=call.waits, hear=Progress(folder).hear,
-                    )  # fmt: skip
-                except Preempted as stopped:
-                    if way.to is None or call.stop.is_set():
-                        raise
-                    call.log(f"gives way after step {stopped.fields['step']}, and continues later: {way.to}")
+        checkpoint = _train(call, model, training, dataset, parts, folder, machines)
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
     return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
+
+
+def _train(
+    call: StageCall,
+    model: ModelSpec,
+    training: TrainingSpec,
+    dataset: Dataset,
+    parts: StageKey,
+    folder: Path,
+    machines: Machines | None,
+) -> Checkpoint:
+    """Trains on leased GPUs, as often as it has to give them back to urgent work."""
+    together = machines is not None and machines.count > 1
+    while True:
+        with (
+            call.lease(train_needs(model, training)) as held,
+            giving_way(call.home, held, "normal" if together else call.priority, call.stop) as way,
+            process_lines(lambda: _logs(folder), label=rank_line),
+            _receipt_kept(call, folder),
+        ):
+            refuse_changed_code(parts, training_parts(model, training, dataset), folder)
+            try:
+                return launcher.train(
+                    model, training, dataset, folder=folder, devices=held.ids, machines=machines,
+                    stop=way.asked, waits=call.waits, hear=Progress(folder).hear,
+                )  # fmt: skip
+            except Preempted as stopped:
+                if way.to is None or call.stop.is_set():
+                    raise
+                call.log(f"gives way after step {stopped.fields['step']}, and continues later: {way.to}")
 
 
 @contextmanager

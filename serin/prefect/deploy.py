@@ -90,7 +90,7 @@ def deploy(home: Path, file: Path | None = None, *, slurm: Collection[str] = ())
     own; None: deployments/prefect.yaml. `slurm`: work pools whose runs become Slurm jobs.
     """
     stack, url = read_stack(home), environment.text("PREFECT_API_URL")
-    if stack is not None and stack.is_alive and stack.prefect_api_url:  # an agent without Prefect is no stack
+    if stack is not None and stack.is_alive and stack.prefect_api_url:  # an agent may have no Prefect
         url, own = stack.prefect_api_url, stack.owns_prefect
         settings, api = prefect_environment(home, url, own=own), stack_api(stack)
         _use_slurm(api, slurm)

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serin.errors import StoreError
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.documents import read_if_any
-from serin.pipeline.experiments import Experiment, Study, describe_search, describe_training
 from serin.prefect.login import find_server
+
+if TYPE_CHECKING:
+    from serin.pipeline.experiments import Experiment, Study
 
 _LAST_LINES = 20
 _TAGS_OF_DEPLOYMENTS = ("serin", "stage", "auto-scheduled")
@@ -136,6 +138,7 @@ def _environment(stages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def training_entries() -> list[RunEntry]:
     """Trainings and searches whose folders are in this home, as the page of experiments describes them."""
+    from serin.pipeline.experiments import Experiment
     from serin.store.runs import runs
 
     found = []
@@ -174,6 +177,8 @@ def training_details(name: str, *, lines: int = _LAST_LINES) -> dict[str, Any] |
 
 
 def _described(name: str) -> Experiment | Study:
+    from serin.pipeline.experiments import describe_search, describe_training
+
     folder = environment.home() / "runs" / name
     return describe_search(folder) if name.startswith("search-") else describe_training(folder)
 

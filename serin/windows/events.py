@@ -20,7 +20,7 @@ from serin.windows.state import State
 
 Outcome = Literal["counted", "repeated", "late", "old", "incomplete", "crowded"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""What became of a row: `incomplete` lacks a key, a time or an id; `crowded` is one of a key with too many events."""
+"""The outcome of a row: `incomplete` lacks a key, a time or an id; `crowded` is one of a key with too many events."""
 Rows = Mapping[str, Sequence[Any]]
 """The columns of events, one value per row: strings, integers, floats; None is null."""
 

@@ -18,6 +18,7 @@ from serin.spec.features import FeatureSpec
 from serin.spec.load import load_spec
 from serin.spec.parsed_code import Package, Reached
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.relation import EventsSpec, LookupSpec
 from serin.spec.steps.operators import operators
 from serin.store.artifacts import Checkpoint, Dataset
 from serin.store.stage_keys import STAGES
@@ -48,6 +49,8 @@ train export: training.optimizer training.learning_rate training.schedule traini
 train export: training.clip_norm training.gradient_accumulation training.class_weights training.patience
 train export: training.embedding_updates training.seed training.precision training.execution
 train export: training.prune.share training.prune.epochs
+all: data.events.id data.events.arrival data.events.max_late data.events.max_future data.events.unavailable
+export: data.joins.lookup.max_age data.joins.lookup.max_row_change
 export: etl.engine etl.workers training.processes training.strategy training.gradient_checkpointing
 export: training.checkpoint_every_steps training.processes_per_gpu
 export: export.variants export.tolerance export.variant_tolerance export.target export.batch_mix
@@ -96,7 +99,7 @@ NOT_DECIDING: Mapping[str, str] = {
     "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
-    "deltalake": "lists files, which are in the key",
+    "deltalake": "lists files, which are in the key", "lmdb": "stores events of served windows",
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""
@@ -130,7 +133,10 @@ def whole_spec() -> PipelineSpec:
             "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
         }
     )  # fmt: skip
-    return spec.model_copy(update={"environment": EnvironmentSpec(requirements=("lightgbm==4.6.0",))})
+    join = spec.data.joins[0].model_copy(update={"lookup": LookupSpec(max_age=86_400.0)})
+    data = spec.data.model_copy(update={"joins": (join,), "events": EventsSpec(id="trip")})
+    environment = EnvironmentSpec(requirements=("lightgbm==4.6.0",))
+    return spec.model_copy(update={"data": data, "environment": environment})
 
 
 def stage_keys_of(spec: PipelineSpec, folder: Path) -> dict[str, str]:

@@ -35,7 +35,7 @@ _CONTENTS: dict[Kind, str] = {
 def rewrite_http(
     body: bytes, json_bytes: int | None, plan: WindowPlan, compute: Compute
 ) -> tuple[bytes, int]:
-    """Returns the body that goes on and the length of its JSON part. EventRefused for one without the right columns."""
+    """Returns the body to send and the length of its JSON part. EventRefused for one without the right columns."""
     end = len(body) if json_bytes is None else json_bytes
     try:
         head = json.loads(body[:end])
@@ -171,7 +171,7 @@ def _from_json(data: Any, column: InputColumn) -> list[Any]:
         return [c_float(value).value for value in data]
     wanted = str if column.kind == "string" else int
     if not all(type(value) is wanted for value in data):
-        raise ValueError(f"a value is not a {'string' if wanted is str else 'whole number'}")
+        raise ValueError(f"a value is not a {'string' if wanted is str else 'integer'}")
     if wanted is int:
         struct.pack(f"{len(data)}{_CODES[column.kind]}", *data)  # struct.error for one that does not fit
     return data

@@ -37,7 +37,7 @@ _PUSHED_AT_ONCE: Final = 10  # events, so that requests do not wait for a push
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent back: `json_bytes` of a body with binary tensors behind its JSON."""
+    """The answer: `json_bytes` of a body with binary tensors behind its JSON."""
 
     status: int
     body: bytes
