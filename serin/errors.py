@@ -21,6 +21,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── LookupRefused           a table of a lookup that cannot take the place of the one in service
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   ├── EventRefused            an event that cannot be counted: its time, or a column that is missing (exit code 2)
+│   ├── EventsUnfit             events of a model without online windows, or of a table that cannot be read here
 │   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 │   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
@@ -408,6 +409,9 @@ class EventRefused(DataError):
     exit_code = 2
     row: int
     reason: str
+
+
+EventsUnfit = _kind(DataError, "EventsUnfit", "events of {model!r}: {reason}")
 
 
 class LabelsUnfit(DataError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serin.errors import RolloutRefused
+from serin.errors import EventsUnfit
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 from serin.formats.windows import WindowPlan, read_windows
@@ -23,11 +23,11 @@ BATCH = 1000
 
 
 def plan_of(bundle: Bundle) -> WindowPlan:
-    """How the windows of a version are computed. RolloutRefused for one without online windows."""
+    """How the windows of a version are computed. EventsUnfit for one without online windows."""
     plan = read_windows(Path(bundle.path))
     if plan is None:
         reason = f"version {bundle.version} has no windows with source: online"
-        raise RolloutRefused(model=bundle.model, command="events", reason=reason)
+        raise EventsUnfit(model=bundle.model, reason=reason)
     return plan
 
 
@@ -38,7 +38,7 @@ def file_events(plan: WindowPlan, file: Path, bundle: Bundle) -> Iterator[dict[s
 
 def training_events(plan: WindowPlan, bundle: Bundle) -> Iterator[dict[str, Any]]:
     """The events of the main table that are not older than what is kept, in the order of arrival, each arriving when it
-    did. RolloutRefused for a table that is not one file."""
+    did. EventsUnfit for a table that is not one file."""
     data = stored_section(Path(bundle.path), "data")
     name, table = next(iter(data["tables"].items()))
     source = table.get("path") if isinstance(table, dict) else table
@@ -46,7 +46,7 @@ def training_events(plan: WindowPlan, bundle: Bundle) -> Iterator[dict[str, Any]
         reason = (
             f"the main table {name!r} is not one file here; write its newest rows to a file and push that"
         )
-        raise RolloutRefused(model=bundle.model, command="events backfill", reason=reason)
+        raise EventsUnfit(model=bundle.model, reason=reason)
     arrival = (data.get("events") or {}).get("arrival")
     arrays = _read(plan, Path(source), bundle, (arrival,) if arrival else ())
     yield from _batches(plan, arrays, arrival or plan.time)

@@ -100,7 +100,8 @@ def live_release(store: Store, model: str) -> Release:
     status = status_of(find_rollouts(), model)
     live = status.live_release if status is not None else store.aliased(model).get("live")
     if live is None:
-        raise NotFound(kind="live version of model", name=model, known=store.models())
+        models = store.models()
+        raise NotFound(kind="live version of model", name=model, known=() if model in models else models)
     return live
 
 

@@ -28,6 +28,7 @@ DECISIONS: Mapping[str, str] = {
     "training": _NOT_MADE_HERE,
     "search": _NOT_MADE_HERE,
     "environment": _NOT_MADE_HERE,
+    "priority": _NOT_MADE_HERE,
     "export": _NOT_MADE_HERE,
     "export.segments": "",
     "champion": _NOT_MADE_HERE,

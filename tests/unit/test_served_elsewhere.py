@@ -22,6 +22,7 @@ MODEL = "sentiment"
 ELSEWHERE = rf"needs the graph of {MODEL} version 1, which is served elsewhere"
 NO_ROLLOUT = rf"no rollout of '{MODEL}'"
 NOT_UP = "no stack is up"
+NO_WINDOWS = "version 1 has no windows with source: online"
 NOT_SERVED = "no version of it is served"
 
 CASES: dict[str, str] = {
@@ -57,6 +58,11 @@ CASES: dict[str, str] = {
     "labels add {model} {rows}": "no data.target",
     "labels show {model}": NOT_SERVED,
     "quality {model}": NOT_SERVED,
+    "lookups show {model}": rf"no live version of model '{MODEL}'$",
+    "lookups refresh {model}": NOT_UP,
+    "events push {model} {rows}": NO_WINDOWS,
+    "events backfill {model}": NO_WINDOWS,
+    "events forget {model} x=1": NO_WINDOWS,
 }
 """By command: what it says when it cannot do it; empty: it does it."""
 

@@ -112,7 +112,7 @@ def test_ci_trains_a_pull_request_and_comments_on_it_without_serving_it(
     assert _status(stack).live == 1
     with running_github() as github:
         written = subprocess.run(
-            [sys.executable, CI / "comment.py", parcels.folder / "report.md", "--pull-request", "7"],
+            [sys.executable, CI / "comment.py", parcels.folder / "report" / "report.md", "--pull-request", "7"],
             env=github.environment, capture_output=True, text=True, timeout=150,
         )  # fmt: skip
         assert written.returncode == 0, written.stderr
@@ -124,7 +124,7 @@ def test_ci_trains_a_pull_request_and_comments_on_it_without_serving_it(
 def test_ci_reports_a_wrong_spec_as_such_and_not_the_run_before_it(stack: Stack, parcels: Parcels) -> None:
     done = _ci(stack, "train", parcels.wrong)
     assert done.returncode == 2
-    report = (parcels.folder / "report.md").read_text()
+    report = (parcels.folder / "report" / "report.md").read_text()
     assert report.startswith("## No run\n")
     assert "feature: " in report
     assert "Completed" not in report
@@ -138,7 +138,7 @@ def test_a_rollback_fails_ci_and_prefects_command_with_one_line(stack: Stack, pa
     said = _told(done.stderr)
     assert [line for line in said if not LINES.fullmatch(line)] == []
     assert said[-2] == f"serin: the run of {parcels.second} failed: {_numbers(why)} the full report"
-    assert why in (parcels.folder / "report.md").read_text()
+    assert why in (parcels.folder / "report" / "report.md").read_text()
     _is_clean(done.stderr)
 
     with _at_the_canary(stack, lambda: _kill(stack)):
@@ -163,7 +163,7 @@ def test_a_refusal_fails_both_commands_with_one_line(stack: Stack, parcels: Parc
     assert said[-2].startswith(
         f"serin: the run of {parcels.worse} failed: {why}N against N, worse by N (between N"
     )
-    assert why in (parcels.folder / "report.md").read_text()
+    assert why in (parcels.folder / "report" / "report.md").read_text()
     assert [found["version"] for found in stack.ask("models", "list") if found["model"] == MODEL] == [1, 2]
 
 
@@ -318,7 +318,7 @@ def _watch(stack: Stack, spec: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _ci(stack: Stack, script: str, spec: Path) -> subprocess.CompletedProcess[str]:
-    return _shell(stack, f"{CI / script} {spec} report.md", spec.parent)
+    return _shell(stack, f"{CI / script} {spec} report", spec.parent)
 
 
 def _shell(stack: Stack, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -367,8 +367,9 @@ def _status(stack: Stack) -> ModelStatus:
 
 
 def _told(stderr: str) -> list[str]:
-    """The lines without their times, paths and numbers."""
-    lines = [re.sub(r"^ *[\d.]+ s  ", "", line) for line in stderr.splitlines()]
+    """The lines without their times, paths and numbers, and without those about the report."""
+    told = [line for line in stderr.splitlines() if not re.fullmatch(r"wrote report/(report|card)\.md", line)]
+    lines = [re.sub(r"^ *[\d.]+ s  ", "", line) for line in told]
     return [re.sub(r"(made before: dataset|trained before:) .*", r"\1", _numbers(line)) for line in lines]
 
 

@@ -138,7 +138,7 @@ def test_the_bundle_holds_what_it_promises_and_nothing_else(trained: Trained, bu
     manifest = verify_bundle(Path(bundle.path))
     assert sorted(manifest.files) == [
         "card.md", "champion.json", "explain/columns.json", "explain/model.json", "explain/weights.safetensors",
-        "features.json", "gate.json", "golden.parquet", "importance.json", "lookups/planes.parquet",
+        "features.json", "gate.json", "golden.parquet", "importance.json", "lookups.json", "lookups/planes.parquet",
         "metrics.json", "model.onnx", "quality.json", "schema.json", "spec.yaml",
     ]  # fmt: skip
     assert manifest.lineage == {
