@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from prefect import flow
 
-from prefect import flow, get_run_logger
-
-from serin.errors import SerinError
 from serin.store.artifacts import Release
 from tasks.lookups import models_to_refresh
 from tasks.lookups import refresh_lookups as refresh_one
 from tasks.outcome import outcome_as_state
+from tasks.versions import all_tried
 
 
 @flow(name="refresh_lookups", persist_result=True, result_serializer="json")
@@ -22,12 +20,4 @@ async def refresh_lookups(model: str | None = None, canary: bool = False) -> lis
     first error is raised at the end. `canary`: shift traffic by the steps of the spec instead of all at once.
     """
     names = models_to_refresh(model)
-    ended = await asyncio.gather(*(refresh_one(name, canary) for name in names), return_exceptions=True)
-    errors = [end for end in ended if isinstance(end, BaseException)]
-    for error in errors:
-        if not isinstance(error, SerinError):
-            raise error
-        get_run_logger().error("%s", error)
-    if errors:
-        raise errors[0]
-    return [end for end in ended if isinstance(end, Release)]
+    return await all_tried(refresh_one(name, canary) for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from serin.store.artifacts import Release
 from serin.store.stage_keys import note
 from serin.watcher.cluster_state import find_book
 from tasks.place import run_stage
-from tasks.versions import find_version, live_models, sent_version
+from tasks.versions import all_tried, find_version, live_models, sent_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +63,7 @@ def models_to_retrain(why: Kind, model: str | None, payload: Mapping[str, Any] |
 async def retrain_models(due: list[Due]) -> list[Release]:
     """Retrains the models and returns the versions that are live then. All are tried; the first error is raised at the
     end."""
-    ended = await asyncio.gather(*map(_retrain, due), return_exceptions=True)
-    errors = [end for end in ended if isinstance(end, BaseException)]
-    for error in errors:
-        if not isinstance(error, SerinError):
-            raise error
-        get_run_logger().error("%s", error)
-    if errors:
-        raise errors[0]
-    return [end for end in ended if isinstance(end, Release)]
+    return await all_tried(map(_retrain, due))
 
 
 async def _retrain(due: Due) -> Release:

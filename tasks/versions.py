@@ -1,14 +1,17 @@
-"""Published versions: their specs, and the pages about them in a run."""
+"""Published versions: their specs, the pages about them in a run, and work that leads to several."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.artifacts import acreate_markdown_artifact
 
-from serin.errors import NotFound
+from serin.errors import NotFound, SerinError
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Release
 from serin.store.packages import REFERENCE, package_of, stored_spec
@@ -84,3 +87,16 @@ def _facts(store: Store, release: Release, name: str) -> dict[str, Any]:
     content = store.read_file(release.model, release.version, name)
     found: dict[str, Any] = json.loads(content) if content else {}
     return found
+
+
+async def all_tried(work: Iterable[Awaitable[Release]]) -> list[Release]:
+    """The releases that work on several models has led to. All are tried; the first error is raised at the end."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    errors = [end for end in ended if isinstance(end, BaseException)]
+    for error in errors:
+        if not isinstance(error, SerinError):
+            raise error
+        get_run_logger().error("%s", error)
+    if errors:
+        raise errors[0]
+    return [end for end in ended if isinstance(end, Release)]

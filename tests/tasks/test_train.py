@@ -180,7 +180,7 @@ def test_gpus_are_leased_while_the_training_runs_and_free_afterwards(
 def test_an_idle_training_gives_way_to_urgent_work_and_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU is pretended: the lease is real, the training is on the CPU, by processes of its own."""
+    """The GPU is pretended: the lease is real, the training is on the CPU, in separate processes."""
     pretend_gpus(tmp_path, monkeypatch, ["GPU-a"])
     monkeypatch.setattr(use_case, "launcher", OnTheCpu)
     dataset = make_dataset(tmp_path / "data")

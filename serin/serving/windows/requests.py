@@ -1,7 +1,7 @@
 """Reads the event columns of an inference request, and writes the request with window columns in their place.
 
 It knows the three forms in which a request travels: JSON, JSON with binary tensors, and the message of gRPC. Columns
-that only events have are left out of what goes on to the model.
+that only events have are left out of what is sent to the model.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def ask_grpc(step: Step, event: str, at: int, amount: float) -> Answer:
 
 
 def windows_in(answer: Answer) -> dict[str, Any]:
-    """What was added, after a look at what goes on: nothing that only events have."""
+    """What was added; what is sent holds nothing that only events have."""
     assert answer.status == 200, answer.body
     if answer.json_bytes is None:
         message = service_pb2.ModelInferRequest.FromString(answer.body[5:])
