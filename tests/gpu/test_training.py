@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from serin.machine.hardware import inventory
 from serin.machine.leases import Lease, lease
 from serin.models.build import build_model, load_model
 from serin.models.shape import TableShape
+from serin.pipeline.train import train_model
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.training.data.loader import StreamLoader
@@ -25,10 +27,12 @@ from serin.training.engine.evaluate import evaluate
 from serin.training.engine.learner import Learner
 from serin.training.launch.job import ResolvedSettings, TrainingJob
 from serin.training.launch.launcher import train
+from serin.training.launch.run_dir import training_folder
 from serin.training.parallel.gradients import loss_of
 from serin.training.parallel.ranks import Ranks, open_world
 from serin.training.programs import worker
 from tests.fakes.datasets import SIZES, make_dataset
+from tests.logs import heard
 from tests.signals import hit
 from tests.unit.training.runs import MODEL, at_the_next_checkpoint, choices, job_of, result
 
@@ -74,6 +78,43 @@ def test_a_run_on_the_gpu_survives_kill_9_and_ends_near_the_uninterrupted_one(
     print("receipt", cost)
     assert cost["peak_bytes"] > 0
     assert cost["joules"] is None or cost["joules"] > 0
+
+
+@pytest.mark.timeout(400)
+def test_an_idle_training_gives_the_gpu_to_an_urgent_one_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make_dataset(tmp_path / "dataset", rows={"train": 200_000, "valid": 2000, "test": 2000})
+    training = TrainingSpec(
+        epochs=8, batch_rows=512, checkpoint_every_steps=100, precision="fp32", processes=1
+    )
+    short = training.model_copy(update={"epochs": 1})
+    lines: list[str] = []
+    weights = {}
+
+    def train_urgently(_pid: int) -> None:
+        train_model(MODEL, short, dataset, name="refunds", priority="urgent")
+        lines.append("the urgent training has ended")
+
+    for name in ("alone", "disturbed"):
+        home = tmp_path / name
+        monkeypatch.setenv("SERIN_HOME", str(home))
+        with heard(lines.append), ExitStack() as disturbance:
+            if name == "disturbed":
+                folder = training_folder(home, MODEL, training, dataset)
+                disturbance.enter_context(at_the_next_checkpoint(folder, train_urgently))
+            trained = train_model(MODEL, training, dataset, name="parcels", priority="idle")
+        weights[name] = read_weights(trained.value.path).state
+    (gave_way,) = (line for line in lines if "gives way" in line)
+    print(gave_way)
+    assert "training of refunds" in gave_way
+    assert "the urgent training has ended" in lines
+    assert any("resumed at step" in line for line in lines[lines.index(gave_way) :])
+    difference = max(
+        float((weights["alone"][name] - weights["disturbed"][name]).abs().max()) for name in weights["alone"]
+    )
+    print("largest difference of a weight", difference)
+    assert difference < 1e-3  # sums on a GPU may come in another order
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
