@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 from serin.spec.kind_settings import USED_BY
 from serin.spec.model import KINDS, SOURCES
 from serin.spec.pipeline import PipelineSpec
-from serin.spec.section import Section
+from serin.spec.section import Section, key_descriptions
 from serin.spec.steps.operators import operators
 from serin.spec.steps.step import FeatureStep
 
@@ -82,11 +82,15 @@ class _SpecSchema(GenerateJsonSchema):
             return self._any_step()
         found = super().model_schema(schema)
         found.pop("description", None)
-        if issubclass(schema["cls"], Section) and schema["cls"].summary:
-            found["description"] = " ".join(schema["cls"].summary.split())
-        for field in found.get("properties", {}).values():
-            if "description" in field:
-                field["description"] = " ".join(field["description"].split())
+        section = schema["cls"]
+        if not issubclass(section, Section):
+            return found
+        if section.summary:
+            found["description"] = " ".join(section.summary.split())
+        described = key_descriptions(section)
+        for name, field in section.model_fields.items():
+            if name in described:
+                found["properties"][field.alias or name]["description"] = described[name]
         return found
 
     def _any_step(self) -> JsonSchemaValue:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
@@ -45,7 +49,6 @@ class Section(BaseModel):
         extra="forbid",
         validate_default=True,
         populate_by_name=True,
-        use_attribute_docstrings=True,
     )
     summary: ClassVar[str] = ""
     """The class's own docstring, without the list of its keys."""
@@ -55,12 +58,41 @@ class Section(BaseModel):
         """Adds the keys to the class's docstring, so that `help()` shows them."""
         super().__pydantic_init_subclass__(**kwargs)
         cls.summary = inspect.cleandoc(cls.__doc__ or "")
+        cls.__doc__ = _WithKeys()  # type: ignore[assignment]
+
+
+class _WithKeys:
+    """A section's docstring with its keys, made when it is read: to read the source takes longer than the import."""
+
+    def __get__(self, _: object, section: type[Section]) -> str:
+        described = key_descriptions(section)
         keys = [
-            f"    {field.alias or name}: {' '.join(field.description.split())}"
-            for name, field in cls.model_fields.items()
-            if field.description
+            f"    {field.alias or name}: {described[name]}"
+            for name, field in section.model_fields.items()
+            if name in described
         ]
-        cls.__doc__ = "\n\n".join(part for part in (cls.summary, "\n".join(["Keys:", *keys])) if part)
+        return "\n\n".join(part for part in (section.summary, "\n".join(["Keys:", *keys])) if part)
+
+
+@cache
+def key_descriptions(section: type[Section]) -> dict[str, str]:
+    """What the docstrings below the fields of a section say, by field. (pydantic's `use_attribute_docstrings` would
+    read them in every process, which takes 0.2 s.)"""
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        if not issubclass(kind, Section) or kind is Section:
+            continue
+        try:
+            source = inspect.getsource(kind)
+        except OSError:  # an operator that was made without a file
+            continue
+        (node,) = ast.parse(textwrap.dedent(source)).body
+        assert isinstance(node, ast.ClassDef)
+        for field, below in pairwise(node.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def seconds(value: Any) -> Any:
