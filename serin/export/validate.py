@@ -29,7 +29,7 @@ from serin.export.gate.gate import (
 )
 from serin.export.variants.build import CALIBRATION_ROWS, build_variants
 from serin.export.variants.choose import judge_variants, race, thread_counts
-from serin.export.variants.context import Runnable, TestRows, VariantContext, front_and_core
+from serin.export.variants.context import Runnable, TestRows, VariantContext
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import FEATURES, DatasetDescription
 from serin.formats.gate import GateReport, Runtime, scores_apart
@@ -49,6 +49,7 @@ _METRIC_BATCH_ROWS = 8192
 _JUDGED_ROWS = 200_000
 # Of the time with fewer threads: for a smaller gain the core is left to other requests.
 _WORTH_A_THREAD = 0.95
+_THREADS_SECONDS = 0.05  # for each number of threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +223,10 @@ def _check_front_and_core(context: VariantContext, chosen: Runnable) -> float:
     """Raises GateFailed unless front and core give the same as the whole graph, on the device that serves them."""
     whole = open_session(chosen.model, threads=1)
     wanted = run_in_batches(whole, context.golden.inputs, context.outputs, len(context.golden))
-    served = front_and_core(context.features, chosen.core, chosen.variant.device)
     allowed, largest = context.spec.variant_tolerance, 0.0
     for size in batch_sizes(len(context.golden), context.max_rows):
         rows = context.golden.tiled(size)
-        found = run_in_batches(served, rows.inputs, context.outputs, size)
+        found = run_in_batches(chosen.runs, rows.inputs, context.outputs, size)
         name = context.outputs[-1]
         expected = tile(wanted[name], len(rows))
         difference = float(np.max(scores_apart(found[name], expected, context.scale), initial=0.0))
@@ -250,7 +250,7 @@ def measure_threads(
     for rows, share in mix.items():
         feed = {name: tile(values, rows)[:rows] for name, values in golden.inputs.items()}
         runs = {name: partial(session.run, list(outputs), feed) for name, session in sessions.items()}
-        for name, micros in race(runs).items():
+        for name, micros in race(runs, seconds=_THREADS_SECONDS).items():
             taken[name] += share * micros
     best = "1"
     for name in sorted(taken, key=int):

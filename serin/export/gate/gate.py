@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -213,16 +214,18 @@ def check_metric(
     measured. `scale`: of a regression's scores."""
     session = open_session(network.graph)
     targets, ours, theirs = [], [], []
-    for num, cat, target in batches:
-        (logits,) = session.run(["logits"], {"num": num, "cat": cat})
-        ours.append(logits)
-        theirs.append(network.reference(num, cat))
-        targets.append(target)
-    if not targets:
-        raise GateFailed(stage="metric", what="the test split", found="is empty, nothing can be measured")
-    target = np.concatenate(targets)
-    trained_metrics = measure(target, answers(np.concatenate(theirs), task), task)
-    onnx_metrics = measure(target, answers(np.concatenate(ours), task), task)
+    with ThreadPoolExecutor(1) as beside:
+        for num, cat, target in batches:
+            exported = beside.submit(session.run, ["logits"], {"num": num, "cat": cat})
+            theirs.append(network.reference(num, cat))
+            ours.append(exported.result()[0])
+            targets.append(target)
+        if not targets:
+            raise GateFailed(stage="metric", what="the test split", found="is empty, nothing can be measured")
+        target = np.concatenate(targets)
+        measured = beside.submit(lambda: measure(target, answers(np.concatenate(ours), task), task))
+        trained_metrics = measure(target, answers(np.concatenate(theirs), task), task)
+        onnx_metrics = measured.result()
     unit, rounding = (1.0, 0.0) if scale is None else (fmean(scale.unit), fmean(scale.rounding))
     for name, wanted in trained_metrics.items():
         size, trained = max(unit, abs(wanted)), reported.get(f"test_{name}", wanted)

@@ -42,6 +42,7 @@ _METRIC_SECONDS = 3.0
 _METRIC_BATCH_ROWS = 4096
 _SEGMENT_ROWS = 200  # a segment with fewer is not judged
 _SECONDS = 0.15  # for each contender
+_ALONE_SECONDS = 0.05  # where there is nothing to choose
 _ROUNDS = (5, 200)
 HOPELESS = 20.0  # a contender this many times slower than the fastest is not run again
 
@@ -99,10 +100,11 @@ def _measure_latency(
             judged[name] = VariantResult(name=name, status="unavailable", reason=reason)
     timed: dict[str, dict[int, float]] = {name: {} for name in runnable}
     base = next(iter(runnable))
+    seconds = _SECONDS if len(runnable) > 1 else _ALONE_SECONDS
     for rows in sorted({*context.spec.batch_mix, 1, 64}):
         feed = _feed(context.golden, rows)
         runs = {name: partial(entry.runs.run, context.outputs, feed) for name, entry in runnable.items()}
-        found = race(runs)
+        found = race(runs, seconds=seconds)
         for name, taken in found.items():
             timed[name][rows] = round(taken, 1)
             if taken > HOPELESS * min(found.values()) and name != base:  # which the others are compared with
@@ -202,7 +204,8 @@ class _Judge:
         ours, theirs = (self._scores(each, count) for each in (entry, self._base))
         if not all(np.isfinite(values).all() for values in ours.values()):
             raise Refused(f"its answers to some of {count:,} test rows are not finite")
-        measured, reference = measure(target, ours, task), measure(target, theirs, task)
+        measured = measure(target, ours, task)
+        reference = measured if entry is self._base else measure(target, theirs, task)
         drop = loss(metric, reference[metric], measured[metric]) if metric in reference else None
         segments = {}
         for name, mask in rows.segments.items():
