@@ -6,6 +6,7 @@ launcher when it is the only one. How it ended is in status.json.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -98,7 +99,10 @@ def main() -> None:
         if world.first:
             write_status(folder, status)
         world.wait_for_all()
-    sys.exit(0 if status.state == "done" else Preempted.exit_code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is saved. To free a GPU's memory piece by piece first would take most of a second.
+    os._exit(0 if status.state == "done" else Preempted.exit_code)
 
 
 def _is_the_users(error: BaseException, job: TrainingJob) -> bool:
