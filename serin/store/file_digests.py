@@ -110,11 +110,11 @@ class TreeDigest:
         def digests_from(start: int) -> bytes:
             length = min(_BLOCK_BYTES, size - start)
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            with (
-                mmap.mmap(descriptor, length, flags=flags, prot=mmap.PROT_READ, offset=start) as mapped,
-                memoryview(mapped) as content,
-            ):
-                return digests_of_pieces(content, PIECE_BYTES, expected_bytes=max(size, expected_bytes or 0))
+            mapped = mmap.mmap(descriptor, length, flags=flags, prot=mmap.PROT_READ, offset=start)
+            content = memoryview(
+                mapped
+            )  # unmapped with the last reference: a profiler may hold one for longer
+            return digests_of_pieces(content, PIECE_BYTES, expected_bytes=max(size, expected_bytes or 0))
 
         starts = range(0, size, _BLOCK_BYTES)
         for digests in (each if len(starts) > 1 else map)(digests_from, starts):

@@ -147,3 +147,23 @@ def test_a_tree_tells_where_one_stream_ends_and_the_next_begins(tmp_path: Path) 
             tree.end()
         found.add(tree.hexdigest())
     assert len(found) == 4
+
+
+def test_a_file_is_digested_while_something_else_holds_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profiler or a debugger holds the frames that it looks at, and with them what they have mapped."""
+    (tmp_path / "file").write_bytes(bytes(3 * PIECE_BYTES))
+    held: list[object] = []
+
+    def digest_and_hold(content: memoryview, piece: int, **rest: int) -> bytes:
+        held.append(np.frombuffer(content, np.uint8))
+        return digests_of_pieces(content, piece, **rest)
+
+    trees = [TreeDigest(), TreeDigest()]
+    for tree in trees:
+        with (tmp_path / "file").open("rb") as stream:
+            tree.add_file(stream.fileno())
+        monkeypatch.setattr(file_digests, "digests_of_pieces", digest_and_hold)
+    assert held
+    assert trees[0].hexdigest() == trees[1].hexdigest()
