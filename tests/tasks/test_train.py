@@ -184,7 +184,7 @@ def test_an_idle_training_gives_way_to_urgent_work_and_ends_with_the_same_weight
     pretend_gpus(tmp_path, monkeypatch, ["GPU-a"])
     monkeypatch.setattr(use_case, "launcher", OnTheCpu)
     dataset = make_dataset(tmp_path / "data")
-    training = TrainingSpec(epochs=60, batch_rows=50, precision="fp32", checkpoint_every_steps=100)
+    training = TrainingSpec(epochs=20, batch_rows=50, precision="fp32", checkpoint_every_steps=100)
     homes = {name: tmp_path / name for name in ("alone", "disturbed")}
     lines: list[str] = []
     folders = {}
