@@ -14,7 +14,7 @@ from serin.errors import SerinError
 from serin.formats.reason import Kind, Reason
 from serin.machine import environment
 from serin.monitoring.retrain import Refusal, RetrainBook, failed_alert, failed_key
-from serin.pipeline.needs import image_variable
+from serin.pipeline.needs import run_variables
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
@@ -72,7 +72,7 @@ async def _retrain(due: Due) -> Release:
         release = await run_stage(
             "pipeline",
             Release,
-            job_variables=image_variable(due.spec.environment),
+            job_variables=run_variables(due.spec.environment, due.spec.priority, placed=True),
             spec=sent_version(due.live),
             reason=due.reason.to_json(),
         )

@@ -95,6 +95,13 @@ def job_variables(stage: str, spec: PipelineSpec) -> dict[str, float | str]:
     }
 
 
+def run_variables(asked: EnvironmentSpec | None, priority: Priority, *, placed: bool) -> dict[str, str]:
+    """Returns what a whole run asks of its work pool. The small parent of placed stages holds nothing that others wait
+    for: it does not give way."""
+    own: Priority = "normal" if placed and priority == "idle" else priority
+    return {**image_variable(asked), **_priority_variables(own)}
+
+
 def image_variable(asked: EnvironmentSpec | None) -> dict[str, str]:
     """The image of a run's Jobs, where the spec names one. A worker without images ignores it; its stages refuse it."""
     image = None if asked is None else asked.image

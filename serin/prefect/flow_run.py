@@ -12,7 +12,7 @@ from serin.errors import RunNotResumable, SpecError
 from serin.host.process_scan import run_processes
 from serin.host.state import POOLS
 from serin.machine import environment
-from serin.pipeline.needs import image_variable
+from serin.pipeline.needs import image_variable, run_variables
 from serin.pipeline.open_spec import package_spec
 from serin.pipeline.pack import Package, pack_spec
 from serin.prefect.follow import ENDED_BADLY, RunLog, begin_run, follow_run
@@ -22,7 +22,7 @@ from serin.prefect.reconcile import schedule_again
 from serin.prefect.rest_api import pool_type
 from serin.prefect.run_control import find_run
 from serin.spec.environment import EnvironmentSpec
-from serin.spec.load import WrittenSpec, environment_of
+from serin.spec.load import WrittenSpec, environment_of, priority_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ def run_pipeline(
     deployment = f"pipeline/{'placed' if placed else 'inline'}"
     if isinstance(spec, str):
         reference, written = spec, package_spec(spec)
-        name, asked = str(written["name"]), environment_of(written)
+        name, asked, priority = str(written["name"]), environment_of(written), priority_of(written)
         refuse_image(server, asked, where=spec)
     else:
-        name, asked = spec.spec.name, spec.spec.environment
+        name, asked, priority = spec.spec.name, spec.spec.environment, spec.spec.priority
         refuse_image(server, asked, where=spec.where)
         package = pack_for(server, spec)
         package.send()
@@ -65,7 +65,8 @@ def run_pipeline(
     parameters = {"spec": reference, "fresh": list(fresh), "serve": serve, "approved_by": approved_by}
     logger.info(f"{deployment} on {server.ui_url}")
     tags = [name]  # so that a model's runs can be found
-    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=image_variable(asked))
+    variables = run_variables(asked, priority, placed=placed)
+    run = begin_run(server.api, deployment, parameters, tags=tags, job_variables=variables)
     logger.info(f"{run['name']}: {server.ui_url}/runs/flow-run/{run['id']}")
     if follow:
         with _saying_how_to_cancel(run["name"]):

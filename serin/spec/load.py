@@ -16,6 +16,7 @@ from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
 from serin.spec.environment import EnvironmentSpec
 from serin.spec.model import ModelSpec
+from serin.spec.names import Priority
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
 from serin.spec.yaml_file import read_mapping
@@ -159,6 +160,12 @@ def environment_of(raw: Mapping[str, Any]) -> EnvironmentSpec | None:
         return EnvironmentSpec.model_validate(given)
     except ValidationError:
         return None
+
+
+def priority_of(raw: Mapping[str, Any]) -> Priority:
+    """The priority of a spec that is not checked yet; a wrong one counts as none."""
+    given = raw.get("priority")
+    return next((known for known in get_args(Priority) if known == given), "normal")
 
 
 def _names_operators(features: Any) -> bool:

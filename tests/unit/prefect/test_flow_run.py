@@ -119,6 +119,34 @@ def test_an_image_is_refused_by_name_where_stages_are_no_jobs_on_kubernetes(
         run_pipeline(tmp_path / "home", sent, placed=True, fresh=[], serve=True, follow=True)
 
 
+@pytest.mark.parametrize(
+    ("priority", "placed", "asked"),
+    [("urgent", False, "serin-urgent"), ("urgent", True, "serin-urgent"), ("idle", False, "serin-idle")],
+)
+def test_a_run_asks_the_queue_of_a_cluster_for_its_priority(
+    elsewhere: Server, tmp_path: Path, priority: str, placed: bool, asked: str
+) -> None:
+    elsewhere.answers["GET /deployments/name/pipeline/inline"] = (200, {"id": "d"})
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, placed=placed, more=f"priority: {priority}")
+    (created,) = started(elsewhere)
+    assert created["job_variables"] == {"qos": asked, "priority_class": asked}
+    with pytest.raises(PipelineFailed):  # again from its package, which has the spec
+        run_pipeline(
+            tmp_path / "home", created["parameters"]["spec"], placed=placed, fresh=[], serve=True, follow=True
+        )
+    assert started(elsewhere)[1]["job_variables"] == created["job_variables"]
+
+
+@pytest.mark.parametrize("priority", ["idle", "normal"])
+def test_the_parent_of_placed_stages_gives_way_to_nobody(
+    elsewhere: Server, tmp_path: Path, priority: str
+) -> None:
+    with pytest.raises(PipelineFailed):
+        start(tmp_path, more=f"priority: {priority}")
+    assert "job_variables" not in started(elsewhere)[0]
+
+
 def started(server: Server) -> list[dict[str, Any]]:
     return [body for call, body in server.asked if call.endswith("/create_flow_run")]
 
