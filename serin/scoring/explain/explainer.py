@@ -157,7 +157,7 @@ class Explainer:
 
     def _refusal(self, reason: str) -> ExportError:
         return ExplanationRefused(
-            release=f"{self.manifest.name} version {self.manifest.model_version}", reason=reason
+            release=f"{self.manifest.name} version {self.manifest.release.label}", reason=reason
         )
 
     def _why_nothing_was_kept(self) -> str:
