@@ -25,7 +25,6 @@ from serin.monitoring.capture.all_hosts import AllHosts
 from serin.monitoring.capture.columns import recorded_answers
 from serin.monitoring.capture.forget import check_columns, rows_where
 from serin.monitoring.capture.read import alike, hour_tables
-from serin.scoring.explain.explainer import Explainer
 from serin.serving.triton.verify import allowed_difference, rows_near
 from serin.spec.stored import stored_capture
 from serin.store.artifacts import Bundle, Release
@@ -65,8 +64,8 @@ class Reasons:
 
     `recorded` and `computed` are [rows, outputs]: the answer in the record, and the one that the release's graph gives
     for the recorded columns. `agrees`: for each row whether the two are the same within the tolerance that the release
-    was verified with. `hidden`: request columns whose values were not recorded, which are null in `computed`, by what
-    the spec says of them (mask or drop).
+    was verified with. `hidden`: request columns whose values were not recorded, which are null in `computed`: masked
+    or dropped by the spec. `affected`: columns that the model looks up or derives from those.
     """
 
     release: Release
@@ -76,6 +75,7 @@ class Reasons:
     computed: Array
     agrees: Array
     hidden: Mapping[str, str]
+    affected: Mapping[str, str]
 
     def __len__(self) -> int:
         return len(self.explanation)
@@ -98,7 +98,8 @@ class Reasons:
         )
         why = "the recorded columns are not all that made the answer, or another computation gave it"
         if self.hidden:
-            why = f"{', '.join(self.hidden)}: not recorded, so null in what is computed now"
+            words = ", ".join(f"{name} is {how}" for name, how in self.hidden.items())
+            why = f"{words}, so null in what is computed now"
         return f"the recorded answer is {then}, computed again it is {now} ({why})"
 
     def table(self, columns: Iterable[str]) -> pa.Table:
@@ -227,7 +228,7 @@ class RecordedAnswers:
             share = f"{max(shares):.3g} of them (monitoring.capture.share)"
             reason = f"requests are drawn by their id, {share}, and this one is not"
             return RequestUnknown(model=self._model, request=request, reason=reason)
-        first = min((place.name for place in self._records.places(version=period.version)), default="")
+        first = self._records.first_hour(period.version)
         kept = (
             f"the oldest records are of {first.replace('T', ' ')}h UTC (monitoring.capture.keep)"
             if first
@@ -251,6 +252,10 @@ class _Open:
     """A release that explains what it answered."""
 
     def __init__(self, release: Release, bundle: Bundle) -> None:
+        from serin.scoring.explain.explainer import (
+            Explainer,  # slow to import, and not needed to find records
+        )
+
         self.release, self.bundle = release, bundle
         self._explainer = Explainer(bundle.path, digest=bundle.digest)
         self._allowed = allowed_difference(Path(bundle.path))
@@ -283,6 +288,7 @@ class _Open:
                 computed=found.score,
                 agrees=rows_near(answer.name, recorded, {answer.name: found.score}, self._allowed),
                 hidden=self._hidden,
+                affected=_affected(found.sources, self._hidden),
             )
 
     def _inputs(self, rows: pa.Table, schema: Schema) -> pa.Table:
@@ -308,6 +314,26 @@ class _Open:
                 for name, column in zip(inputs.column_names, inputs.columns, strict=True)
             }
         )
+
+
+def _affected(sources: Mapping[str, str], hidden: Mapping[str, str]) -> dict[str, str]:
+    """The columns that are looked up by a hidden key or derived from hidden columns, and what is said of them."""
+    found: dict[str, str] = {}
+    for name, source in sources.items():
+        kind, _, rest = source.partition(": ")
+        reads = (
+            set(parse(rest).columns)
+            if kind == "derived"
+            else {rest for rest in hidden if _is_key(rest, source)}
+        )
+        if through := sorted(reads & hidden.keys()):
+            how = "derived from" if kind == "derived" else "looked up by"
+            found[name] = f"{how} {', '.join(through)}, which was not recorded"
+    return found
+
+
+def _is_key(name: str, source: str) -> bool:
+    return source.startswith("lookup in ") and source.endswith(f" by {name}")
 
 
 def _each_once(rows: pa.Table) -> pa.Table:

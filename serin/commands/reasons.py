@@ -127,6 +127,7 @@ def _entries(reasons: Reasons) -> Iterator[dict[str, Any]]:
             "difference": reasons.difference(at),
             "values": {each.column: each.value for each in row.contributions},
             "masked": reasons.hidden,
+            "affected": reasons.affected,
             "sources": explanation.sources,
             "method": explanation.method,
             "scale": explanation.scale,
@@ -147,7 +148,7 @@ def _show_reasons(reasons: Reasons, most: int) -> None:
         show_row(row, f"request {record['_id']}, row {record['_row']}, {record['_t']:%Y-%m-%d %H:%M:%S} UTC")
         if difference := reasons.difference(at):
             show(f"  DIFFERENT: {difference}")
-    for column, why in reasons.hidden.items():
+    for column, why in {**reasons.hidden, **reasons.affected}.items():
         show(f"{column} is {why}: what is shown is computed with null in its place")
     if explanation.note:
         show(explanation.note)

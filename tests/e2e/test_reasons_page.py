@@ -1,7 +1,6 @@
 """The page of a recorded request in a real browser: found by its id, explained by another process, in both palettes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,14 @@ CAPTURE = {"share": 1.0, "mask": ["tailnum"]}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with a request of three rows, and one whose answer was another."""
     home = tmp_path / "home"
     monkeypatch.setenv("SERIN_HOME", str(home))
     model = make_model(tmp_path, str(home / "store"), monitoring={"capture": CAPTURE})
     record(home, model.base, tmp_path / "one", some_flights(310, 3), ["batch-1"] * 3)
     record(home, model.base, tmp_path / "two", some_flights(320, 1), ["other"], _answer_score=[0.125])
-    yield home
+    return home
 
 
 def settle(browser: Page, path: str) -> None:
@@ -39,11 +38,12 @@ def test_a_recorded_request_is_found_and_its_answer_explained(
     browser.wait_for("Newest requests recorded on this host", "batch-1", "other")
     browser.run("document.querySelector('a[href$=\"id=batch-1\"]').focus()")
     press(browser, "Enter", 13)
-    browser.wait_for("Answered by", "flights-v1", "Row 1 of 3", "what each column adds", seconds=SHOWN_S)
-    assert "tailnum is masked" in browser.text()
+    browser.wait_for("Answered by", "flights-v1", "Row 0 of 0 to 2", "What each column adds", seconds=SHOWN_S)
+    assert "tailnum is masked: what is shown is computed with null in its place" in browser.text()
+    assert "seats is looked up by tailnum, which was not recorded" in browser.text()
     label = browser.run("document.querySelector('#view svg').getAttribute('aria-label')")
     assert label.startswith("Contributions to the margin: ")
-    assert "seats" in label
+    assert "tailnum (masked) " in label
     browser.run("document.querySelector('summary').click()")
     cells = browser.run(
         "[...document.querySelectorAll('#view tbody tr')].map(r => [...r.children].map(c => c.textContent))"
@@ -51,12 +51,14 @@ def test_a_recorded_request_is_found_and_its_answer_explained(
     by_name = {name: (value, source, adds) for name, value, source, adds in cells}
     assert by_name["tailnum"][:2] == ("masked", "request")
     assert by_name["seats"][1] == "lookup in planes by tailnum"
-    assert all(float(adds) == pytest.approx(float(label.partition(f"{name} ")[2].partition(",")[0]), abs=1e-4)
-               for name, (_, _, adds) in by_name.items())  # fmt: skip
+    drawn = dict(part.rsplit(" ", 1) for part in label.partition(": ")[2].split(", "))
+    assert {name.removesuffix(" (masked)"): adds for name, adds in drawn.items()} == {
+        name: adds for name, (_, _, adds) in by_name.items()
+    }
     look(browser, tmp_path)
     browser.run("document.querySelector('a[rel=next]').click()")
     settle(browser, "row=1")
-    browser.wait_for("Row 2 of 3", seconds=SHOWN_S)
+    browser.wait_for("Row 1 of 0 to 2", seconds=SHOWN_S)
     browser.open(f"{url}/models/{MODEL}/request?id=other")
     browser.wait_for(
         "Not the same answer: the recorded answer is 0.125, computed again it is", seconds=SHOWN_S

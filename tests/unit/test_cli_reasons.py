@@ -99,7 +99,7 @@ def test_masked_and_dropped_columns_are_said_to_be_so(
     (row,) = explained("--id", "a")
     assert row["masked"] == {"carrier": "masked", "stops": "not recorded"}
     assert (row["values"]["carrier"], row["values"]["stops"]) == ("masked", "not recorded")
-    assert "carrier, stops: not recorded, so null in what is computed now" in row["difference"]
+    assert "carrier is masked, stops is not recorded, so null in what is computed now" in row["difference"]
     check_sum(row)
     said = serin("explain", MODEL, "--id", "a").output
     assert "DIFFERENT: the recorded answer is " in said
@@ -147,7 +147,7 @@ def test_a_request_without_a_record_is_an_error_that_says_why(
     with pytest.raises(ExplanationRefused, match="request failed got status 503 and no score"):
         serin("explain", MODEL, "--id", "failed")
     monkeypatch.setattr("serin.api.recorded.is_drawn", lambda request, share: False)
-    with pytest.raises(RequestUnknown, match="1 of them .* and this one is not"):
+    with pytest.raises(RequestUnknown, match=r"1 of them .* and this one is not"):
         serin("explain", MODEL, "--id", "b")
 
 

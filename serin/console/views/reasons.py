@@ -89,7 +89,8 @@ def _run(home: Path, words: list[str]) -> list[dict[str, Any]]:
 def _chart(entry: Mapping[str, Any]) -> str:
     """Draws what the largest contributions add, and the others together."""
     adds = list(entry["contributions"].items())  # the largest first
-    rows = [_bar(name, value) for name, value in adds[:_MOST_BARS]]
+    hidden = {name: f"{name} ({how})" for name, how in entry["masked"].items()}
+    rows = [_bar(hidden.get(name, name), value) for name, value in adds[:_MOST_BARS]]
     if rest := adds[_MOST_BARS:]:
         rows.append(_bar(f"{len(rest)} other columns", sum(value for _, value in rest)))
     words = ", ".join(f"{bar.label} {bar.text}" for bar in rows)

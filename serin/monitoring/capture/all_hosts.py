@@ -260,6 +260,12 @@ class AllHosts:
         types = {field.name: field.type for table in tables for field in table.schema}
         return {**types, **column_types(self._home, self._model)}
 
+    def first_hour(self, version: int | None = None) -> str | None:
+        """The oldest recorded hour, of all versions or one."""
+        versions = None if version is None else [version]
+        hours = [folder.name for folder in hour_folders(self._home, self._model, versions)]
+        return min([*hours, *(f[2] for f, _ in self._away if version in (None, f[1]))], default=None)
+
     def places(
         self,
         *,
