@@ -18,16 +18,18 @@ from hypothesis import strategies as st
 from serin.api.recorded import Period, RecordedAnswers
 from serin.errors import ExplanationRefused
 from serin.monitoring.capture.all_hosts import AllHosts
+from serin.spec.monitoring import CaptureSpec, MonitoringSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
 from tests.fakes.recorded_answers import MODEL, NOON, answered, make_model, record, some_flights
 from tests.fakes.sharing_hosts import SharingHost
-from tests.kit.commands import run
+from tests.kit.commands import run, serin_process
 from tests.kit.recorded_parts import write_part
 from tests.unit.export.small_dataset import CLASSES, make_trained
 from tests.unit.export.test_explain import make_trees
 from tests.unit.serving import bundles
+from tests.unit.windows.test_gate import spec_of as windows_spec
 
 ANYTIME = Period()
 MOST_GROWTH = 96 << 20
@@ -128,6 +130,32 @@ def test_a_version_that_cannot_be_explained_is_refused_by_name(tmp_path: Path) -
         answers.explain_request("a", ANYTIME)
     with pytest.raises(ExplanationRefused, match="version 1 cannot be explained"):
         answers.columns("_row = 0", ANYTIME)
+
+
+def test_windows_that_the_platform_added_are_among_the_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    spec = windows_spec(tmp_path).model_copy(
+        update={"monitoring": MonitoringSpec(capture=CaptureSpec(share=1.0))}
+    )
+    (tmp_path / "spec.yaml").write_text(
+        json.dumps(spec.model_dump(by_alias=True, mode="json", exclude_none=True))
+    )
+    for stage in ("train", "export"):
+        serin_process(stage, str(tmp_path / "spec.yaml"))
+    bundle = Store.open().find("pay")
+    windows = {"n": [3, None], "spent": [12.5, None], "mean": [4.0, None], "last": [None, 2.0]}
+    rows = pa.table({"amount": [20.0, 30.0], **{name: pa.array(made) for name, made in windows.items()}})
+    record(tmp_path / "home", bundle, tmp_path / "scratch", rows, ["a", "a"])
+    (found,), _ = recorded(tmp_path / "home", bundle).explain_request("a", ANYTIME)
+    assert found.agrees.all()
+    assert set(found.columns) == {"amount", *windows}
+    assert {found.explanation.sources[name] for name in windows} == {"online window"}
+    first, second = found.explanation.rows()
+    sent = {"amount": 20.0, **{name: made[0] for name, made in windows.items()}}
+    assert {each.column: each.value for each in first.contributions} == sent
+    assert first.margin != second.margin
 
 
 @pytest.fixture(params=["folder", "s3"])
