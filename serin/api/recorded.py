@@ -40,13 +40,7 @@ _BATCH_ROWS: Final = 1 << 14  # of records that are read at a time
 _PIECE_ROWS: Final = 1 << 12  # that are explained at a time
 _MOST_OPEN: Final = 4  # releases whose models are in memory
 _OWN: Final = ("_id", "_row", "_t", "_release")
-_TAKEN: Final = (
-    *_OWN,
-    "output",
-    "recorded",
-    "agrees",
-    "masked",
-)  # in a table of reasons, with those of a frame
+_TAKEN: Final = (*_OWN, "output", "recorded", "agrees", "masked")  # names in a table of reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +98,20 @@ class Reasons:
 
     def table(self, columns: Iterable[str]) -> pa.Table:
         """One row for each row and output: its record, what each of `columns` adds (null for one that the release does
-        not have), base, margin, score, and whether the score is the recorded one."""
+        not have), base, margin, score, and whether the score is the recorded one. ExplanationRefused for a release
+        with other columns."""
+        if not set(self.columns) <= (wanted := dict.fromkeys(columns)).keys():
+            reason = "it began to answer while the records were read; do it again, with --until"
+            raise ExplanationRefused(release=self.release.name, reason=reason)
         frame = self.explanation.frame
         outputs = self.recorded.shape[1]
         found: dict[str, Any] = {
             name: self.rows.column(name).take(pa.array(np.repeat(np.arange(len(self)), outputs)))
             for name in _OWN
         }
-        if outputs > 1:
-            found["output"] = pa.array(frame.index.get_level_values("output").to_list(), pa.string())
-        for name in columns:
+        names = frame.index.get_level_values("output").to_list() if outputs > 1 else ["score"] * len(self)
+        found["output"] = pa.array(names, pa.string())
+        for name in wanted:
             there = name in self.columns
             kept = pa.array(frame[in_frame(name)].to_numpy()) if there else pa.nulls(len(frame), pa.float64())
             found[f"{name} (column)" if name in _TAKEN else in_frame(name)] = kept
@@ -229,14 +227,12 @@ class RecordedAnswers:
             reason = f"requests are drawn by their id, {share}, and this one is not"
             return RequestUnknown(model=self._model, request=request, reason=reason)
         first = self._records.first_hour(period.version)
-        kept = (
-            f"the oldest records are of {first.replace('T', ' ')}h UTC (monitoring.capture.keep)"
-            if first
-            else ""
+        hour = (
+            f"the oldest records are of {first.replace('T', ' ')}h UTC" if first else "there are no records"
         )
         looked = "" if period.since is None and period.until is None else "; look without --since and --until"
         reason = (
-            f"{kept or 'there are no records'}; a request before has expired, a new one is there some seconds after "
+            f"{hour} (monitoring.capture.keep); a request before has expired, a new one is there some seconds after "
             f"its answer{looked}. The id is the x-request-id of the answer, not the client's own"
         )
         return RequestUnknown(model=self._model, request=request, reason=reason)
@@ -252,9 +248,7 @@ class _Open:
     """A release that explains what it answered."""
 
     def __init__(self, release: Release, bundle: Bundle) -> None:
-        from serin.scoring.explain.explainer import (
-            Explainer,  # slow to import, and not needed to find records
-        )
+        from serin.scoring.explain.explainer import Explainer  # slow to import: not to find records
 
         self.release, self.bundle = release, bundle
         self._explainer = Explainer(bundle.path, digest=bundle.digest)
@@ -320,12 +314,9 @@ def _affected(sources: Mapping[str, str], hidden: Mapping[str, str]) -> dict[str
     """The columns that are looked up by a hidden key or derived from hidden columns, and what is said of them."""
     found: dict[str, str] = {}
     for name, source in sources.items():
-        kind, _, rest = source.partition(": ")
-        reads = (
-            set(parse(rest).columns)
-            if kind == "derived"
-            else {rest for rest in hidden if _is_key(rest, source)}
-        )
+        kind, _, expression = source.partition(": ")
+        keys = {key for key in hidden if _is_key(key, source)}
+        reads = set(parse(expression).columns) if kind == "derived" else keys
         if through := sorted(reads & hidden.keys()):
             how = "derived from" if kind == "derived" else "looked up by"
             found[name] = f"{how} {', '.join(through)}, which was not recorded"
