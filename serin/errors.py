@@ -103,6 +103,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── WatcherSilent           no watcher of several hosts leads (retryable)
 │   ├── ReceiverRefused         a receiver of alerts that cannot be added or removed as asked (exit code 2)
 │   ├── NotRecorded             a model without recorded requests, with the reason
+│   ├── RequestUnknown          a request that has no record, or not this row, with the reason (exit code 2)
 │   └── NotWatched              a model without a watch on drift, with the reason
 ├── StageFailed                 a stage that was run elsewhere failed; names the run
 ├── StageLost                   a stage's run elsewhere crashed or was lost (retryable)
@@ -882,6 +883,12 @@ class MonitoringError(SerinError):
 
 
 NotRecorded = _kind(MonitoringError, "NotRecorded", "nothing is recorded of {model!r}: {reason}")
+RequestUnknown = _kind(
+    MonitoringError,
+    "RequestUnknown",
+    "there is no record of request {request!r} of {model!r}: {reason}",
+    exit_code=2,
+)
 NotWatched = _kind(MonitoringError, "NotWatched", "the drift of {model!r} is not watched: {reason}")
 
 

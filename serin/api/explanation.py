@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from serin.scoring.explain.explanation import Contributions
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 5, 8
-_OWN = ("base", "margin", "score")
+OWN = ("base", "margin", "score")
 
 
 class Contribution(NamedTuple):
@@ -108,6 +108,11 @@ class Explanation:
         return f"<div><strong>{escape(self._title())}</strong>{''.join(shown)}{more}{note}</div>"
 
 
+def in_frame(name: str) -> str:
+    """The name of a raw column in a frame; one that the frame itself has is marked."""
+    return f"{name} (column)" if name in OWN else name
+
+
 def _frame(found: Contributions, rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
@@ -118,11 +123,8 @@ def _frame(found: Contributions, rows: pd.DataFrame) -> pd.DataFrame:
         name = "row" if index.name is None else index.name
         index = pd.MultiIndex.from_product(levels, names=[name, "output"])
     values = found.values.reshape(len(found) * outputs, len(found.columns))
-    columns: dict[str, Any] = {
-        f"{name} (column)" if name in _OWN else name: values[:, place]
-        for place, name in enumerate(found.columns)
-    }
-    own = {name: getattr(found, name).reshape(-1) for name in _OWN}
+    columns: dict[str, Any] = {in_frame(name): values[:, place] for place, name in enumerate(found.columns)}
+    own = {name: getattr(found, name).reshape(-1) for name in OWN}
     return pd.DataFrame({**columns, **own}, index=index)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,15 @@ ModelVersion = Annotated[
     ),
 ]
 Why = Annotated[str, typer.Option("--why", help="A reason, for the journal.")]
+_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
+Since = Annotated[
+    datetime | None,
+    typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived from then on, UTC."),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived before then, UTC."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -57,6 +67,11 @@ def numbered(name: str) -> tuple[str, int | None]:
     """The model and the number of the version that MODEL[:VERSION] names; None when it names none."""
     model, version = split_version(name)
     return model, None if version is None else open_store().release(name).version
+
+
+def utc_seconds(moment: datetime | None) -> float | None:
+    """Seconds since 1970 of a time that was given in UTC."""
+    return None if moment is None else moment.replace(tzinfo=UTC).timestamp()
 
 
 def open_store() -> Store:

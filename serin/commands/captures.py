@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serin.commands.arguments import Commands, DurationOption, Model, ModelVersion, Yes, add_group, numbered
+from serin.commands.arguments import (
+    Commands,
+    DurationOption,
+    Model,
+    ModelVersion,
+    Since,
+    Until,
+    Yes,
+    add_group,
+    numbered,
+    utc_seconds,
+)
 from serin.commands.output import (
     Json,
     confirm,
@@ -23,17 +33,15 @@ from serin.commands.output import (
     show_table,
     when,
 )
-from serin.errors import NotFound, SpecError, StoreUnreachable
+from serin.errors import SpecError, StoreUnreachable
 from serin.machine import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
+    from serin.monitoring.capture.all_hosts import SharedRecords
     from serin.monitoring.capture.counters import CapturesView, ReleaseCounts
     from serin.watcher.captures import ForgetState
-
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
 def register(app: typer.Typer) -> None:
@@ -128,10 +136,11 @@ def show_captures(
     """Show the rows that were recorded last, as CSV or JSON. [default: of all versions]"""
     import pyarrow.csv as pacsv
 
+    from serin.commands.recording import records_of
     from serin.formats.rows import flat
 
     model, version = numbered(name)
-    table = _found(model, version, _shared()).newest(rows, version=version)
+    table = records_of(model, version, _shared()).newest(rows, version=version)
     if as_json:
         show_json(table.to_pylist())
     else:
@@ -142,46 +151,26 @@ def show_captures(
 def export_captures(
     name: ModelVersion,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write: .parquet, .csv or .jsonl.")],
-    since: Annotated[
-        datetime | None,
-        typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived from then on, UTC."),
-    ] = None,
-    until: Annotated[
-        datetime | None,
-        typer.Option(formats=_TIMES, metavar="TIME", help="Only rows that arrived before then, UTC."),
-    ] = None,
+    since: Since = None,
+    until: Until = None,
 ) -> None:
     """Write recorded rows to a file. [default: of all versions]
 
     Where hosts share a store, it must answer: no host is left out.
     """
+    from serin.commands.recording import records_of
     from serin.formats.rows import write_rows
     from serin.watcher.captures import shared_records
 
     model, version = numbered(name)
-    found = _found(model, version, shared_records(environment.home()))
-    first, last = (None if each is None else each.replace(tzinfo=UTC).timestamp() for each in (since, until))
+    found = records_of(model, version, shared_records(environment.home()))
+    first, last = utc_seconds(since), utc_seconds(until)
     count = 0
     with write_rows(out) as writer:
         for table in found.tables(version=version, since=first, until=last):
             writer.write_table(table)
             count += table.num_rows
     show(f"{counted(count, 'row')} in {out}" if count else "no rows were recorded then; no file was written")
-
-
-def _found(model: str, version: int | None, shared: SharedRecords | None) -> AllHosts:
-    """The records of a model. NotFound, or NotRecorded, when there are none."""
-    from serin.commands.recording import not_recorded
-    from serin.monitoring.capture.counters import models_captured
-    from serin.watcher.captures import all_hosts
-
-    found = all_hosts(environment.home(), shared, model)
-    if not found.versions and model not in models_captured(environment.home()):
-        raise not_recorded(model)
-    if version is not None and version not in found.versions:
-        known = [str(each) for each in found.versions]
-        raise NotFound(kind=f"recorded version of {model!r}:", name=str(version), known=known)
-    return found
 
 
 def forget_captures(

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from serin.errors import MonitoringError, NotFound, NotRecorded
 from serin.machine import environment
+from serin.monitoring.capture.all_hosts import AllHosts, SharedRecords
 from serin.monitoring.capture.counters import models_captured
 from serin.rollout.run.status import model_status
 from serin.spec.stored import stored_capture
 from serin.store.published import SERVER
 from serin.store.store import Store
+from serin.watcher.captures import all_hosts
 
 
 def check_model(model: str) -> None:
@@ -29,6 +31,17 @@ def not_recorded(model: str) -> MonitoringError:
     """The error for a model without records. NotFound for a name that no model has."""
     check_model(model)
     return NotRecorded(model=model, reason=why_not_recorded(model))
+
+
+def records_of(model: str, version: int | None, shared: SharedRecords | None) -> AllHosts:
+    """The records of a model. NotFound, or NotRecorded, when there are none."""
+    found = all_hosts(environment.home(), shared, model)
+    if not found.versions and model not in models_captured(environment.home()):
+        raise not_recorded(model)
+    if version is not None and version not in found.versions:
+        known = [str(each) for each in found.versions]
+        raise NotFound(kind=f"recorded version of {model!r}:", name=str(version), known=known)
+    return found
 
 
 def again_with_it(bundle: Path) -> str:

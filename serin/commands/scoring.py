@@ -3,21 +3,16 @@ measures the serving settings on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from serin.commands.arguments import ModelVersion, open_store
+from serin.commands.arguments import ModelVersion, Since, Until, numbered, open_store, utc_seconds
 from serin.commands.output import Json, counted, show, show_json
 from serin.spec.names import split_version
 
-if TYPE_CHECKING:
-    from serin.api.explanation import ExplainedRow, Explanation
-    from serin.scoring.explain.explainer import Explainer
-
-_SHOWN_ROWS, _SHOWN_COLUMNS = 20, 5
 _Rows = Annotated[
     str, typer.Argument(help="Rows to score: Parquet, CSV, JSON lines; --batch: a folder, glob or URL too.")
 ]
@@ -100,7 +95,21 @@ def predict(
 
 def explain(
     model: ModelVersion,
-    rows: Annotated[Path, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.")],
+    rows: Annotated[
+        Path | None, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.", show_default=False)
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option("--id", help="Explain the answer to this recorded request instead.")
+    ] = None,
+    row: Annotated[int | None, typer.Option("--row", min=0, help="For --id: only this row of it.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", help="Explain recorded answers for which this is true, such as '_answer_score > 0.8'."
+        ),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
@@ -118,102 +127,38 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show which raw columns made the score of each row, the largest contributions first. [default: live, else
-    the newest]
+    the newest; recorded answers: the version and edition that gave each]
 
     Computed in this process: TreeSHAP for trees, integrated gradients for networks. The contributions of a row and the
     base value add up to its margin: log-odds for a probability, the value itself in a regression.
     """
-    from serin.commands.predictions import open_bundle
-    from serin.scoring.explain.explainer import Explainer
+    if [rows, request, where].count(None) != 2:
+        raise typer.BadParameter("name one: a file with rows, --id REQUEST or --where CONDITION")
+    recorded = request or where
+    needs = {"--row": (row, request), "--since": (since, recorded), "--until": (until, recorded)}
+    _check_fit({**needs, "--rows": (number, rows or where)})
+    if rows is not None:
+        from serin.commands.explained import explain_file
 
-    bundle = open_bundle(model)
-    pieces = _explain_file(Explainer(bundle.path, digest=bundle.digest), rows, Path(bundle.path), number)
-    if out is not None:
-        count = _write(pieces, out)
-        show(f"{counted(count, 'row')} explained by {model} into {out}")
-    elif as_json:
-        show_json([_entry(row) for piece in pieces for row in piece.rows()])
-    else:
-        _show(pieces, number or _SHOWN_ROWS)
+        explain_file(model, rows, number=number, out=out, as_json=as_json)
+        return
+    from serin.api.recorded import Period
+    from serin.commands.reasons import explain_request, explain_where
 
-
-def _explain_file(
-    explainer: Explainer, rows: Path, bundle: Path, number: int | None
-) -> Iterator[Explanation]:
-    """A piece of the file at a time, the first `number` rows or all; the index counts the rows of the file from 0."""
-    from serin.api.explanation import Explanation
-    from serin.errors import RowsUnfit
-    from serin.formats.rows import read_rows
-
-    done = 0
-    for table in read_rows(rows, explainer.schema, bundle):
-        if number is not None:
-            table = table.slice(0, number - done)
-        if not len(table):
-            break
-        frame = table.to_pandas()
-        frame.index += done
-        done += len(frame)
-        yield Explanation(explainer.explain(table), frame)
-    if not done:
-        raise RowsUnfit(column="", reason=f"in {rows} has no rows")
+    name, version = numbered(model)
+    period = Period(version=version, since=utc_seconds(since), until=utc_seconds(until))
+    if request is not None:
+        explain_request(name, request, period, row=row, out=out, as_json=as_json)
+    elif where is not None:
+        explain_where(name, where, period, number=number, out=out, as_json=as_json)
 
 
-def _write(pieces: Iterator[Explanation], out: Path) -> int:
-    import pyarrow as pa
-
-    from serin.formats.rows import write_rows
-
-    count = 0
-    with write_rows(out) as writer:
-        for piece in pieces:
-            frame = piece.frame.rename_axis("row") if piece.frame.index.nlevels == 1 else piece.frame
-            writer.write_table(pa.Table.from_pandas(frame.reset_index(), preserve_index=False))
-            count += len(piece)
-    return count
-
-
-def _entry(row: ExplainedRow) -> dict[str, Any]:
-    entry: dict[str, Any] = {"row": row.row, "score": row.score, "margin": row.margin, "base": row.base}
-    if row.output is not None:
-        entry["output"] = row.output
-    return entry | {"contributions": {each.column: each.adds for each in row.contributions}}
-
-
-def _show(pieces: Iterator[Explanation], most: int) -> None:
-    shown = total = 0
-    last = None
-    for piece in pieces:
-        total += len(piece)
-        last = piece
-        if shown == 0:
-            show(f"{piece.method}; contributions, base and margin in units of: {piece.scale}")
-        for row in piece.rows(likeliest=piece.scale == "logit of each class"):
-            if shown == most:
-                break
-            _show_row(row)
-            shown += 1
-    if last is not None and last.note:
-        show(last.note)
-    if total > shown:
-        show(f"{shown:,} of {total:,} rows are shown; --out FILE writes all of them")
-
-
-def _show_row(row: ExplainedRow) -> None:
-    what = f"row {row.row}" if row.output is None else f"row {row.row}, {row.output}"
-    show(f"\n{what}: score {row.score:.4f} (margin {row.margin:+.4f}, base {row.base:+.4f})")
-    first, rest = row.contributions[:_SHOWN_COLUMNS], row.contributions[_SHOWN_COLUMNS:]
-    lines = [(each.column, _value(each.value), f"{each.adds:+.4f}") for each in first]
-    if rest:
-        lines.append((f"{len(rest)} other columns", "", f"{sum(each.adds for each in rest):+.4f}"))
-    widths = [max(len(line[place]) for line in lines) for place in range(3)]
-    for column, value, adds in lines:
-        show(f"  {column:<{widths[0]}}  {value:<{widths[1]}}  {adds:>{widths[2]}}")
-
-
-def _value(value: object) -> str:
-    text = "" if value is None else str(value)
-    return text if len(text) <= 24 else f"{text[:21]}..."
+def _check_fit(options: Mapping[str, tuple[object, object]]) -> None:
+    """Refuses an option without what it is about."""
+    for option, (given, needed) in options.items():
+        if given is not None and needed is None:
+            about = {"--row": "--id", "--rows": "a file or --where"}.get(option, "--id or --where")
+            raise typer.BadParameter(f"{option} is for {about}")
 
 
 def tune(

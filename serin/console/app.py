@@ -26,7 +26,16 @@ from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
 from serin.console.login import Login
 from serin.console.state import STATIC, Console
-from serin.console.views import experiments, machines, models, monitoring, rollouts, searches, traffic
+from serin.console.views import (
+    experiments,
+    machines,
+    models,
+    monitoring,
+    reasons,
+    rollouts,
+    searches,
+    traffic,
+)
 from serin.console.views.traffic import SPANS, chosen_span, span_history
 from serin.console.views.view import View, query_parameters, view_parameters
 from serin.errors import NameInvalid, NotFound, SerinError, file_trouble
@@ -62,6 +71,8 @@ VIEWS: Final = (
     View(f"{_MODEL}/drift", "drift", "models", "Drift of {model}", monitoring.read_drift_watch, every_s=10.0),
     View(f"{_MODEL}/quality", "quality", "models", "Quality of {model}", monitoring.read_live_quality, every_s=10.0),
     View(f"{_MODEL}/captures", "captures", "models", "Captures of {model}", monitoring.read_recorded, every_s=5.0),
+    View(f"{_MODEL}/request", "request", "models", "A request of {model}", reasons.read_request, every_s=1.0,
+         query=("id", "row"), live=False),
 )  # fmt: skip
 
 
@@ -147,7 +158,7 @@ def build_app(home: Path, settings: ConsoleSettings, port: int) -> Starlette:
         Route("/logout", login.logout, methods=["POST"]),
         Route("/models", _models, methods=["GET"]),
         *(Route(view.path, _page(console, view), methods=["GET"]) for view in VIEWS),
-        *(Route(f"/live{view.path}", live.handler(view), methods=["GET"]) for view in VIEWS),
+        *(Route(f"/live{view.path}", live.handler(view), methods=["GET"]) for view in VIEWS if view.live),
         Route(action, actions.ask_rollout, methods=["GET"]),
         Route(action, actions.do_rollout, methods=["POST"]),
         Route(alert, actions.ask_alert, methods=["GET"]),
@@ -181,6 +192,7 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
             return RedirectResponse(f"/login?next={request.url.path}", 303)
         parameters = view_parameters(view, request)
         html = await run_in_threadpool(console.fragment, view, parameters, may_act=session.may_act)
+        seen = urlencode({**query_parameters(view, request), "seen": fingerprint(html)})
         done = request.query_params.get("done")
         return console.page(
             request,
@@ -189,7 +201,7 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
             section=view.section,
             title=view.title.format(**parameters),
             content=Markup(html),  # noqa: S704 (rendered by a template that escapes)
-            live=f"/live{request.url.path}?{urlencode({**query_parameters(view, request), 'seen': fingerprint(html)})}",
+            live=f"/live{request.url.path}?{seen}" if view.live else None,
             done=ACTIONS[done].label if done in ACTIONS else None,
         )
 

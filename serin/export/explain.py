@@ -22,7 +22,7 @@ from serin.features.plan import FeaturePlan
 from serin.formats.dataset import DatasetDescription, DerivedDescription
 from serin.formats.explain import FOLDER, ExplainRecord, FeatureColumns, write_explain
 from serin.formats.importance import ColumnImportance, Importance
-from serin.formats.schema import Task
+from serin.formats.schema import ONLINE, Task
 from serin.formats.shards import read_split
 from serin.formats.trained import BLEND, GRAPH, RECORD, find_trained
 from serin.formats.wire import Array
@@ -121,7 +121,8 @@ def _source(name: str, data: DatasetDescription, derived: Mapping[str, DerivedDe
     for table in data.lookups:
         if name in table.columns:
             return f"lookup in {table.name} by {table.key}"
-    return "request"
+    online = {column.name for column in data.inputs if column.source == ONLINE}
+    return "online window" if name in online else "request"
 
 
 # Permutation importance: the loss of the metric when the values of one raw column are shuffled among the test rows. All

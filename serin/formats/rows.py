@@ -86,7 +86,7 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
     try:
         yield writer
         writer.close()
-        if temporary.exists():  # no rows, no file
+        if temporary.exists() and temporary.stat().st_size:  # no rows, no file
             temporary.replace(path)
     except (OSError, pa.ArrowException) as error:
         raise RowsUnfit(column="", reason=f"cannot be written to {path}: {error}") from error

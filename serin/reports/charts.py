@@ -300,19 +300,25 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], *, width: float = 720, label: float = 190, row: float = 24) -> Drawing:
-    """Draws a bar for each row, from zero on one scale."""
+    """Draws a bar for each row, from zero on one scale: to the right, or to the left where a value is negative."""
     drawing = Drawing(width, 8 + row * len(rows), font=row / 2 if row >= 24 else 10.5)
-    most = max((bar.value for bar in rows), default=0.0) or 1.0
-    x = Scale(0.0, most, label, 0.7 * width)
+    values = [0.0, *(bar.value for bar in rows)]
+    least, most = min(values), max(values)
+    room = 0.0 if least == 0 else 6 * drawing.font  # for the text of a bar to the left
+    x = Scale(least, most if most > least else 1.0, label + room, 0.7 * width)
+    zero = x(0.0)
     longest = int(label / (0.6 * drawing.font)) - 1
     for index, bar in enumerate(rows):
-        top, end = 4 + index * row, max(x(bar.value), label + 1)
+        top, end = 4 + index * row, x(bar.value)
+        end = min(end, zero - 1) if bar.value < 0 else max(end, zero + 1)
         short = bar.label if len(bar.label) <= longest else bar.label[: longest - 1] + "…"
         hint = bar.label if short != bar.label else ""
         base = top + row / 2 + 4
         drawing.text(label - 6, base, short, colour="ink", anchor="end", title=hint)
-        drawing.rect(label, top + 3, end - label, row - 6, bar.colour)
-        drawing.text(end + 5, base, bar.text)
+        drawing.rect(min(zero, end), top + 3, abs(end - zero), row - 6, bar.colour)
+        drawing.text(
+            end + 5 if end > zero else end - 5, base, bar.text, anchor="start" if end > zero else "end"
+        )
         if bar.note:
             drawing.text(width - 4, base, bar.note, colour="line", anchor="end")
     return drawing

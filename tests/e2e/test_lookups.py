@@ -19,7 +19,7 @@ from serin.host.wiring import CONTROLLER
 from serin.monitoring.capture.read import captured
 from serin.rollout.decide.state import Phase
 from serin.scoring.predict import Scorer
-from serin.serving.client.client import predict
+from serin.serving.client.client import Answers, predict
 from serin.store.artifacts import Release
 from tests.chaos.stage import MODEL, Clients, Stage, stage
 from tests.kit.commands import SERIN, serin_process
@@ -73,6 +73,17 @@ class Scene:
         expected = Scorer(live.path).answers(rows)["score"]
         np.testing.assert_allclose(answer["score"], expected, rtol=0, atol=1e-6)
         return float(answer["score"][0, 0])
+
+    def ask(self, rows: pa.Table) -> Answers:
+        """What the gateway answers, with the id of the request."""
+        schema = read_schema(Path(self.stage.store.bundle(MODEL, self.live().label).path))
+        return predict(f"127.0.0.1:{self.stage.port}", MODEL, to_wire(rows, schema), schema, "http", None)
+
+    def wait_for_record(self, request: str) -> None:
+        def recorded() -> bool:
+            return request in captured(self.stage.home, MODEL, columns=["_id"]).column("_id").to_pylist()
+
+        self.stage.wait(recorded, f"the record of {request}", 60)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +142,31 @@ def test_a_refresh_under_load_fails_no_request_and_goes_back_with_one_command(sc
         (f"{MODEL}-v1", True, 20),
         (f"{MODEL}-v1e2", False, 20),
     ]
+
+
+def test_recorded_answers_are_explained_by_the_edition_that_gave_them(scene: Scene, tmp_path: Path) -> None:
+    rows = flights(3).set_column(2, "tailnum", pa.array(["N1"] * 3))
+    before, first = scene.live(), scene.ask(rows)
+    scene.write(seats=170)
+    scene.serin("lookups", "refresh", MODEL)
+    after, second = scene.live(), scene.ask(rows)
+    assert after.edition > before.edition
+    for release, answers in ((before, first), (after, second)):
+        (request,) = set(answers.request_id)
+        scene.wait_for_record(request)
+        found = json.loads(scene.serin("explain", MODEL, "--id", request, "--json"))
+        assert [(row["row"], row["release"], row["difference"]) for row in found] == [
+            (number, release.name, "") for number in range(3)
+        ]
+        for row, score in zip(found, answers["score"].reshape(-1).tolist(), strict=True):
+            assert row["recorded"] == pytest.approx(score, abs=1e-7)
+            assert row["base"] + sum(row["contributions"].values()) == pytest.approx(row["margin"], abs=1e-5)
+    out = tmp_path / "why.parquet"
+    scene.serin("explain", MODEL, "--where", "_answer_score > 0 and tailnum = 'N1'", "--out", str(out))
+    table = pq.read_table(out)
+    assert {before.name, after.name} <= set(table["_release"].to_pylist())
+    assert set(table["agrees"].to_pylist()) == {True}
+    assert {*first.request_id, *second.request_id} <= set(table["_id"].to_pylist())
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.VERIFYING, Phase.BAKING, Phase.DRAINING])

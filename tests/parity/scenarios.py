@@ -30,7 +30,7 @@ from tests.fakes.small_pipeline import parcels, small_spec
 from tests.fakes.webhooks import Webhook
 from tests.kit.index import Gate, served_index, write_wheel
 from tests.kit.waiting import until
-from tests.parity.place import AT_ONCE, CANARY, Place, chances, rows, scores, spec
+from tests.parity.place import AT_ONCE, CANARY, Place, Refused, chances, last_line, rows, scores, spec
 
 LOOK_S = 1.0  # a command takes as long on a busy machine
 RECORDED = {"capture": {"share": 1}}
@@ -290,6 +290,43 @@ def explain(place: Place, model: str) -> None:
     assert len(found) == 5
     for row in found:
         assert abs(row["base"] + sum(row["contributions"].values()) - row["margin"]) < 1e-4, row
+
+
+@scenario("reason for a recorded answer", "explain", slow=True)
+def reason_for_a_recorded_answer(place: Place, model: str) -> None:
+    if place.bundles:
+        place.train(_flights_spec(place, model))
+        place.ask_for("rollout", "start", model, "--no-follow")
+        promoted, said = place.follow(model)
+        assert promoted, said
+    else:
+        place.roll_out(model, monitoring=RECORDED)
+    for request in place.send(model, [rows(2, seed=number) for number in range(4)]):
+
+        def explained(request: str = request) -> list[dict[str, Any]] | None:
+            code, out, err = place.serin_done(["explain", model, "--id", request, "--json"])
+            if code and not any(words in err for words in ("there is no record", "nothing is recorded")):
+                raise Refused(last_line(out + err))
+            return json.loads(out) if code == 0 else None
+
+        found = soon(explained, "the answer is not recorded")
+        assert [row["row"] for row in found] == [0, 1]
+        for row in found:
+            assert abs(row["base"] + sum(row["contributions"].values()) - row["margin"]) < 1e-4, row
+            assert not row["difference"], row
+            assert row["release"] == f"{model}-v{place.status(model)['live']}"
+
+
+def _flights_spec(place: Place, model: str) -> dict[str, Any]:
+    """A spec for trees with the request columns of the hand-made model, and the table that it is trained on."""
+    some, path = rows(3000, seed=7), place.file("flights.parquet")
+    delay = 60 * chances(some) + np.random.default_rng(5).normal(0, 10, 3000)
+    kinds = {"carrier": pa.string(), "temp": pa.float32(), "distance": pa.int64(), "night": pa.bool_()}
+    columns = {name: pa.array(np.array(some[name]).tolist(), pa.int64()).cast(kind) if name == "night" else
+               pa.array(some[name], kind) for name, kind in kinds.items()}  # fmt: skip
+    pq.write_table(pa.table({**columns, "arr_delay": delay}), path)
+    document = spec(model, monitoring=RECORDED, model={"kind": "xgboost", "rounds": 12}, training={"seed": 3})
+    return {**document, "data": {**document["data"], "tables": {"flights": str(path)}}}
 
 
 @scenario("tune", "tune", slow=True)

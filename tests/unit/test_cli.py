@@ -106,7 +106,7 @@ COMMAND_LINE = {
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
     "predict": "[NAME] [ROWS] [--out -o] [--batch] [--scheduler] [--device] [--grpc] [--ids]",
-    "explain": "[MODEL] [ROWS] [--out -o] [--rows -n] [--json]",
+    "explain": "[MODEL] [ROWS] [--id] [--row] [--where] [--since] [--until] [--out -o] [--rows -n] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",

@@ -14,9 +14,9 @@ import pyarrow as pa
 from serin.columns.segments import group_masks
 from serin.errors import PredictionFailed
 from serin.formats.bundle import MODEL, read_manifest
-from serin.formats.captures import ANSWER
 from serin.formats.schema import OutputTensor, Schema, read_schema
 from serin.formats.wire import Array
+from serin.monitoring.capture.columns import recorded_answers
 from serin.rollout.decide.shadow import ALL_ROWS, Difference, Mismatch
 from serin.scoring.predict import Scorer
 from serin.serving.triton.verify import NO_DIFFERENCE, Allowed, allowed_difference, rows_near
@@ -101,7 +101,7 @@ class Comparison:
         found: dict[str, Difference] = {}
         segments = {ALL_ROWS: np.ones(len(rows.request), dtype=bool), **self._segments(rows.columns)}
         for output in self.schema.outputs:
-            live, served = _recorded(rows.recorded, output), rows.served.get(output.name)
+            live, served = recorded_answers(rows.recorded, output), rows.served.get(output.name)
             if live is None or served is None or served.shape != live.shape:
                 continue
             ours, theirs = (
@@ -150,20 +150,6 @@ def _equal(served: Columns, computed: Columns, allowed: Allowed, only: str | Non
             return np.zeros(rows, dtype=bool)
         equal &= rows_near(name, given, computed, allowed)
     return equal
-
-
-def _recorded(recorded: pa.Table, output: OutputTensor) -> Array | None:
-    """Returns the live version's answers as [rows, *dims] floats; None for a class number or what is not recorded."""
-    name = f"{ANSWER}{output.name}"
-    if output.dtype != "FP32" or name not in recorded.column_names:
-        return None
-    values = recorded.column(name).combine_chunks()
-    while pa.types.is_nested(values.type):
-        values = values.flatten()
-    flat = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    rows = recorded.num_rows
-    fits = len(flat) == rows * int(np.prod(output.dims))
-    return np.reshape(flat, (rows, *output.dims)) if fits else None
 
 
 def _elements(output: OutputTensor, schema: Schema, width: int) -> Sequence[str]:

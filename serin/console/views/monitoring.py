@@ -14,6 +14,7 @@ from serin.formats.captures import captures_folder, hour_began, hours_captured, 
 from serin.formats.gate import Measured
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import CapturesView, read_captures
+from serin.monitoring.capture.read import newest
 from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
 from serin.reports.charts import Axes, Drawing, Scale, number
@@ -22,6 +23,7 @@ from serin.watcher.cluster_state import watch_home
 
 _HOURS = 72
 _MOST_SEGMENTS = 40
+_MOST_REQUESTS, _NEWEST_ROWS = 10, 2000
 
 
 def read_alert_list(home: Path, parameters: Parameters) -> dict[str, Any]:
@@ -36,9 +38,20 @@ def read_recorded(home: Path, parameters: Parameters) -> dict[str, Any]:
     return {
         **model_tab(home, model, "captures"),
         "captures": found,
+        "newest": _newest_requests(home, model) if found else [],
         "dropped_share": found.dropped / drawn if found and drawn else None,
         "chart": _recorded_rows(home, found) if found and found.versions else None,
     }
+
+
+def _newest_requests(home: Path, model: str) -> list[dict[str, Any]]:
+    """Returns the requests that this host recorded last, the newest first."""
+    columns = ["_id", "_t", "_release", "_status", "_row"]
+    found: dict[str, dict[str, Any]] = {}
+    for row in reversed(newest(home, model, _NEWEST_ROWS, columns=columns).to_pylist()):
+        facts = {"t": row["_t"].timestamp(), "release": row["_release"], "status": row["_status"], "rows": 0}
+        found.setdefault(row["_id"], {"id": row["_id"], **facts})["rows"] += 1
+    return list(found.values())[:_MOST_REQUESTS]
 
 
 def _recorded_rows(home: Path, found: CapturesView) -> str:

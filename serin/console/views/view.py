@@ -22,7 +22,7 @@ Read = Callable[[Path, Parameters], dict[str, Any]]
 class View:
     """`path`: its route; `template`: in templates/views; `section`: the entry of the navigation that is marked; `read`:
     returns what the template shows, from the stack's home and the parameters of the path and of `query`; `every_s`:
-    how long the result is used, for all who look."""
+    how long the result is used, for all who look; `live`: it is read again as long as somebody looks."""
 
     path: str
     template: str
@@ -31,6 +31,7 @@ class View:
     read: Read
     every_s: float = 2.0
     query: tuple[str, ...] = ()  # parameters that may follow the path
+    live: bool = True
 
 
 def query_parameters(view: View, request: Request) -> dict[str, str]:

@@ -9,13 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from serin.errors import ObjectExists, StoreUnreachable
-from serin.formats.captures import captures_folder, hour_folders, in_force, versions_captured
+from serin.formats.captures import (
+    captures_folder,
+    hour_folders,
+    in_force,
+    readable_document,
+    versions_captured,
+)
 from serin.formats.shared_captures import (
     COUNTERS,
     RECORDS,
@@ -29,7 +36,6 @@ from serin.formats.shared_captures import (
 from serin.monitoring.capture.counters import CapturesView, captures_view, read_captures, versions_kept
 from serin.monitoring.capture.read import (
     alike,
-    captured_tables,
     column_types,
     common_schema,
     fitted,
@@ -254,16 +260,43 @@ class AllHosts:
         types = {field.name: field.type for table in tables for field in table.schema}
         return {**types, **column_types(self._home, self._model)}
 
-    def _tables(self, version: int | None, since: float | None, until: float | None) -> Iterator[pa.Table]:
+    def first_hour(self, version: int | None = None) -> str | None:
+        """The oldest recorded hour, of all versions or one."""
         versions = None if version is None else [version]
-        yield from captured_tables(self._home, self._model, versions=versions, since=since, until=until)
-        for folder, _ in self._away:
-            if (version is None or folder[1] == version) and overlaps(folder[2], since, until):
-                yield from self._hour(folder, since, until)
+        hours = [folder.name for folder in hour_folders(self._home, self._model, versions)]
+        return min([*hours, *(f[2] for f, _ in self._away if version in (None, f[1]))], default=None)
 
-    def _hour(
-        self, folder: Folder, since: float | None = None, until: float | None = None
-    ) -> Iterator[pa.Table]:
-        assert self._records is not None, "folders elsewhere are in the store"
-        if place := self._records.copy(folder):
+    def places(
+        self,
+        *,
+        version: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[Path]:
+        """The folders on this host with the records of an hour each; those of others are fetched when it is their
+        turn."""
+        readable_document(self._home, self._model)
+        versions = None if version is None else [version]
+        here = hour_folders(self._home, self._model, versions)
+        found: list[tuple[str, Path | Folder]] = [(path.name, path) for path in here]
+        found += [(folder[2], folder) for folder, _ in self._away if version in (None, folder[1])]
+        if newest_first:
+            found.sort(key=itemgetter(0), reverse=True)
+        for hour, place in found:
+            if overlaps(hour, since, until):
+                path = place if isinstance(place, Path) else self._copy(place)
+                if path is not None:
+                    yield path
+
+    def _tables(self, version: int | None, since: float | None, until: float | None) -> Iterator[pa.Table]:
+        for place in self.places(version=version, since=since, until=until):
             yield from (table for table in hour_tables(place, since, until) if table.num_rows)
+
+    def _hour(self, folder: Folder) -> Iterator[pa.Table]:
+        if place := self._copy(folder):
+            yield from (table for table in hour_tables(place) if table.num_rows)
+
+    def _copy(self, folder: Folder) -> Path | None:
+        assert self._records is not None, "folders elsewhere are in the store"
+        return self._records.copy(folder)

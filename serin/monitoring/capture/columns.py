@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from serin.formats.captures import ANSWER, METADATA, column_names
 from serin.formats.nulls import TYPE_OF_KIND, from_wire, without_null_strings
-from serin.formats.schema import Schema
+from serin.formats.schema import OutputTensor, Schema
 from serin.formats.serving.recorded import RecordedBlock, Strings, Values
 
 _LATEST_S = 253_370_764_800.0  # the year 9999, the last that a folder's name can hold
@@ -88,3 +88,17 @@ def listed(flat: pa.Array, rows: int, width: int) -> pa.Array:
     if width == 1:
         return flat
     return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * width), flat)
+
+
+def recorded_answers(recorded: pa.Table, output: OutputTensor) -> npt.NDArray[np.float64] | None:
+    """Returns the recorded answers as [rows, *dims] floats; None for a class number or what is not recorded."""
+    name = f"{ANSWER}{output.name}"
+    if output.dtype != "FP32" or name not in recorded.column_names:
+        return None
+    values = recorded.column(name).combine_chunks()
+    while pa.types.is_nested(values.type):
+        values = values.flatten()
+    flat = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    rows = recorded.num_rows
+    fits = len(flat) == rows * int(np.prod(output.dims))
+    return np.reshape(flat, (rows, *output.dims)) if fits else None

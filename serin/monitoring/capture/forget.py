@@ -6,7 +6,7 @@ It may be cut short at any time and is done again then, with the same outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -107,10 +107,18 @@ def _going_rows(
     known |= there
     if set(expression.columns) - known.keys():  # no value of such a column was recorded so far
         return np.zeros(table.num_rows, bool), ()
-    missing = tuple(name for name in dict.fromkeys(expression.columns) if name not in there)
+    return rows_where(expression, table.replace_schema_metadata(None), known)
+
+
+def rows_where(
+    expression: Expression, table: pa.Table, known: Mapping[str, pa.DataType]
+) -> tuple[Flags, tuple[str, ...]]:
+    """For each row whether the expression is true, and the columns that the table lacks: they are null, with the type
+    of `known`."""
+    missing = tuple(name for name in dict.fromkeys(expression.columns) if name not in table.column_names)
     for name in missing:
         table = table.append_column(name, pa.nulls(table.num_rows, known[name]))
-    return matches(expression, table.replace_schema_metadata(None)), missing
+    return matches(expression, table), missing
 
 
 def matches(expression: Expression, table: pa.Table) -> Flags:

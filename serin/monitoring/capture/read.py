@@ -128,19 +128,21 @@ def batches(source: Source, model: str, *, after: str | None = None) -> Iterator
         left, seen = _between_numbers(left, until, end), until
 
 
-def newest(home: Path, model: str, rows: int, *, version: int | None = None) -> pa.Table:
-    """The last `rows` rows in the order of writing, out of all versions or one."""
+def newest(
+    home: Path, model: str, rows: int, *, version: int | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The last `rows` rows in the order of writing, out of all versions or one; all columns or some."""
     found: list[pa.Table] = []
     left = rows
     for part in reversed(parts(home, model)):
         if left <= 0:
             break
         if version is None or part.version == version:
-            table = read_part(part)
+            table = read_part(part, columns)
             if table is not None:
                 found.append(table.slice(max(0, table.num_rows - left)))
                 left -= found[-1].num_rows
-    return alike(found[::-1]) if found else captured(home, model, versions=())
+    return alike(found[::-1]) if found else captured(home, model, versions=(), columns=columns)
 
 
 def column_types(home: Path, model: str) -> dict[str, pa.DataType]:
@@ -237,16 +239,23 @@ def hour_tables(
     since: float | None = None,
     until: float | None = None,
     columns: Sequence[str] | None = None,
+    *,
+    batch_rows: int | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of each file. All files are opened before the first is read: what is merged then is read as it was."""
+    """The rows of each file, or at most `batch_rows` of them at a time. All files are opened before the first is read:
+    what is merged then is read as it was."""
     began = hour_began(folder.name)
     whole = (since is None or since <= began) and (until is None or until >= began + _HOUR_S)
     wanted = columns if columns is None or whole else list(dict.fromkeys([*columns, "_t"]))
     with ExitStack() as stack:
         for file in _open_files(folder, stack):
-            table = _read_file(file, wanted)
-            table = table if whole else _between(table, since, until)
-            yield table if columns is None else table.select([n for n in columns if n in table.column_names])
+            for table in _read_batches(file, wanted, batch_rows):
+                table = table if whole else _between(table, since, until)
+                yield (
+                    table
+                    if columns is None
+                    else table.select([n for n in columns if n in table.column_names])
+                )
 
 
 def _open_files(folder: Path, stack: ExitStack) -> list[pq.ParquetFile]:
@@ -286,6 +295,18 @@ def _read_file(file: pq.ParquetFile, columns: Sequence[str] | None) -> pa.Table:
     known = file.schema_arrow.names
     table = file.read(columns if columns is None else [name for name in columns if name in known])
     return table.replace_schema_metadata(None)
+
+
+def _read_batches(
+    file: pq.ParquetFile, columns: Sequence[str] | None, batch_rows: int | None
+) -> Iterator[pa.Table]:
+    if batch_rows is None:
+        yield _read_file(file, columns)
+        return
+    known = file.schema_arrow.names
+    chosen = columns if columns is None else [name for name in columns if name in known]
+    for batch in file.iter_batches(batch_rows, columns=chosen):
+        yield pa.Table.from_batches([batch]).replace_schema_metadata(None)
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:

@@ -7,16 +7,14 @@ rows as the published graph does. The features come from the published graph its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
-from serin.errors import ExplanationRefused, ExportError, NetworkUnfit, PackageRefused, PredictionFailed
+from serin.errors import ExplanationRefused, ExportError, PackageRefused, PredictionFailed
 from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
 from serin.formats.external_data import read_graph
@@ -24,12 +22,16 @@ from serin.formats.gate import read_scales, scores_apart
 from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
 from serin.formats.wire import Array, to_wire
-from serin.models.build import load_model
-from serin.models.foreign.module import ANY_FAULT
 from serin.models.trees import Booster, feature_table, margins, read_booster
 from serin.scoring.answers import answers
-from serin.scoring.explain.explanation import Contributions, Method, Parts, Scale, Unexplained, sum_by_column
-from serin.scoring.explain.integrated_gradients import integrated_gradients
+from serin.scoring.explain.explanation import (
+    Contributions,
+    Parts,
+    Scale,
+    TrainedModel,
+    Unexplained,
+    sum_by_column,
+)
 from serin.scoring.session import RUNTIME_ERRORS, open_session, run_in_batches, with_tensors
 from serin.spec.yaml_file import read_yaml
 from serin.store.packages import enter_stored, inside_package
@@ -157,7 +159,7 @@ class Explainer:
 
     def _refusal(self, reason: str) -> ExportError:
         return ExplanationRefused(
-            release=f"{self.manifest.name} version {self.manifest.model_version}", reason=reason
+            release=f"{self.manifest.name} version {self.manifest.release.label}", reason=reason
         )
 
     def _why_nothing_was_kept(self) -> str:
@@ -174,18 +176,15 @@ class Explainer:
         return "an earlier version of Serin exported it without what explanations need; export it again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """`margins`: num float32[n, k] and cat int64[n, m] to logits or values, [n, outputs]; `explain`: their parts."""
-
-    method: Method
-    margins: Callable[[Array, Array], Array]
-    explain: Callable[[Array, Array], Parts]
-
-
 def open_trained(folder: Path, record: ExplainRecord) -> TrainedModel:
     """The model in a bundle's folder `explain`."""
-    return _trees(folder) if read_record(folder).file == TREES else _network(folder, record)
+    if read_record(folder).file == TREES:
+        return _trees(folder)
+    from serin.scoring.explain.network import (
+        open_network,
+    )  # torch is slow to import, and trees do not need it
+
+    return open_network(folder, record)
 
 
 def _trees(folder: Path) -> TrainedModel:
@@ -196,29 +195,6 @@ def _trees(folder: Path) -> TrainedModel:
         method="TreeSHAP",
         margins=lambda num, cat: margins(booster, num, cat, sizes),
         explain=lambda num, cat: tree_shap(booster, num, cat, sizes),
-    )
-
-
-def _network(folder: Path, record: ExplainRecord) -> TrainedModel:
-    try:
-        network = load_model(folder).double().requires_grad_(False)
-    except NetworkUnfit as error:
-        raise Unexplained(str(error)) from error
-    baseline_num, baseline_cat = np.asarray(record.baseline_num), np.asarray(record.baseline_cat)
-
-    def ask(num: Array, cat: Array) -> Array:
-        with torch.inference_mode():
-            answer: Array = network(torch.from_numpy(num).double(), torch.from_numpy(cat)).numpy()
-        return answer.astype(np.float32)
-
-    try:
-        ask(np.asarray(baseline_num[None], np.float32), baseline_cat.astype(np.int64)[None])
-    except ANY_FAULT as error:
-        raise Unexplained(f"its network does not run in float64: {error}") from error
-    return TrainedModel(
-        method="integrated gradients",
-        margins=ask,
-        explain=lambda num, cat: integrated_gradients(network, num, cat, baseline_num, baseline_cat),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,15 @@ class Parts:
     features: Array
     base: Array
     margin: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """`margins`: num float32[n, k] and cat int64[n, m] to logits or values, [n, outputs]; `explain`: their parts."""
+
+    method: Method
+    margins: Callable[[Array, Array], Array]
+    explain: Callable[[Array, Array], Parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

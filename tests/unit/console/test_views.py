@@ -55,7 +55,11 @@ SHOWN = {
         "3,200 of 4,000 recorded rows", "auc", "estimate", "judged by the", "carrier=DL",
         "The mean counts the first label of each of 3,200 rows", "count the newest 3,200 rows that are kept",
     ],
-    f"/models/{MODEL}/captures": ["Recorded requests", "4,000", "Rows by hour", "100%"],
+    f"/models/{MODEL}/captures": [
+        "Recorded requests", "4,000", "Rows by hour", "100%", "Newest requests recorded on this host",
+        f'href="/models/{MODEL}/request?id=',
+    ],
+    f"/models/{MODEL}/request": ["A recorded request", "Give the id of a request"],
     "/runs": ["training-1", "done"],
     "/runs/training-1": ["train", "compute", "80", "auc", "start of the training process 3.1 s"],
     "/experiments": ["training-1", "auc", "0.7500", "12 s"],

@@ -40,7 +40,7 @@ OBJECTIVES = {"binary": "binary:logistic", "regression": "reg:squarederror", "mu
 ROWS = flights().slice(310, 12)
 
 
-def make_trees(folder: Path, task: Task) -> Trained:
+def make_trees(folder: Path, task: Task, **sections: dict) -> Trained:
     """Trees of the small dataset, trained by XGBoost as the pipeline does, on fewer rounds."""
     (folder / "dataset").mkdir(parents=True)
     (folder / "result").mkdir()
@@ -52,7 +52,7 @@ def make_trees(folder: Path, task: Task) -> Trained:
     settings = {"objective": OBJECTIVES[task], "max_depth": 3, "max_cat_to_onehot": 1, "seed": 1}
     settings |= {"num_class": 3} if task == "multiclass" else {}
     booster = xgboost.train(settings, table, num_boost_round=4)
-    spec = spec_for(task, model={"kind": "xgboost"})
+    spec = spec_for(task, model={"kind": "xgboost"}, **sections)
     record = record_of(spec.model, read_dataset(dataset.path), "trees.ubj")
     write_trained(folder / "result", bytes(booster.save_raw("ubj")), record)
     checkpoint = Checkpoint(path=str(folder / "result"), step=4, metrics={"valid_auc": 0.5})
