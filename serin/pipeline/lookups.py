@@ -121,6 +121,26 @@ def lookup_ages(store: Store, release: Release) -> list[LookupAge]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditionTable:
+    """A table of one edition. `live`: whether its release is. `too_old`: as `max_age` of the spec says."""
+
+    release: Release
+    live: bool
+    age: LookupAge
+    too_old: bool
+
+
+def edition_tables(store: Store, live: Release, now: float) -> list[EditionTable]:
+    """The tables of all editions of the live version, the oldest edition first; none without lookups."""
+    editions = (replace(live, edition=each) for each in store.editions(live.model, live.version))
+    return [
+        EditionTable(release=release, live=release == live, age=age, too_old=age.is_too_old(now))
+        for release in editions
+        for age in lookup_ages(store, release)
+    ]
+
+
 def _stored_lookup(join: Mapping[str, Any]) -> LookupSpec:
     return LookupSpec.model_validate(join.get("lookup") or {})
 
