@@ -295,7 +295,7 @@ class Place(ABC):
     def train(self, document: Mapping[str, Any]) -> None:
         """Publishes a version that was trained by the stages."""
         path = self.file("spec.yaml")
-        path.write_text(yaml.safe_dump(dict(document)))
+        path.write_text(yaml.safe_dump(dict(document), sort_keys=False))  # the first table is the main one
         for stage in ("etl", "train", "export"):
             self.serin(stage, str(path))
 

@@ -26,7 +26,7 @@ from serin.formats.quality import QualityReference
 from serin.store.store import Store
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.own_project import write_project
-from tests.fakes.small_pipeline import parcels, small_spec
+from tests.fakes.small_pipeline import parcels, small_spec, with_lookup, write_carriers
 from tests.fakes.webhooks import Webhook
 from tests.kit.index import Gate, served_index, write_wheel
 from tests.kit.waiting import until
@@ -300,19 +300,8 @@ def lookups_refreshed(place: Place, model: str) -> None:
         place.file("parcels"), model=trees, training={"seed": 3}, rollout=AT_ONCE, monitoring=RECORDED
     )
     carriers = place.file("carriers.parquet")
-    document["data"]["tables"]["carriers"] = str(carriers)
-    looked_up = {"with": "carriers", "on": ["carrier"], "columns": ["extra"], "source": "lookup"}
-    document["data"]["joins"] = [looked_up]
-    document["features"] = [
-        {"columns": ["weight", "distance", "extra"], "steps": ["fill_median", "normalize"]}
-    ]
-
-    def write(slow: float) -> None:
-        found = {"carrier": ["swift", "steady", "slow"], "extra": [0.0, 6.0, slow]}
-        pq.write_table(pa.table(found), carriers)
-
-    write(18.0)
-    place.train({**document, "name": model})
+    write_carriers(carriers)
+    place.train({**with_lookup(document, carriers), "name": model})
     if not place.bundles:
         place.ask_for("lookups", "refresh", model)
         raise AssertionError("accepted for a server without lookups")
@@ -320,7 +309,7 @@ def lookups_refreshed(place: Place, model: str) -> None:
     assert place.follow(model)[0]
     body = _parcel("slow")
     before = _same_everywhere(place, model, body)
-    write(0.0)
+    write_carriers(carriers, slow=0.0)
     with place.load(model, body=body) as load:
         place.ask_for("lookups", "refresh", model)
         after = _same_everywhere(place, model, body)
