@@ -65,14 +65,15 @@ class GraphBuilder:
     ) -> onnx.ModelProto:
         """The finished, checked model; inputs and outputs are name -> (element type, shape). `opsets`: newer ones."""
         graph = helper.make_graph(
-            self.nodes,
+            [],
             name,
             [helper.make_tensor_value_info(key, element, shape) for key, (element, shape) in inputs.items()],
             [helper.make_tensor_value_info(key, element, shape) for key, (element, shape) in outputs.items()],
-            initializer=self.initializers,
         )
         imports = [helper.make_opsetid(domain, version) for domain, version in {**OPSETS, **opsets}.items()]
         model = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, producer_name="serin")
+        model.graph.node.extend(self.nodes)  # copied once: a lookup may have millions of keys
+        model.graph.initializer.extend(self.initializers)
         onnx.checker.check_model(model)
         return model
 

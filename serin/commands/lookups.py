@@ -34,29 +34,35 @@ def register(app: typer.Typer) -> None:
 
 def show_lookups(model: Model, as_json: Json = False) -> None:
     """Show the editions of the live version's lookups: rows, and when their tables were read."""
-    from serin.pipeline.lookups import live_release, lookup_ages
+    from serin.pipeline.lookups import edition_tables, live_release
 
     store = open_store()
-    live, now = live_release(store, model), time.time()
-    found = []
-    for edition in store.editions(model, live.version):
-        release = dataclasses.replace(live, edition=edition)
-        for table in lookup_ages(store, release):
-            entry = {"release": release.name, "edition": edition, "live": release == live}
-            found.append({**entry, **dataclasses.asdict(table), "too_old": table.is_too_old(now)})
+    live = live_release(store, model)
+    found = edition_tables(store, live, time.time())
     if not found:
         raise NotFound(kind="lookups of", name=live.name, known=[])
     if as_json:
-        show_json(found)
+        show_json(
+            [
+                {
+                    "release": each.release.name,
+                    "edition": each.release.edition,
+                    "live": each.live,
+                    **dataclasses.asdict(each.age),
+                    "too_old": each.too_old,
+                }
+                for each in found
+            ]
+        )
         return
     rows = [
         (
-            each["release"],
-            "live" if each["live"] else "",
-            each["table"],
-            f"{each['rows']:,}",
-            when(each["read"]),
-            "too old" if each["live"] and each["too_old"] else "",
+            each.release.name,
+            "live" if each.live else "",
+            each.age.table,
+            f"{each.age.rows:,}",
+            when(each.age.read),
+            "too old" if each.live and each.too_old else "",
         )
         for each in found
     ]

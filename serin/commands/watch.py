@@ -245,8 +245,8 @@ def slo(
         for each in view.rollbacks:
             outcome = "" if each.accepted else f" (not done: {each.outcome or 'no answer yet'})"
             show(
-                f"{when(each.t)}  {view.model}: automatic rollback from version {each.from_version} to "
-                f"{each.to_version}{outcome}: {each.why}"
+                f"{when(each.t)}  {view.model}: automatic rollback from version {each.from_label} to "
+                f"{each.to_label}{outcome}: {each.why}"
             )
 
 

@@ -24,6 +24,7 @@ from serin.monitoring.alerts.book import read_alerts
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import ModelStatus, status_of
+from serin.store.artifacts import Release, parse_label
 from serin.store.store import Store
 from serin.watcher.cluster_state import find_book, watch_home
 
@@ -86,18 +87,16 @@ class Actions:
         state = await run_in_threadpool(self._state, model, kind)
         if fields.get("rollout") != state.rollout.id:
             raise HTTPException(409, "another rollout has started since you opened this page; look again")
-        version, why = fields.get("version", ""), _reason(fields)
+        label, why = fields.get("version", ""), _reason(fields)
         if ACTIONS[kind].drastic and not why:
             raise HTTPException(
                 400, f"{ACTIONS[kind].label} needs a reason for the journal; go back and give one"
             )
-        command = Command(
-            kind=kind,
-            model=model,
-            by=session.who,
-            why=why,
-            version=int(version) if kind == "rollback" and version.isdecimal() else None,
-        )
+        named = parse_label(label) if kind == "rollback" else None
+        if kind == "rollback" and label and named is None:
+            raise HTTPException(400, f"{label!r} is not a version; choose one of the list")
+        version, edition = named or (None, 1)
+        command = Command(kind=kind, model=model, by=session.who, why=why, version=version, edition=edition)
         try:
             answer = await run_in_threadpool(find_rollouts(self._console.home).mailbox.ask, command)
         except SerinError as error:
@@ -189,5 +188,12 @@ def _what(request: Request) -> str:
     return what
 
 
-def _versions(state: ModelStatus) -> list[int]:
-    return [version for version in reversed(Store.open().versions(state.name)) if version != state.live]
+def _versions(state: ModelStatus) -> list[str]:
+    """The versions that can be returned to, newest first, each with the editions of its lookups."""
+    store, live = Store.open(), state.live_release
+    found = (
+        Release(model=state.name, version=version, edition=edition)
+        for version in reversed(store.versions(state.name))
+        for edition in reversed(store.editions(state.name, version))
+    )
+    return [release.label for release in found if release != live]

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serin.columns.column import Column, column_from_arrow, kind_of_type
-from serin.columns.keys import KeyIndex, lookup
+from serin.columns.column import column_from_arrow, kind_of_type
 from serin.errors import LookupRefused, TableTooLarge
 from serin.etl.binding.layout import JoinLayout, lay_join, renamed_tables
 from serin.etl.binding.problems import Problems
@@ -35,7 +35,11 @@ from serin.formats.schema import InputColumn, Kind
 from serin.spec.data import DataSpec
 from serin.spec.relation import JoinSpec
 
-_MEMORY_SHARE = 4  # of what is free, a table may take the fourth part: the graph is built beside it
+_MEMORY_SHARE = (
+    8  # of what is free, a table may take the eighth part: measured by benchmarks.scale.lookup_refresh
+)
+_GRAPH_BYTES = 1_900_000_000  # of a table in a graph, which ends at 2 GB
+_ADVICE = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
 _NEW_KEYS = 16  # of each table: keys whose columns have changed, asked for in further golden rows
 _READABLE = {("int", "float"), ("string", "timestamp")}  # kinds found, and kinds that they can be read as
 
@@ -151,6 +155,8 @@ def _read_again(
     judge_checks(checks, [count_checks(columns, np.arange(tables[name].rows), checks)])
     refuse_changed(files, find_table(name, source, scratch / "digests", rows=rows))
     written, table = write_lookup(loaded, kinds, folder)
+    if table.nbytes > _GRAPH_BYTES:
+        raise TableTooLarge(table=name, needed=table.nbytes, room=_GRAPH_BYTES, advice=_ADVICE)
     return RefreshedTable(description=written, table=table, before=before, joined=join)
 
 
@@ -171,8 +177,7 @@ def _check_schema(
 def _check_memory(layout: JoinLayout, table: Table) -> None:
     needed, budget = partner_bytes(layout, table), available_bytes() // _MEMORY_SHARE
     if needed > budget:
-        advice = "a lookup travels inside the model, whole: name fewer columns, or use source: request"
-        raise TableTooLarge(table=table.name, needed=needed, room=budget, advice=advice)
+        raise TableTooLarge(table=table.name, needed=needed, room=budget, advice=_ADVICE)
 
 
 def _kind(table: pa.Table, column: str) -> Kind:
@@ -181,37 +186,36 @@ def _kind(table: pa.Table, column: str) -> Kind:
     return kind
 
 
-def _column(table: pa.Table, name: str) -> Column:
-    return column_from_arrow(table.column(name), _kind(table, name))
-
-
 def _changed_keys(refreshed: RefreshedTable) -> pa.Array:
     """Some keys whose columns differ from before, new ones among them, and some that are gone."""
     key, now, before = refreshed.description.key, refreshed.table, refreshed.before
-    keys = _column(now, key)
-    old = lookup(before, key, keys, refreshed.description.columns)
+    keys, old_keys = _plain(now, key), _plain(before, key)
+    places = pc.index_in(keys, value_set=old_keys)
     different = np.zeros(now.num_rows, bool)
-    for name, values in old.items():
-        different |= ~_same(_column(now, name), values)
-    old_keys = _column(before, key)
-    lost = KeyIndex([keys]).find([old_keys]) < 0
-    some = (keys[_spread(np.flatnonzero(different))], old_keys[_spread(np.flatnonzero(lost))])
-    return pa.concat_arrays([_plain(each.to_arrow()) for each in some])
+    for name in refreshed.description.columns:
+        different |= ~_same(_plain(now, name), _plain(before, name).take(places))
+    lost = ~np.asarray(pc.is_in(old_keys, value_set=keys))
+    some = [
+        values.take(pa.array(_spread(np.flatnonzero(chosen))))
+        for values, chosen in ((keys, different), (old_keys, lost))
+    ]
+    return pa.concat_arrays(some)
 
 
-def _same(left: Column, right: Column) -> npt.NDArray[np.bool_]:
-    ours, theirs = left.to_wire(), right.to_wire()
-    equal = np.asarray(ours == theirs)
-    return equal | (left.null & right.null)
+def _plain(table: pa.Table, name: str) -> pa.Array:
+    """A column of a lookup's file, strings without a dictionary."""
+    values = table.column(name).combine_chunks()
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+
+
+def _same(left: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_]:
+    both_null = pc.and_(left.is_null(), right.is_null())
+    return np.asarray(pc.or_(pc.equal(left, right).fill_null(False), both_null))
 
 
 def _spread(places: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """Some of the places, from all over."""
     return places[:: max(1, -(-len(places) // _NEW_KEYS))]
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
 def _asking_for(keys: pa.Array, key: str, rows: pa.Table, inputs: Sequence[InputColumn]) -> pa.Table:

@@ -38,6 +38,7 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 _TABLES = "lookups"
+_THEIRS = ("opset_import", "metadata_props")  # of the fused graph, not of its features
 _SAME_ANSWER = 1e-5  # the same features through the same network on the same runtime
 
 
@@ -95,6 +96,8 @@ def _write_graphs(folder: Path, work: Path, lookups: Lookups, golden: pa.Table, 
     schema, plan = read_schema(folder), read_plan(folder)
     served = Served(inputs=schema.inputs, lookups=lookups.tables, derived=lookups.derived)
     features = features2onnx(plan, served, work)
+    if (folder / FRONT).is_file():
+        _write_front(folder / FRONT, work / FRONT, features, release)
     model = with_features(read_graph(folder / MODEL), features)
     _name(model, release)
     rows = golden_of(golden, schema, plan.numeric, [output.name for output in plan.categorical])
@@ -104,14 +107,16 @@ def _write_graphs(folder: Path, work: Path, lookups: Lookups, golden: pa.Table, 
     outputs = run_in_batches(open_session(model), rows.inputs, names, len(rows))
     _check_unchanged(folder, schema, rows, outputs)
     write_graph(model, work / MODEL)
-    if (folder / FRONT).is_file():
-        front = read_graph(folder / FRONT)
-        del features.model.metadata_props[:]
-        features.model.metadata_props.extend(front.metadata_props)
-        features.model.graph.name = front.graph.name
-        _name(features.model, release)
-        write_graph(features.model, work / FRONT)
     write_golden(work, rows, outputs)
+
+
+def _write_front(before: Path, to: Path, features: FeatureGraph, release: Release) -> None:
+    front = read_graph(before)
+    del features.model.metadata_props[:]
+    features.model.metadata_props.extend(front.metadata_props)
+    features.model.graph.name = front.graph.name
+    _name(features.model, release)
+    write_graph(features.model, to)
 
 
 def _name(model: onnx.ModelProto, release: Release) -> None:
@@ -119,7 +124,8 @@ def _name(model: onnx.ModelProto, release: Release) -> None:
 
 
 def with_features(model: onnx.ModelProto, features: FeatureGraph) -> onnx.ModelProto:
-    """The fused graph with other lookup tables in its features. `features`: of the same plan.
+    """The fused graph with other lookup tables in its features. `features`: of the same plan; its graph becomes the
+    result, so that large tables are not in memory a second time.
 
     Raises ExportFailed when the two do not have the same nodes: then another version of Serin has built the graph.
     """
@@ -130,17 +136,20 @@ def with_features(model: onnx.ModelProto, features: FeatureGraph) -> onnx.ModelP
     if found != names or not constants <= {tensor.name for tensor in theirs.initializer}:
         reason = "another version of Serin has built the features of this version; export the model again"
         raise ExportFailed(what="the edition", reason=reason)
-    rest = [node for node in theirs.node if node.name not in names]
-    weights = [tensor for tensor in theirs.initializer if tensor.name not in constants]
     made = {name for node in ours.node for name in node.output}
-    shapes = [value for value in theirs.value_info if value.name not in made]
-    for field, kept in (("node", [*ours.node, *rest]), ("initializer", [*ours.initializer, *weights])):
+    rest = {
+        "node": [node for node in theirs.node if node.name not in names],
+        "initializer": [tensor for tensor in theirs.initializer if tensor.name not in constants],
+        "value_info": [value for value in theirs.value_info if value.name not in made],
+    }
+    for field, kept in rest.items():
         theirs.ClearField(field)
         getattr(theirs, field).extend(kept)
-    theirs.ClearField("value_info")
-    theirs.value_info.extend(shapes)
-    check_graph(model)
-    return model
+    for message, field in ((ours, "input"), (ours, "output"), *((features.model, name) for name in _THEIRS)):
+        message.ClearField(field)
+    features.model.MergeFrom(model)  # adds the nodes of the network after those of the features
+    check_graph(features.model)
+    return features.model
 
 
 def _form(node: onnx.NodeProto) -> tuple[object, ...]:

@@ -31,6 +31,10 @@ class Rollback:
     to_edition: int = 1
 
     @property
+    def from_label(self) -> str:
+        return version_label(self.from_version, self.from_edition)
+
+    @property
     def to_label(self) -> str:
         return version_label(self.to_version, self.to_edition)
 

@@ -71,15 +71,12 @@ def refresh_lookups(
     store = Store.open()
     live = live_release(store, model)
     base = find_trusted(store, model, live.version)
-    spec, known = _refreshable(base)
-    lock = store.lock(f"lookups/{model}")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with locked(lock):
-        edition = _find_or_publish(store, base, spec, known, live, max_row_change)
+    edition = find_or_publish(store, base, live, max_row_change=max_row_change)
     if edition.release == live:
         return StageResult(value=live, ran=False, why=f"the tables of {live.name} have not changed")
     if (now := live_release(store, model)) != live:
         raise LookupRefused(table=model, reason=f"{now.name} has become live in the meantime; refresh again")
+    spec = stored_spec(Path(base.path))
     plan = Plan.from_spec(spec.rollout, spec.serving, spec.objectives)
     reason = why or f"the lookups of {live.name} are refreshed"
     running = submit_rollout(
@@ -121,6 +118,26 @@ def lookup_ages(store: Store, release: Release) -> list[LookupAge]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditionTable:
+    """A table of one edition. `live`: whether its release is. `too_old`: as `max_age` of the spec says."""
+
+    release: Release
+    live: bool
+    age: LookupAge
+    too_old: bool
+
+
+def edition_tables(store: Store, live: Release, now: float) -> list[EditionTable]:
+    """The tables of all editions of the live version, the oldest edition first; none without lookups."""
+    editions = (replace(live, edition=each) for each in store.editions(live.model, live.version))
+    return [
+        EditionTable(release=release, live=release == live, age=age, too_old=age.is_too_old(now))
+        for release in editions
+        for age in lookup_ages(store, release)
+    ]
+
+
 def _stored_lookup(join: Mapping[str, Any]) -> LookupSpec:
     return LookupSpec.model_validate(join.get("lookup") or {})
 
@@ -145,6 +162,18 @@ def _refreshable(base: Bundle) -> tuple[PipelineSpec, Lookups]:
     raise LookupRefused(table=base.model, reason=reason)
 
 
+def find_or_publish(
+    store: Store, base: Bundle, live: Release, *, max_row_change: float | None = None
+) -> Bundle:
+    """The edition of the version in `base` with the tables as they are now: the live one, one that an earlier call
+    published, or a new one. It is not rolled out."""
+    spec, known = _refreshable(base)
+    lock = store.lock(f"lookups/{base.model}")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock):
+        return _find_or_publish(store, base, spec, known, live, max_row_change)
+
+
 def _find_or_publish(
     store: Store,
     base: Bundle,
@@ -153,7 +182,6 @@ def _find_or_publish(
     live: Release,
     max_row_change: float | None,
 ) -> Bundle:
-    """The edition with the tables as they are now: the live one, one that an earlier call published, or a new one."""
     with importing("imports of ONNX for a refresh"):
         from serin.etl.lookups import check_row_changes, golden_again, read_tables_again
         from serin.export.edition import publish_edition, read_plan
@@ -170,6 +198,7 @@ def _find_or_publish(
         before = read_lookups(Path(store.bundle(live.model, live.label).path)) or known
         check_row_changes(tables, before.rows, max_row_change=max_row_change)
         golden = golden_again(folder / GOLDEN, read_schema(folder).inputs, read_plan(folder), lookups, tables)
+        del tables  # the graph is built beside what is left, from their files
         number = store.reserve_edition(base.model, base.version)
         logger.info(f"building edition {number} of {base.release.name}")
         bundle = publish_edition(store, base, number, lookups=lookups, tables=work, golden=golden)

@@ -6,8 +6,8 @@ both have the same interface.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -105,12 +105,16 @@ def run_in_batches(
     return {name: np.concatenate([part[i] for part in parts]) for i, name in enumerate(outputs)}
 
 
-def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """Returns a copy of `model` that also outputs intermediate tensors."""
-    copy = deepcopy(model)
-    present = {output.name for output in copy.graph.output}
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
-    return copy
+@contextmanager
+def with_tensors(model: onnx.ModelProto, tensors: Sequence[str]) -> Iterator[onnx.ModelProto]:
+    """Within the block `model` also outputs intermediate tensors."""
+    outputs = model.graph.output
+    present = {output.name for output in outputs}
+    outputs.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in present)
+    try:
+        yield model
+    finally:
+        del outputs[len(present) :]
 
 
 def float_tensors(model: onnx.ModelProto) -> list[str]:
@@ -128,5 +132,6 @@ def run_with_inner(
     model: onnx.ModelProto, feed: Mapping[str, Array], tensors: Sequence[str]
 ) -> dict[str, Array]:
     """Returns the intermediate tensors by name, for one batch."""
-    session = open_session(with_tensors(model, tensors))
+    with with_tensors(model, tensors):
+        session = open_session(model)
     return dict(zip(tensors, session.run(list(tensors), dict(feed)), strict=True))

@@ -33,7 +33,6 @@ class DriftDuty(Duty):
         self._home, self._alerts, self._state = home, alerts, state or home
         self._watches: dict[str, ModelWatch] = {}
         self._versions: dict[tuple[str, int], Watched | None] = {}
-        self._editions: dict[str, int] = {}  # of the live version's lookups, by model
 
     def tick(self, now: float) -> None:
         look_at_each(
@@ -57,9 +56,8 @@ class DriftDuty(Duty):
         with followed_records(self._home, model.name) as sources:
             if sources is None and wanted:
                 return
-            changed = watch.watch(wanted, model.live)
+            changed = watch.watch(wanted, model.live, model.live_edition)
             counted = watch.follow(sources or {})
-        self._editions[model.name] = model.live_edition
         told = watch.told
         self._report(watch, now)
         if changed or counted or told != watch.told:
@@ -80,8 +78,7 @@ class DriftDuty(Duty):
         release = watch.releases.get(version)
         if release is None:
             return []
-        edition = self._editions.get(watch.model, 1)
-        name = Release(model=watch.model, version=version, edition=edition).name
+        name = Release(model=watch.model, version=version, edition=watch.live_edition).name
         alarms = release.state.alarms.values()
         importance = read_importance(Path(release.state.bundle)) if alarms else None
         return [drift_alert(watch.model, name, alarm, release.statistics, importance) for alarm in alarms]

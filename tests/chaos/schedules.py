@@ -40,6 +40,7 @@ def _plans_and_reacts(api: Api) -> None:
     already = len(_runs(api, **asked))
     automations = call(api, "POST", "/automations/filter", {})
     assert sorted(found["name"] for found in automations) == [
+        "serin, refresh lookups when a table of theirs has changed",
         "serin, retrain on drift",
         "serin, retrain when live quality falls",
         "serin, retrain when the tables of a model have changed",

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,22 @@ class Stack:
         began = time.monotonic()
         done = serin_process(*arguments, env=self.environment, code=code)
         print(f"serin {' '.join(arguments)[:60]}: {time.monotonic() - began:.1f} s")
+        return done
+
+    def shell(self, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """A line as people type it in a shell that finds `serin` and `prefect`."""
+        programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", line],
+            env={**self.environment, "PATH": programs},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        print(f"{line[-60:]}: {time.monotonic() - began:.1f} s")
         return done
 
     def call(self, method: str, path: str, body: Any = None) -> Any:

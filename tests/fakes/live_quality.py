@@ -96,9 +96,10 @@ def serve(
     began: float = BEGAN,
     every_s: float = 10.0,
     worse: float = 0.0,
+    edition: int = 1,
 ) -> Served:
     """Answers requests with the bundle's own graph and records them as the recorder does. `worse`: the share of rows
-    whose truth has nothing to do with its columns."""
+    whose truth has nothing to do with its columns. `edition`: of the release's lookups."""
     columns = bundles.rows(rows, seed=seed)
     scores = bundles.score(bundle.path, columns)
     random = np.random.default_rng([seed, bundle.version])
@@ -106,7 +107,7 @@ def serve(
     ids = np.array([f"{seed}-{bundle.version}-{number}" for number in range(rows)])
     chance = np.where(random.random(rows) < worse, random.random(rows) < 0.5, _sigmoid(_logit(columns)))
     delay = np.where(random.random(rows) < chance, 16.0, 15.0) + random.normal(0, 0.3, rows).clip(-0.9, 0)
-    release = Release(model=bundles.MODEL, version=bundle.version).name
+    release = Release(model=bundles.MODEL, version=bundle.version, edition=edition).name
     make_private(home)
     ring = RingWriter(
         home, f"{int(began * 1000):012x}-17-{seed:04x}{bundle.version:04x}-0", capacity=32 << 20

@@ -46,6 +46,24 @@ def small_spec(folder: Path, *, rows: int = 3000, **sections: dict[str, Any]) ->
     return {**without_unused({**usual, "model": sections.get("model", usual["model"])}), **sections}
 
 
+def with_lookup(spec: dict[str, Any], carriers: Path) -> dict[str, Any]:
+    """The spec with the hours that a carrier adds in the place of the carrier, looked up in the model. `carriers`: the
+    table of `write_carriers`."""
+    data = spec["data"]
+    joined = {"with": "carriers", "on": ["carrier"], "columns": ["extra"], "source": "lookup"}
+    return {
+        **spec,
+        "data": {**data, "tables": {**data["tables"], "carriers": str(carriers)}, "joins": [joined]},
+        "features": [{"columns": ["weight", "distance", "extra"], "steps": ["fill_median", "normalize"]}],
+    }
+
+
+def write_carriers(path: Path, *, slow: float = 18.0, more: tuple[str, ...] = ()) -> None:
+    """`slow`: the hours that the slow carrier adds; `more`: names of further ones."""
+    names = ["swift", "steady", "slow", *more]
+    pq.write_table(pa.table({"carrier": names, "extra": [0.0, 6.0, slow, *[9.0] * len(more)]}), path)
+
+
 def write_spec(folder: Path, spec: dict[str, Any]) -> Path:
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(spec, sort_keys=False))

@@ -205,8 +205,12 @@ class Place(ABC):
         return dict(found)
 
     def infer(self, model: str, columns: Columns, gateway: str = "", **headers: str) -> Answer:
+        return self.infer_body(model, request_body(columns), gateway, **headers)
+
+    def infer_body(self, model: str, body: Mapping[str, Any], gateway: str = "", **headers: str) -> Answer:
+        """Without a gateway: all of them in turn."""
         where = gateway or self.gateways[next(self._numbers) % len(self.gateways)]
-        return self.call(where, f"/v2/models/{model}/infer", request_body(columns), headers)
+        return self.call(where, f"/v2/models/{model}/infer", body, headers)
 
     def send(self, model: str, batches: Sequence[Columns], every_s: float = 0.0) -> list[str]:
         """Sends requests one after the other to all gateways in turn; returns their ids."""
@@ -219,14 +223,18 @@ class Place(ABC):
         return ids
 
     @contextmanager
-    def load(self, model: str, clients: int = 3, pause_s: float = 0.05) -> Iterator[Load]:
-        """Clients that ask all gateways all the time for the score of one row."""
-        stop, seen, lock, one = threading.Event(), Load(), threading.Lock(), rows(1, seed=5)
+    def load(
+        self, model: str, clients: int = 3, pause_s: float = 0.05, body: Mapping[str, Any] | None = None
+    ) -> Iterator[Load]:
+        """Clients that ask all gateways all the time for the score of one row. `body`: a request with it, for a model
+        that is not the hand-made one."""
+        stop, seen, lock = threading.Event(), Load(), threading.Lock()
+        one = body or request_body(rows(1, seed=5))
 
         def client() -> None:
             while not stop.wait(pause_s):
                 try:
-                    found = round(float(scores(self.infer(model, one))[0]), 4)
+                    found = round(float(scores(self.infer_body(model, one))[0]), 4)
                 except (OSError, http.client.HTTPException, AssertionError) as error:
                     with lock:
                         seen.errors.append(str(error) or repr(error))
@@ -287,7 +295,7 @@ class Place(ABC):
     def train(self, document: Mapping[str, Any]) -> None:
         """Publishes a version that was trained by the stages."""
         path = self.file("spec.yaml")
-        path.write_text(yaml.safe_dump(dict(document)))
+        path.write_text(yaml.safe_dump(dict(document), sort_keys=False))  # the first table is the main one
         for stage in ("etl", "train", "export"):
             self.serin(stage, str(path))
 

@@ -26,7 +26,7 @@ from serin.formats.quality import QualityReference
 from serin.store.store import Store
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.own_project import write_project
-from tests.fakes.small_pipeline import parcels, small_spec
+from tests.fakes.small_pipeline import parcels, small_spec, with_lookup, write_carriers
 from tests.fakes.webhooks import Webhook
 from tests.kit.index import Gate, served_index, write_wheel
 from tests.kit.waiting import until
@@ -327,6 +327,60 @@ def _flights_spec(place: Place, model: str) -> dict[str, Any]:
     pq.write_table(pa.table({**columns, "arr_delay": delay}), path)
     document = spec(model, monitoring=RECORDED, model={"kind": "xgboost", "rounds": 12}, training={"seed": 3})
     return {**document, "data": {**document["data"], "tables": {"flights": str(path)}}}
+
+
+@scenario("lookups refreshed", "lookups", slow=True)
+def lookups_refreshed(place: Place, model: str) -> None:
+    """The hours that a carrier adds are looked up in the model. The slow one becomes as fast as the others."""
+    trees = {"kind": "xgboost", "rounds": 12, "options": {"max_depth": 3}}
+    document = small_spec(
+        place.file("parcels"), model=trees, training={"seed": 3}, rollout=AT_ONCE, monitoring=RECORDED
+    )
+    carriers = place.file("carriers.parquet")
+    write_carriers(carriers)
+    place.train({**with_lookup(document, carriers), "name": model})
+    if not place.bundles:
+        place.ask_for("lookups", "refresh", model)
+        raise AssertionError("accepted for a server without lookups")
+    place.ask_for("rollout", "start", f"{model}:1", "--no-follow")
+    assert place.follow(model)[0]
+    body = _parcel("slow")
+    before = _same_everywhere(place, model, body)
+    write_carriers(carriers, slow=0.0)
+    with place.load(model, body=body) as load:
+        place.ask_for("lookups", "refresh", model)
+        after = _same_everywhere(place, model, body)
+        assert after < before, f"accepted, nothing happens: {before} before and {after} after"
+        (shown,) = [each for each in place.json("lookups", "show", model) if each["live"]]
+        assert (shown["release"], shown["table"], shown["rows"]) == (f"{model}-v1e2", "carriers", 3)
+        place.ask_for("rollout", "rollback", model)
+        assert _same_everywhere(place, model, body) == before
+    assert load.errors == [], load.errors[:3]
+    assert load.seen == {round(each, 4) for each in (before, after)}, load.seen
+    out = place.file("rows.parquet")
+
+    def editions() -> set[str]:
+        code, _, _ = place.serin_done(["captures", "export", model, "--out", str(out)])
+        return set(pq.read_table(out)["_release"].to_pylist()) if code == 0 and out.exists() else set()
+
+    wanted = {f"{model}-v1", f"{model}-v1e2"}
+    soon(lambda: editions() == wanted, "recorded requests do not name the edition", said=editions)
+
+
+def _parcel(carrier: str) -> dict[str, Any]:
+    columns = {"weight": ("FP32", 2.5), "distance": ("INT64", 900), "carrier": ("BYTES", carrier)}
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [1, 1], "data": [value]}
+        for name, (kind, value) in columns.items()
+    ]
+    return {"inputs": inputs}
+
+
+def _same_everywhere(place: Place, model: str, body: dict[str, Any]) -> float:
+    """The score that all gateways answer with."""
+    found = {float(scores(place.infer_body(model, body, gateway))[0]) for gateway in place.gateways}
+    assert len(found) == 1, f"gateways answer with {found}"
+    return found.pop()
 
 
 @scenario("tune", "tune", slow=True)

@@ -23,10 +23,12 @@ from serin.monitoring.drift.read import read_drift
 from serin.monitoring.history.read import read_history
 from serin.monitoring.quality.view import read_quality
 from serin.monitoring.retrain import Refusal, Retraining, read_retraining
+from serin.pipeline.lookups import EditionTable, edition_tables
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.access import find_cluster, find_rollouts
 from serin.rollout.run.status import ModelStatus, problems, status_of, statuses
 from serin.stack.status import read_status
+from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.cluster_state import watch_home
 
@@ -63,7 +65,7 @@ class ModelRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
     number: int
-    alias: str
+    aliases: dict[str, Release]
     metrics: dict[str, float]
     made: float | None
     spec: str
@@ -147,13 +149,15 @@ def _recent(home: Path, model: str, now: float) -> tuple[float, float | None, fl
 
 def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
     model, store = parameters["model"], Store.open()
-    aliases = store.aliases(model)
+    aliases = store.aliased(model)
     numbers = store.versions(model)
     rows = [_version(store, model, number, aliases) for number in reversed(numbers[-_MOST_VERSIONS:])]
-    shown = aliases.get("live", numbers[-1] if numbers else None)
+    shown = aliases["live"].version if "live" in aliases else numbers[-1] if numbers else None
+    tab = model_tab(home, model, "versions")
     return {
-        **model_tab(home, model, "versions"),
+        **tab,
         "rows": rows,
+        "lookups": _lookups(store, tab["state"]),
         "left_out": max(len(numbers) - _MOST_VERSIONS, 0),
         "metrics": sorted({name for row in rows for name in row.metrics}),
         "details": _details(store, model, shown) if shown else None,
@@ -187,13 +191,23 @@ def known_model(home: Path, model: str) -> ModelStatus | None:
     return state
 
 
-def _version(store: Store, model: str, number: int, aliases: dict[str, int]) -> VersionRow:
-    names = ", ".join(alias for alias, version in aliases.items() if version == number)
+def _lookups(store: Store, state: ModelStatus | None) -> list[EditionTable]:
+    """Returns the tables that the editions of the live version look columns up in, newest first."""
+    if state is None or state.live_release is None:
+        return []
+    try:
+        return edition_tables(store, state.live_release, time.time())[::-1]
+    except (SerinError, OSError):
+        return []  # it is deleted just now, or damaged: then the table of versions says so
+
+
+def _version(store: Store, model: str, number: int, aliases: dict[str, Release]) -> VersionRow:
+    own = {alias: release for alias, release in aliases.items() if release.version == number}
     try:
         metrics, made, spec = _facts(store.bundle(model, number).path)
     except SerinError as error:
-        return VersionRow(number=number, alias=names, metrics={}, made=None, spec="", trouble=str(error))
-    return VersionRow(number=number, alias=names, metrics=metrics, made=made, spec=spec)
+        return VersionRow(number=number, aliases=own, metrics={}, made=None, spec="", trouble=str(error))
+    return VersionRow(number=number, aliases=own, metrics=metrics, made=made, spec=spec)
 
 
 @functools.lru_cache(maxsize=2000)  # a version never changes

@@ -82,16 +82,18 @@ def _outcomes(rollouts: Rollouts, model: str) -> dict[int, tuple[str, str]]:
     known, phases = _ENDED.get(key, ("", {}))
     if known != state.rollout.id:
         rolled = (decision2rollout(each) for each in rollouts.decisions(model))
-        phases = {now.candidate.version: now.phase.value for now in rolled}
+        phases = {now.candidate.version: now.phase.value for now in rolled if now.candidate.edition == 1}
         _ENDED[key] = state.rollout.id, phases
     return {version: _outcome(state, version, phase) for version, phase in phases.items()}
 
 
 def _outcome(state: ModelStatus, version: int, phase: str) -> tuple[str, str]:
+    """An edition of a version's lookups is not an outcome of its training."""
     now = state.rollout
-    if now.version == version and now.running:
+    own = (now.version, now.edition) == (version, 1)
+    if own and now.running:
         return f"{now.phase.replace('_', ' ')} {now.weight_percent:g}%", "going"
-    if now.version == version:
+    if own:
         phase = now.phase
     if state.live == version:
         return "live", "good"

@@ -210,7 +210,7 @@ def traffic_bar(state: ModelStatus) -> str:
         width = x(left + release.weight_percent) - x(left)
         drawing.rect(x(left), 4, width, 18, colours[release.arm])
         left += release.weight_percent
-        words.append(f"version {release.version} ({release.arm}) {release.weight_percent:g}%")
+        words.append(f"version {release.label} ({release.arm}) {release.weight_percent:g}%")
     return stretched(drawing, f"Traffic: {', '.join(words) or 'none'}")
 
 
@@ -227,6 +227,6 @@ def _earlier(home: Path, model: str, current: str) -> list[dict[str, Any]]:
     found = []
     for decision in reversed(ends.values()):
         now = decision2rollout(decision)
-        row = {"version": now.candidate.version, "phase": now.phase.value, "t": decision.t}
+        row = {"label": now.candidate.label, "phase": now.phase.value, "t": decision.t}
         found.append({**row, "reason": now.reason})
     return found[:20]

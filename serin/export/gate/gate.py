@@ -66,7 +66,8 @@ def check_features(
 ) -> None:
     """Compares the fused graph's own feature tensors with the ETL's columns; `approximate` ones may differ slightly."""
     num, cat = tensors
-    session = open_session(with_tensors(model, tensors))
+    with with_tensors(model, tensors):
+        session = open_session(model)
     given = golden
     for size in batch_sizes(len(given), max_rows):
         golden = given.tiled(size)

@@ -85,6 +85,7 @@ class WatchState(Document, form="serin.drift_watch"):
     live: int | None
     told: tuple[str, ...]
     releases: dict[int, ReleaseState]
+    live_edition: int = 1
 
 
 class ReleaseWatch:
@@ -161,12 +162,13 @@ class ReleaseWatch:
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelWatch:
     """`seen`: of each source of records the sequence of the last part that was counted. `live`: the version whose
-    alarms are reported. `told`: the keys of the alerts that were fired."""
+    alarms are reported, with the edition of its lookups. `told`: the keys of the alerts that were fired."""
 
     home: Path
     model: str
     seen: dict[str, str] = field(default_factory=dict)
     live: int | None = None
+    live_edition: int = 1
     told: tuple[str, ...] = ()
     releases: dict[int, ReleaseWatch] = field(default_factory=dict)
 
@@ -175,24 +177,26 @@ class ModelWatch:
         """The watch as it was saved, of the versions that are still `watched`."""
         state, watch = read_state(home, model), cls(home=home, model=model)
         if state is not None:
-            watch.seen, watch.live, watch.told = dict(state.seen), state.live, state.told
+            watch.seen, watch.told = dict(state.seen), state.told
+            watch.live, watch.live_edition = state.live, state.live_edition
             for version, stored in state.releases.items():
                 if found := watched.get(version):
                     stored = replace(stored, bundle=str(found.bundle))
                     watch.releases[version] = resume(home, model, found.statistics, found.inputs, stored)
         return watch
 
-    def watch(self, wanted: Mapping[int, Watched], live: int | None) -> bool:
-        """Starts the watch of new versions and ends that of others. Returns whether something changed."""
-        before = (set(self.releases), self.live)
+    def watch(self, wanted: Mapping[int, Watched], live: int | None, edition: int = 1) -> bool:
+        """Starts the watch of new versions and ends that of others. Returns whether something changed. An edition of
+        the live version continues its watch: what clients send does not depend on it."""
+        before = (set(self.releases), self.live, self.live_edition)
         for version in set(self.releases) - set(wanted):
             del self.releases[version]
         for version, found in wanted.items():
             if version not in self.releases:
                 fresh = ReleaseState(bundle=str(found.bundle))
                 self.releases[version] = ReleaseWatch(found.statistics, found.inputs, fresh)
-        self.live = live
-        return before != (set(self.releases), live)
+        self.live, self.live_edition = live, edition
+        return before != (set(self.releases), live, edition)
 
     def follow(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Counts new parts, for about two seconds at most; returns how many. The rest is counted the next time."""
@@ -223,7 +227,13 @@ class ModelWatch:
             version: replace(release.state, detector=release.detector.state())
             for version, release in self.releases.items()
         }
-        state = WatchState(seen=self.seen, live=self.live, told=self.told, releases=releases)
+        state = WatchState(
+            seen=self.seen,
+            live=self.live,
+            live_edition=self.live_edition,
+            told=self.told,
+            releases=releases,
+        )
         path = state_file(self.home, self.model)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, state.dump())

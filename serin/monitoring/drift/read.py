@@ -46,7 +46,8 @@ def read_drift(home: Path, model: str) -> DriftView | None:
         return None  # deleted
     inputs = tuple(column.name for column in read_schema(bundle).inputs)
     watch = resume(home, model, statistics, inputs, stored)
-    release, importance = Release(model=model, version=state.live).name, read_importance(bundle)
+    release = Release(model=model, version=state.live, edition=state.live_edition).name
+    importance = read_importance(bundle)
     counted = watch.state
     alarms = tuple(_alarm(watch, release, importance, alarm) for alarm in counted.alarms.values())
     past = [_alarm(watch, release, importance, each.alarm, each.ended) for each in reversed(counted.past)]

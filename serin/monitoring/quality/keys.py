@@ -25,6 +25,7 @@ from serin.monitoring.capture.read import captured_hour
 from serin.spec.data import DataSpec
 
 ID, ROW, CLIENT_ID, TIME, SOURCE = "_id", "_row", "_client_id", "_t", "_source"
+RELEASE = "_release"
 
 _APART = "\x1f"
 _SHOWN = 24

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from serin.columns.scored import LOSS_OF_TASK, confidence, measured, reliability, row_loss
 from serin.columns.segments import segment_masks
@@ -29,7 +30,7 @@ from serin.formats.wire import wire_column
 from serin.machine.typed_json import Document, Stored
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.quality.follow import QualityState
-from serin.monitoring.quality.keys import TIME
+from serin.monitoring.quality.keys import RELEASE, TIME
 from serin.monitoring.quality.scan import Watched
 from serin.monitoring.quality.store import ARRIVED, LABEL, day_of
 from serin.monitoring.quality.view import DayQuality, Estimated, Objective, ReleaseQuality, SegmentQuality
@@ -244,12 +245,21 @@ def _estimates(
     return found
 
 
+def _editions(rows: pa.Table, places: pa.Array) -> dict[str, pa.Array]:
+    """The release of each row, by which editions of a version's lookups are told apart; nothing if there is one."""
+    if RELEASE not in rows.column_names:
+        return {}  # rows that were labelled by an earlier Serin
+    column = rows.column(RELEASE).take(places).cast(pa.string())
+    names = pc.replace_substring_regex(column, pattern="-baseline$", replacement="").combine_chunks()
+    return {RELEASE: names} if pc.count_distinct(names).as_py() > 1 else {}
+
+
 def _segments(
     watched: Watched, reference: QualityReference | None, rows: pa.Table, known: Scored
 ) -> tuple[SegmentQuality, ...]:
     inputs = {column.name: column for column in watched.schema.inputs}
     places = pa.array(np.flatnonzero(known.known))
-    wire = {
+    wire = _editions(rows, places) | {
         name: pa.array(wire_column(rows.column(column).take(places), inputs[name]).reshape(-1))
         for name, column in watched.segment_columns.items()
         if column in rows.column_names

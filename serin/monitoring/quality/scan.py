@@ -17,6 +17,7 @@ from serin.monitoring.capture.read import Sources, alike, captured_hour
 from serin.monitoring.quality.keys import (
     CLIENT_ID,
     ID,
+    RELEASE,
     ROW,
     SOURCE,
     TIME,
@@ -59,7 +60,7 @@ class Watched:
 
     @property
     def kept(self) -> list[str]:
-        return [ID, ROW, TIME, self.answer, *self.segment_columns.values()]
+        return [ID, ROW, TIME, RELEASE, self.answer, *self.segment_columns.values()]
 
 
 def answer_of(schema: Schema) -> str | None:

@@ -29,6 +29,10 @@ class ReleaseStatus:
     weight_percent: float
     edition: int = 1  # of its lookups
 
+    @property
+    def label(self) -> str:
+        return version_label(self.version, self.edition)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStatus:

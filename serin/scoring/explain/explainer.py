@@ -74,7 +74,8 @@ class Explainer:
         self._trained = self._open_trained()
         model = read_graph(self._folder / MODEL)
         self._tensors = (self._record.num_tensor, self._record.cat_tensor)
-        self._session = open_session(with_tensors(model, self._tensors))
+        with with_tensors(model, self._tensors):
+            self._session = open_session(model)
         self._note = self._compare_with_graph()
 
     def explain(self, table: pa.Table | pd.DataFrame) -> Contributions:

@@ -5,11 +5,9 @@ again: at 50% it waits for approval, and there its process is killed or it is ap
 stages, which a schedule and a person start in Prefect's page. NVIDIA's clients get the answers of each.
 """
 
-import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -314,27 +312,11 @@ def _goes_on(stack: Stack, run: str) -> bool:
 def _watch(stack: Stack, spec: Path) -> subprocess.CompletedProcess[str]:
     """As people type it."""
     line = f"prefect deployment run 'pipeline/inline' --watch --param spec={spec}"
-    return _shell(stack, f'eval "$(serin env)" && {line}', spec.parent)
+    return stack.shell(f'eval "$(serin env)" && {line}', spec.parent)
 
 
 def _ci(stack: Stack, script: str, spec: Path) -> subprocess.CompletedProcess[str]:
-    return _shell(stack, f"{CI / script} {spec} report", spec.parent)
-
-
-def _shell(stack: Stack, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    began = time.monotonic()
-    done = subprocess.run(
-        ["bash", "-c", line],
-        env={**stack.environment, "PATH": programs},
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    print(f"{line[-60:]}: {time.monotonic() - began:.1f} s")
-    return done
+    return stack.shell(f"{CI / script} {spec} report", spec.parent)
 
 
 @contextmanager

@@ -85,6 +85,16 @@ def test_an_operator_promotes_and_rolls_back(rolling: Path) -> None:
     _until(rolling, lambda state: state.live == 1 and not state.rollout.running)
 
 
+def test_an_operator_returns_to_an_edition_of_the_lookups_by_its_name(rolling: Path) -> None:
+    operator = visitor(rolling).login("operator")
+    assert act(operator, "promote", why="the evidence is enough") == 303
+    _until(rolling, lambda state: state.live == 2 and not state.rollout.running)
+    assert act(operator, "rollback", version="latest", why="a complaint") == 400
+    assert act(operator, "rollback", version="1e2", why="a complaint") == 303
+    _until(rolling, lambda state: (state.live, state.live_edition) == (1, 2) and not state.rollout.running)
+    assert "version 1e2" in operator.get(f"/models/{MODEL}").text
+
+
 def test_a_viewer_is_shown_no_buttons_and_refused(waiting: Path) -> None:
     viewer, operator = visitor(waiting).login("viewer"), visitor(waiting).login("operator")
     assert "rollout/abort" not in viewer.get(f"/models/{MODEL}/rollout").text

@@ -1,8 +1,10 @@
 """Each view shows what is stored, in words, and what changes is sent live from a real server."""
 
+import dataclasses
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +24,9 @@ from serin.machine.ports import free_ports
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
 from serin.prefect.run_entries import RunEntry
+from serin.store.store import Store
+from tests.fakes.editions import LIVE, publish_edition
+from tests.fakes.rollout import go_live
 from tests.kit.commands import serin_main
 from tests.kit.waiting import until
 from tests.unit.console.conftest import visitor
@@ -98,6 +103,30 @@ def test_a_view_shows_what_is_stored(full: Path, path: str) -> None:
     assert page.status_code == 200
     text = re.sub(r"\s+", " ", page.text)
     assert [words for words in SHOWN[path] if words not in text] == []
+
+
+def test_pages_name_the_edition_of_the_lookups_and_how_old_its_tables_are(home: Path) -> None:
+    now, second = time.time(), dataclasses.replace(LIVE, edition=2)
+    store = Store.open()
+    store.reserve_version(LIVE.model)
+    publish_edition(store, 1, now - 3 * 86_400)
+    publish_edition(store, 2, now - 2 * 86_400)
+    store.set_alias(LIVE.model, "live", second.label)
+    go_live(home, second, now, stable=LIVE)
+    viewer = visitor(home).login("operator")
+    pages = {
+        "/": ["version 1e2"],
+        "/rollouts": ["1e2"],
+        "/models/flights": [
+            "<dd>version 1e2</dd>", "live (1e2)", "Lookups", "flights-v1e2", "planes", "2 days ago", "too old",
+        ],
+        "/models/flights/rollout": ["flights-v1e2 against flights-v1", "version 1e2 (stable) 100%"],
+        "/models/flights/rollout/rollback": ["<dd>1e2</dd>", '<option value="1">version 1</option>'],
+    }  # fmt: skip
+    for path, words in pages.items():
+        text = re.sub(r"\s+", " ", viewer.get(path).text)
+        assert [each for each in words if each not in text] == [], path
+    assert viewer.get("/models/flights").text.count("too old") == 1  # of the live edition alone
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.template)

@@ -14,7 +14,7 @@ from typing import Any
 
 from serin.etl import lookups as _etl  # noqa: F401  -- once, before the first fork
 from serin.export import edition as _export  # noqa: F401
-from serin.pipeline.lookups import _find_or_publish, _refreshable
+from serin.pipeline.lookups import find_or_publish
 from serin.store.store import Store
 
 
@@ -28,7 +28,7 @@ def refresh(url: str, model: str, step: str) -> None:
     setattr(reduce(getattr, owners, import_module(module)), name, end)
     store = Store(url)
     base = store.bundle(model, 1)
-    _find_or_publish(store, base, *_refreshable(base), base.release, None)
+    find_or_publish(store, base, base.release)
 
 
 def main() -> None:

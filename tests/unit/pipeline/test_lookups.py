@@ -13,12 +13,12 @@ import pytest
 
 from serin.columns.column import column_from_arrow
 from serin.columns.keys import lookup
-from serin.errors import CheckFailed, GateFailed, JoinNotManyToOne, LookupRefused, SerinError
+from serin.errors import CheckFailed, GateFailed, JoinNotManyToOne, LookupRefused, SerinError, TableTooLarge
 from serin.etl import lookups as etl_lookups
 from serin.export import edition as export_edition
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
 from serin.formats.lookups import read_lookups
-from serin.pipeline.lookups import _find_or_publish, _refreshable, lookup_ages
+from serin.pipeline.lookups import find_or_publish, lookup_ages
 from serin.scoring.predict import Scorer
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
@@ -39,8 +39,7 @@ class Scene:
         pq.write_table(change(planes()), self.table)
 
     def refresh(self, max_row_change: float | None = None) -> Bundle:
-        spec, known = _refreshable(self.base)
-        return _find_or_publish(self.store, self.base, spec, known, self.live, max_row_change)
+        return find_or_publish(self.store, self.base, self.live, max_row_change=max_row_change)
 
 
 @pytest.fixture
@@ -152,6 +151,17 @@ def test_a_bad_table_is_refused_and_nothing_is_published(
         scene.refresh()
     assert scene.store.editions("flights", 1) == [1]
     assert scene.store.lookups_read(scene.live) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("available_bytes", lambda: 4096), ("_GRAPH_BYTES", 100)])
+def test_a_table_that_is_too_large_for_the_memory_or_the_graph_is_refused_by_name(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    scene.change(lambda table: with_seats(table, N1=750))
+    monkeypatch.setattr(etl_lookups, name, value)
+    with pytest.raises(TableTooLarge, match="planes.*name fewer columns"):
+        scene.refresh()
+    assert scene.store.editions("flights", 1) == [1]
 
 
 def test_a_larger_change_of_rows_may_be_allowed(scene: Scene) -> None:

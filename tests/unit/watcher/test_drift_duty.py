@@ -1,6 +1,7 @@
 """The live drift watch over real records, versions, journals and alerts; only the traffic is made up."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,22 @@ def test_an_alarm_names_the_column_then_and_now_and_ends_when_the_column_is_back
     assert read_alerts(home, NAME).resolved[0].alert.key == KEY
     (past,) = release_state(home)["past"]
     assert past["alarm"]["column"] == "carrier"
+
+
+def test_an_edition_of_the_lookups_continues_the_watch_and_is_named(home: Path) -> None:
+    record(home, range(30), unseen=0.3)
+    duty = tick(home, 30)
+    go_live(home, replace(release(1), edition=2), START + 60 * 31)
+    record(home, range(30, 60), unseen=0.3)
+    tick(home, 60, duty)
+    (opened,) = read_alerts(home, NAME).open
+    assert opened.alert.release == f"{NAME}-v1e2"
+    found = read_drift(home, NAME)
+    assert found is not None
+    assert (found.release, found.rows) == (f"{NAME}-v1e2", 60 * 300)
+    tick(home, 61)  # another process
+    (opened,) = read_alerts(home, NAME).open
+    assert opened.alert.release == f"{NAME}-v1e2"
 
 
 def test_the_metric_of_a_column_is_1_while_its_alarm_is_open(home: Path) -> None:

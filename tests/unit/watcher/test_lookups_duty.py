@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from serin.formats.bundle import write_manifest
-from serin.formats.dataset import LookupDescription
-from serin.formats.lookups import Lookups, write_lookups
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.pipeline.lookups import is_due
 from serin.rollout.decide.state import Phase
@@ -16,12 +13,11 @@ from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.watcher.lookups_duty import LookupsDuty
 from serin.watcher.metrics import lookups
+from tests.fakes.editions import LIVE, publish_edition
 from tests.fakes.rollout import home_journals
 from tests.unit.watcher.test_duties import ROLLOUT
 
 READ, DAY = 1_800_000_000.0, 86_400.0
-SPEC = "data: {joins: [{with: planes, source: lookup, lookup: {max_age: 1d}}]}\n"
-LIVE = Release(model="flights", version=1)
 
 
 @pytest.fixture
@@ -30,21 +26,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
     made = Store.open()
     assert made.reserve_version("flights") == 1
-    publish(made, 1, READ)
+    publish_edition(made, 1, READ)
     return made
-
-
-def publish(store: Store, edition: int, read: float) -> None:
-    table = LookupDescription(
-        name="planes", key="tail", columns={"seats": "INT64"}, file="lookups/planes.parquet"
-    )
-    with store.workspace() as work:
-        (work / "spec.yaml").write_text(SPEC)
-        write_lookups(work, Lookups(read=read, tables=(table,), rows={"planes": 20}))
-        write_manifest(
-            work, name="flights", model_version=1, spec_digest="", lineage={}, metrics={}, edition=edition
-        )
-        store.publish_bundle("flights", replace(LIVE, edition=edition).label, work)
 
 
 def make_live(home: Path, release: Release) -> None:
@@ -78,7 +61,7 @@ def test_an_edition_ends_the_alert_and_has_its_own_age(tmp_path: Path, store: St
     make_live(home, LIVE)
     duty.tick(READ + 2 * DAY)
     assert len(read_alerts(home, "flights").open) == 1
-    publish(store, 2, READ + 2 * DAY)
+    publish_edition(store, 2, READ + 2 * DAY)
     make_live(home, replace(LIVE, edition=2))
     duty.tick(READ + 2 * DAY + 60)
     assert read_alerts(home, "flights").open == ()

@@ -140,6 +140,21 @@ def test_segments_are_those_of_the_spec_with_metrics_of_their_own_rows(home: Pat
     assert found["carrier=UA"].rows == np.count_nonzero(inside)
 
 
+def test_editions_of_a_version_are_measured_together_and_each_by_itself(home: Path) -> None:
+    bundle = publish(Store.open(), 0.0)
+    first = serve(home, bundle, ROWS, seed=1)
+    second = serve(home, bundle, ROWS, seed=2, began=BEGAN + 20_000, worse=0.9, edition=2)
+    for served in (first, second):
+        add(home, bundle, served.labels(slice(None)), BEGAN + DAY_S)
+    (release,) = follow(home, BEGAN + DAY_S + 60).releases
+    assert (release.recorded, release.labelled) == (2 * ROWS, 2 * ROWS)
+    found = {segment.name: segment for segment in release.segments}
+    for served, name in ((first, f"{bundles.MODEL}-v1"), (second, f"{bundles.MODEL}-v1e2")):
+        own = found[f"_release={name}"]
+        assert own.rows == ROWS
+        assert own.metrics["auc"].value == metrics.auc(served.late, served.scores)
+
+
 def test_a_lost_state_is_rebuilt_from_records_and_labels(home: Path, two: Two) -> None:
     for bundle, served in two:
         send_labels(home, served, bundle, 7)
