@@ -135,7 +135,8 @@ def _stopped(told: Told) -> str:
     for name, (colour, points) in lines.items():
         axes.line(points, colour, width=2.2, title=name)
         for x, y in points:
-            axes.dot(x, y, colour, title=f"{name}: {y:.1%} around day {x:.0f}")
+            if np.isfinite(y):
+                axes.dot(x, y, colour, title=f"{name}: {y:.1%} around day {x:.0f}")
     _marks(axes, told.marks)
     text = (
         f'<b style="color:var(--blue)">Frauds that were refused</b> and <b style="color:var(--orange)">honest payments '

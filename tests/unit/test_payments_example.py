@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections import defaultdict
 from datetime import date
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pandas as pd
@@ -164,3 +166,48 @@ def test_terminals_keep_the_order_of_a_card_count_failures_and_pause(
     assert not Counting.overlapped
     assert made.failures == {"503": int((payments["card"] == "c0003").sum())}
     assert made.at == payments["at"].iloc[-1]
+
+
+def test_the_page_tells_what_the_rows_say(world: Any) -> None:
+    """Version 1 finds no fraud after the change, version 2 finds all of them and refuses one honest payment."""
+    page = importlib.import_module("page")
+    made = world.World(first=FIRST, per_day=30, change=20, taken_over=5)
+    rows = made.payments(0, 40)
+    rows = rows.assign(day=made.day_of(rows["at"]), seconds=np.arange(len(rows)) / 50.0, _latency_ms=2.5)
+    for name in page.WINDOWS:
+        rows[name] = np.arange(len(rows)) % 4
+    rows["_release"] = np.select(
+        [rows["day"] < 10, rows["day"] < 30], ["payments-v1", "payments-v1e2"], "payments-v2"
+    )
+    newer = rows["_release"] == "payments-v2"
+    rows["score"] = np.where(rows["fraud"] & ((rows["day"] < 20) | newer), 0.75, 0.25)
+    rows.loc[rows.index[newer & ~rows["fraud"]][0], "score"] = 0.75
+    rows["taken_over"] = rows["fraud"]
+    told = page.Told(
+        rows=rows,
+        marks={"lookup refreshed": 10.0, "change": 20.0, "alarm": 25.0, "canary": 28.0, "version 2": 30.0},
+        failures=0,
+        equal=(5 * len(rows), 0),
+        seconds=200.0,
+        alarm=("channel drifted", "see `serin drift` & <more>"),
+        refused=rows[newer & rows["fraud"]].iloc[0],
+        reason={
+            "contributions": {"amount": 2.0, "risk": -0.5},
+            "values": {"amount": "9"},
+            "base": -1.0,
+            "margin": 0.5,
+        },
+        before=np.full(int(newer.sum()), 0.25),
+        report="rollout.html",
+    )
+    text = page.payments_page(told)
+    assert f"<b>{len(rows):,}</b><span>payments answered" in text
+    assert "see <code>serin drift</code> &amp; &lt;more&gt;" in text
+    gained = text.partition("What the new version gains")[2]
+    assert '<td>version 1</td><td class="n">0.0%</td><td class="n">0.00%</td>' in gained
+    assert '<td>version 2</td><td class="n">100.0%</td>' in gained
+    assert "payments-v1e2: " in text.partition("The list of merchants")[2]
+    assert not re.search(r"\bnan\b", text)
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)|src=", text)
+    for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ET.fromstring(drawing)
