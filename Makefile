@@ -35,7 +35,7 @@ for place in (name + ".so.1.0", os.path.join(sysconfig.get_config_var("LIBDIR"),
 print(name)
 endef
 export LIBPYTHON
-.PHONY: help install demo test unit coverage chaos cluster-test parity ways sending faults gpu-test gpu-scale gpu-billion soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
+.PHONY: help install demo payments test unit coverage chaos cluster-test parity ways sending faults gpu-test gpu-scale gpu-billion soak lint ruff format docs hooks release bench bench-check bench-setup system-deps clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ install: $(USERS) $(TRITON) ## the environments, without running anything
 demo: $(USERS) $(TRITON) ## raw tables to a served model, then a rollout that is promoted and one that is rolled back; ACT=drift: the drift alarm
 	@$(if $(filter-out drift,$(ACT)),$(error ACT=$(ACT) is unknown; the demo has ACT=drift))
 	@$(BIN)/python examples/flights/$(if $(ACT),drift,demo).py
+
+payments: $(USERS) $(TRITON) ## card fraud: served windows, labels, an alarm, a retraining under a canary; writes a page with pictures
+	@$(BIN)/python examples/payments/run.py $(ARGS)
 
 # Types and import rules are checked beside the tests, which wait most of the time; what they find comes last.
 test: $(INSTALLED) $(TRITON) ruff ## lint and all tests; reports what was skipped and why
