@@ -11,10 +11,12 @@ from typing import Any, Final
 from serin.errors import StateUnavailable
 from serin.host.standing import standing_process
 from serin.host.supervisor import Supervisor
+from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.machine.in_memory import socket_folder
 from serin.machine.process import Process
 from serin.machine.unix_http import UnixConnection
+from serin.windows.valkey_place import ValkeyPlace
 
 WINDOWS: Final = "windows"
 _ANSWER_S: Final = 60.0
@@ -32,6 +34,12 @@ def plans_folder(home: Path) -> Path:
 
 def state_folder(home: Path) -> Path:
     return home / "windows" / "state"
+
+
+def shared_events() -> ValkeyPlace | None:
+    """Where events are kept for several hosts; None: each home keeps its own. Raises SpecError."""
+    found = environment.events_place()
+    return None if found is None else ValkeyPlace.read(*found)
 
 
 def windows_process(home: Path) -> Process:
