@@ -81,9 +81,11 @@ def send_history(home: Path, model: str, batch: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def ask_windows(home: Path, path: str, body: Any = None, *, model: str = "") -> Any:
+def ask_windows(
+    home: Path, path: str, body: Any = None, *, model: str = "", within_s: float = _ANSWER_S
+) -> Any:
     """Asks the process itself, as the owner of the stack. StateUnavailable when it does not answer."""
-    connection = UnixConnection(windows_socket(home), _ANSWER_S)
+    connection = UnixConnection(windows_socket(home), within_s)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"x-serin-model": model})
         answer = connection.getresponse()

@@ -17,6 +17,7 @@ from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
 from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.host.supervisor import Supervisor
 from serin.host.windows import WINDOWS
+from serin.monitoring.capture.read import captured
 from serin.rollout.decide.state import Phase
 from serin.store.artifacts import Release
 from tests.cluster.events_server import EventsServer
@@ -29,6 +30,7 @@ from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 BIAS = -8.0
+RECORDED = f"{SPEC}monitoring: {{capture: {{share: 1.0}}}}\n"
 KINDS: dict[str, Kind] = {"at": "timestamp", "id": "string", "carrier": "string"}
 # The number of earlier requests of a carrier takes the place of the distance, which clients do not send.
 PLAN = WindowPlan(
@@ -104,7 +106,7 @@ def scene() -> Iterator[Windows]:
 
 @pytest.fixture(scope="module")
 def live(scene: Windows) -> Release:
-    release = scene.cluster.publish(BIAS, SPEC, extra={"windows.json": PLAN.dump()})
+    release = scene.cluster.publish(BIAS, RECORDED, extra={"windows.json": PLAN.dump()})
     scene.cluster.until(lambda: all(scene.cluster.report(name) for name in "abc"), what="all hosts report")
     scene.start(release, AT_ONCE)
     scene.until(release, lambda now: now.phase is Phase.PROMOTED, what="the first version")
@@ -132,6 +134,17 @@ def test_gateways_of_three_hosts_read_one_state_and_write_it_once(scene: Windows
     assert scene.earlier("c", "after the push") == 11
     shown = json.loads(scene.cluster.members["a"].serin("events", "show", "--json").stdout)
     assert shown["keys"] == 1
+
+
+def test_recorded_requests_hold_the_windows_that_were_used(scene: Windows, live: Release) -> None:
+    home = scene.cluster.members["c"].home
+    last = scene.earlier("c", "recorded")
+
+    def recorded() -> list[int]:
+        found = captured(home, MODEL, columns=["distance"])["distance"].to_pylist()
+        return [value for value in found if value is not None]
+
+    scene.cluster.until(lambda: last in recorded(), within_s=120.0, what="the request in the records of c")
 
 
 def test_requests_are_refused_while_the_server_is_away_and_no_event_is_lost(
