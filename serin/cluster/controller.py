@@ -129,10 +129,11 @@ class LedController:
             self._background.close()
         self._controller.close()
 
-    @staticmethod
-    def _check(store: Store, external: External, *, shared: bool) -> Callable[[Release], None]:
+    def _check(self, store: Store, external: External, *, shared: bool) -> Callable[[Release], None]:
         """What is checked before a rollout. `shared`: several hosts may serve a version."""
-        checks = [check_trusted(store, external), *([check_windows(store)] if shared else [])]
+        checks = [check_trusted(store, external)]
+        if shared:
+            checks.append(check_windows(store, lambda: self._hosts.reports))
 
         def check(release: Release) -> None:
             for each in checks:

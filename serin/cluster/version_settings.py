@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from serin.errors import NotFound, RolloutRefused
 from serin.formats.bundle import REPOSITORY
+from serin.formats.cluster.host_report import AgentReport
 from serin.formats.policy import check_policy
 from serin.formats.schema import Schema, read_schema
 from serin.formats.windows import read_windows
+from serin.machine.ports import is_loopback
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
@@ -74,17 +77,30 @@ def check_trusted(store: Store, external: External | None = None) -> Callable[[R
     return check
 
 
-def check_windows(store: Store) -> Callable[[Release], None]:
-    """The check raises RolloutRefused for a version with online windows: hosts do not share the events they count."""
+def check_windows(
+    store: Store, reports: Callable[[], Mapping[str, AgentReport]]
+) -> Callable[[Release], None]:
+    """The check raises RolloutRefused for a version with online windows where hosts do not share the events that they
+    count. `reports`: of all hosts with a gateway."""
 
     def check(release: Release) -> None:
-        if read_windows(Path(store.bundle(release.model, release.version).path)) is not None:
-            raise RolloutRefused(
-                model=release.model,
-                command="start",
-                reason="it has windows with source: online, whose events one machine keeps; several hosts and "
-                "Kubernetes do not share them yet. Serve it with `serin up` on one machine, or use source: request",
-            )
+        if read_windows(Path(store.bundle(release.model, release.version).path)) is None:
+            return
+        places = {report.events for report in reports().values()}
+        without = sorted(host for host, report in reports().items() if report.events is None)
+        if without:
+            reason = f"{', '.join(without)} share no events with other hosts; set SERIN_EVENTS there to their Valkey"
+        elif len(places) > 1:
+            reason = f"hosts keep events in different places ({', '.join(sorted(map(str, places)))})"
+        elif len(reports()) > 1 and is_loopback(urlsplit(next(iter(places)) or "").hostname or ""):
+            reason = "SERIN_EVENTS names the loopback interface, which other hosts do not share"
+        else:
+            return
+        raise RolloutRefused(
+            model=release.model,
+            command="start",
+            reason=f"it has windows with source: online, and {reason} (docs/how-to/online-windows.md)",
+        )
 
     return check
 

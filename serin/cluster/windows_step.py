@@ -8,9 +8,13 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from serin.errors import StateUnavailable
 from serin.host.standing import run_standing
-from serin.host.windows import plans_folder, state_folder, windows_socket
+from serin.host.state import read_stack
+from serin.host.windows import plans_folder, shared_events, state_folder, windows_socket
+from serin.machine import environment
 from serin.machine.heartbeat import beat
+from serin.machine.ports import is_loopback
 from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step, sweep
 from serin.windows.lmdb_state import LmdbState
@@ -37,7 +41,19 @@ def run(home: Path, stop: threading.Event) -> None:
 
 
 def open_state(home: Path) -> State:
-    """What keeps the events of this host."""
+    """What keeps the events of this host. Raises StateUnavailable, also on one of several hosts without a shared place:
+    windows over its own events alone would be wrong."""
+    place, stack = shared_events(), read_stack(home)
+    if place is not None:
+        from serin.windows.valkey_state import ValkeyState  # here: one machine does not need its client
+
+        if not place.tls and not is_loopback(place.host):
+            log.warning("%s: passwords and events are not encrypted; use valkeys://", place)
+        return ValkeyState(place, environment.store_url())
+    if stack is not None and stack.agent:
+        raise StateUnavailable(
+            reason="this is one of several hosts; set SERIN_EVENTS to the Valkey that they share"
+        )
     state = LmdbState(state_folder(home))
     if state.moved is not None:
         log.warning(

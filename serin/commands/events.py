@@ -10,7 +10,6 @@ import typer
 
 from serin.commands.arguments import Commands, Model, ModelVersion, Yes, add_group, open_store
 from serin.commands.output import Json, confirm, counted, human_bytes, say, show, show_json, show_table
-from serin.errors import SpecError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -99,15 +98,9 @@ def forget_events(
 ) -> None:
     """Delete all kept events of one key."""
     from serin.host.windows import ask_windows
-    from serin.pipeline.events import plan_of
+    from serin.pipeline.events import plan_of, read_key
 
-    plan = plan_of(open_store().find(model))
-    given = dict(each.partition("=")[::2] for each in keys)
-    wanted = {name for window in plan.windows for name in window.by}
-    if given.keys() != wanted:
-        problem = ("COLUMN=VALUE", f"name each key column once: {', '.join(sorted(wanted))}")
-        raise SpecError(where="serin events forget", problems=[problem])
-    rows = {name: [value if plan.kinds[name] == "string" else int(value)] for name, value in given.items()}
+    rows = read_key(plan_of(open_store().find(model)), keys)
     confirm(f"delete the events of {', '.join(keys)}?", yes=yes)
     dropped = ask_windows(environment.home(), "/forget", rows, model=model)["keys"]
     show(f"deleted the events of {counted(dropped, 'key')} (one for each window)")

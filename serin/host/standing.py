@@ -26,10 +26,8 @@ def stack_environment(home: Path) -> dict[str, str]:
     The caller's credentials for Prefect are left out: a served model must not have them.
     """
     store = environment.store_url()
-    files = {
-        "SERIN_SIGNING_KEY": environment.path("SERIN_SIGNING_KEY"),
-        "SERIN_TRUSTED_KEYS": environment.path("SERIN_TRUSTED_KEYS"),
-    }
+    names = ("SERIN_SIGNING_KEY", "SERIN_TRUSTED_KEYS", "SERIN_EVENTS_PASSWORD_FILE", "SERIN_EVENTS_CA")
+    files = {name: environment.path(name) for name in names}
     return environment.child_environment(
         **dict.fromkeys(environment.prefect_credentials()),
         **{name: str(path) for name, path in files.items() if path},  # the stack has another working folder

@@ -11,10 +11,12 @@ from typing import Any, Final
 from serin.errors import StateUnavailable
 from serin.host.standing import standing_process
 from serin.host.supervisor import Supervisor
+from serin.machine import environment
 from serin.machine.durable import write_secret
 from serin.machine.in_memory import socket_folder
 from serin.machine.process import Process
 from serin.machine.unix_http import UnixConnection
+from serin.windows.valkey_place import ValkeyPlace
 
 WINDOWS: Final = "windows"
 _ANSWER_S: Final = 60.0
@@ -32,6 +34,12 @@ def plans_folder(home: Path) -> Path:
 
 def state_folder(home: Path) -> Path:
     return home / "windows" / "state"
+
+
+def shared_events() -> ValkeyPlace | None:
+    """Where events are kept for several hosts; None: each home keeps its own. Raises SpecError."""
+    found = environment.events_place()
+    return None if found is None else ValkeyPlace.read(*found)
 
 
 def windows_process(home: Path) -> Process:
@@ -73,9 +81,11 @@ def send_history(home: Path, model: str, batch: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def ask_windows(home: Path, path: str, body: Any = None, *, model: str = "") -> Any:
+def ask_windows(
+    home: Path, path: str, body: Any = None, *, model: str = "", within_s: float = _ANSWER_S
+) -> Any:
     """Asks the process itself, as the owner of the stack. StateUnavailable when it does not answer."""
-    connection = UnixConnection(windows_socket(home), _ANSWER_S)
+    connection = UnixConnection(windows_socket(home), within_s)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"x-serin-model": model})
         answer = connection.getresponse()

@@ -5,6 +5,9 @@ SERIN_STORE      datasets and model versions: a folder or the URL of a bucket (<
 SERIN_CACHE_BYTES  the most that copies of an object store's files take here (a fifth of the disk)
 SERIN_SCRATCH    a folder that all hosts see, for datasets that they compute together into an object store (unset)
 SERIN_HOST       the name of this host where several share a store    (the machine's host name)
+SERIN_EVENTS     the Valkey that keeps events of online windows for several hosts: valkeys://host:6380/0 (unset: LMDB)
+SERIN_EVENTS_PASSWORD_FILE  a file with its password                  (unset: none)
+SERIN_EVENTS_CA  certificates of the authority of its certificate     (unset: the system's)
 SERIN_SIGNING_KEY     a file with the private key that signs new versions (unset: they are not signed)
 SERIN_TRUSTED_KEYS    a folder with the public keys of which one must have signed a version (<home>/trusted-keys)
 SERIN_TRITON     an environment or folder that holds Triton          (beside the virtual environment)
@@ -50,7 +53,7 @@ from pathlib import Path
 from serin.errors import SpecError
 
 _SECRET_NAME = re.compile(
-    r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY(?!_ID)|PRIVATE_KEY|RECEIVER_URL",
+    r"PASSWORD(?!_FILE)|PASSWD|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|API_?KEY|ACCESS_KEY(?!_ID)|PRIVATE_KEY|RECEIVER_URL",
     re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
@@ -100,6 +103,12 @@ def aws_variables_suffice() -> bool:
 def shared_store_url() -> str | None:
     """The store that SERIN_STORE names, which other hosts may use too; None: the one in SERIN_HOME."""
     return os.environ.get("SERIN_STORE") or None
+
+
+def events_place() -> tuple[str, Path | None, Path | None] | None:
+    """(URL, file with the password, file with certificates) of what keeps events for several hosts; None: not set."""
+    url = text("SERIN_EVENTS")
+    return None if url is None else (url, path("SERIN_EVENTS_PASSWORD_FILE"), path("SERIN_EVENTS_CA"))
 
 
 def host() -> str:

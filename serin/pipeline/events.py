@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serin.errors import EventsUnfit
+from serin.errors import EventsUnfit, SpecError
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 from serin.formats.windows import WindowPlan, read_windows
 from serin.formats.wire import to_wire
+from serin.serving.windows.pushed import read_value
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle
 from serin.windows.events import event_rows
@@ -29,6 +32,29 @@ def plan_of(bundle: Bundle) -> WindowPlan:
         reason = f"version {bundle.version} has no windows with source: online"
         raise EventsUnfit(model=bundle.model, reason=reason)
     return plan
+
+
+def read_key(plan: WindowPlan, words: Sequence[str]) -> dict[str, list[Any]]:
+    """The key that words like card=c7 name, as columns of one row. SpecError for words that name no key."""
+    given = [each.partition("=")[::2] for each in words]
+    wanted = sorted({name for window in plan.windows for name in window.by})
+    if sorted(name for name, _ in given) != wanted:
+        problem = f"name each key column once: {', '.join(f'{name}=VALUE' for name in wanted)}"
+        raise SpecError(where="the key", problems=[("", problem)])
+    columns = {column.name: column for column in plan.inputs}
+    rows: dict[str, list[Any]] = {}
+    for name, text in given:
+        value: Any = text
+        if columns[name].kind != "string":
+            with suppress(ValueError):  # a time may be text
+                value = json.loads(text)
+        try:
+            rows[name] = [read_value(value, columns[name])]
+        except ValueError as error:
+            raise SpecError(
+                where="the key", problems=[(name, f"{text!r} cannot be used: it {error}")]
+            ) from error
+    return rows
 
 
 def file_events(plan: WindowPlan, file: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:

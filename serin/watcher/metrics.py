@@ -22,14 +22,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from serin.errors import SerinError, SpecError
+from serin.errors import SerinError, SpecError, StateUnavailable
 from serin.host.console import own_secret
 from serin.host.gpu_use import read_gpu_use
 from serin.host.metrics_address import candidates, remove_address, token_file, write_address
+from serin.host.windows import ask_windows, plans_folder
 from serin.host.wiring import build_gateway
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import models_captured, read_captures
@@ -273,7 +280,36 @@ def lookups(home: Path) -> Iterator[Metric]:
     yield from (age, most, rows)
 
 
-_SECTIONS = (build, releases, rollouts, lookups, objectives, quality, drift, captures, alerts, leases)
+def events(home: Path) -> Iterator[Metric]:
+    if not plans_folder(home).is_dir():
+        return  # no model here has online windows
+    usable = gauge("serin_events_available", "Whether the events of online windows can be read and written.")
+    counted = CounterMetricFamily(
+        "serin_events",
+        "Events of online windows, once for each window, by what became of them.",
+        labels=["model", "outcome"],
+    )
+    took = HistogramMetricFamily("serin_windows_seconds", "How long the windows of a request took.")
+    keys = gauge("serin_events_keys", "The keys whose events are kept.")
+    size = gauge("serin_events_bytes", "What the kept events take.")
+    try:
+        found = ask_windows(home, "/status", within_s=_TIMEOUT_S)
+    except StateUnavailable:
+        usable.add_metric([], 0.0)
+        yield usable
+        return
+    usable.add_metric([], float("problem" not in found))
+    for model, outcomes in found["models"].items():
+        for outcome, count in outcomes.items():
+            counted.add_metric([model, outcome], count)
+    took.add_metric([], list(found["took"]["buckets"].items()), found["took"]["sum_s"])
+    if "problem" not in found:
+        keys.add_metric([], found["keys"])
+        size.add_metric([], found["bytes"])
+    yield from (usable, counted, took, keys, size)
+
+
+_SECTIONS = (build, releases, rollouts, lookups, events, objectives, quality, drift, captures, alerts, leases)
 
 
 def targets(home: Path) -> list[dict[str, Any]]:

@@ -51,13 +51,6 @@ class LmdbState:
                 else:
                     work.put(key, content)
 
-    def keys(self, prefix: bytes) -> Iterator[bytes]:
-        with _mapped(), self._env.begin() as work, work.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                yield bytes(cursor.key())
-                found = cursor.next()
-
     def drop_expired(self, now_us: int) -> int:
         dropped, place = 0, b""
         while True:

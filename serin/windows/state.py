@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 Change = Callable[[Mapping[bytes, bytes | None]], Mapping[bytes, bytes | None]]
@@ -15,9 +15,6 @@ class State(Protocol):
     def update(self, keys: Sequence[bytes], change: Change) -> None:
         """Reads these keys, and stores what `change` makes of them, all or nothing. It survives the end of this process
         when this returns. `change` may be called again when another process changed a key in the meantime."""
-
-    def keys(self, prefix: bytes) -> Iterator[bytes]:
-        """The keys that begin so."""
 
     def drop_expired(self, now_us: int) -> int:
         """Drops what nothing can see any more; returns of how many keys."""
@@ -40,9 +37,6 @@ class MemoryState:
                 self._kept.pop(key, None)
             else:
                 self._kept[key] = content
-
-    def keys(self, prefix: bytes) -> Iterator[bytes]:
-        return iter([key for key in self._kept if key.startswith(prefix)])
 
     def drop_expired(self, now_us: int) -> int:
         from serin.windows.ring import expires_at  # here: a state knows nothing else about what it keeps

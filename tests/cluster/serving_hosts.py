@@ -63,12 +63,11 @@ class Member:
     def pids(self) -> dict[str, int | None]:
         return {child.name: child.pid for child in Supervisor(self.home).children()}
 
-    def ask(self) -> tuple[int, str]:
+    def ask(self, inputs: Sequence[Mapping[str, Any]] | None = None) -> tuple[int, str]:
         """Status and body of an inference that a client on this host sends to its gateway."""
+        body = {"inputs": good_inputs() if inputs is None else inputs}
         with self.host.inside():
-            answer = ask(
-                f"{self.host.address}:{self.port}", f"/v2/models/{MODEL}/infer", {"inputs": good_inputs()}
-            )
+            answer = ask(f"{self.host.address}:{self.port}", f"/v2/models/{MODEL}/infer", body)
             return answer.status, answer.text
 
 
@@ -95,9 +94,9 @@ class Cluster:
     folder: Path
     seq: int = 0
 
-    def publish(self, bias: float, spec: str = SPEC) -> Release:
+    def publish(self, bias: float, spec: str = SPEC, **settings: Any) -> Release:
         with self.store_host.inside():
-            version = bundles.publish(self.store, bias=bias, spec=spec).version
+            version = bundles.publish(self.store, bias=bias, spec=spec, **settings).version
         return Release(model=MODEL, version=version)
 
     def want(
@@ -105,6 +104,7 @@ class Cluster:
         hosts: Mapping[str, Sequence[str]],
         *routes: ModelRoute,
         arms: Mapping[str, EvidenceArm] | None = None,
+        **limits: Any,
     ) -> int:
         """Writes the next desired state as a controller does; returns its number."""
         self.seq += 1
@@ -115,7 +115,9 @@ class Cluster:
             t=time.time(),
             hosts={name: tuple(where) for name, where in hosts.items()},
             routes=routes,
-            timeouts={MODEL: {"request_s": 10.0, "promised_s": 0.5, "shares": dict.fromkeys(hosts, 1.0)}},
+            timeouts={
+                MODEL: {"request_s": 10.0, "promised_s": 0.5, "shares": dict.fromkeys(hosts, 1.0), **limits}
+            },
             arms=arms or {},
         )
         with self.store_host.inside():
@@ -188,14 +190,21 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, *names: str, prefix: str) -> Iterator[Cluster]:
-    """Agents on hosts of these names, and a host with the store. Nothing is desired yet."""
+def cluster(
+    folder: Path,
+    *names: str,
+    prefix: str,
+    beside: Callable[[ExitStack, Host], Mapping[str, str]] = lambda _ends, _host: {},
+) -> Iterator[Cluster]:
+    """Agents on hosts of these names, and a host with the store. Nothing is desired yet. `beside`: starts more on the
+    host of the store, and returns variables that agents have for it."""
     authority = Authority()
     with ExitStack() as ends:
         network = ends.enter_context(hosts(*names, "store", prefix=prefix))
         place = network["store"]
         with place.inside():
             variables = ends.enter_context(running_seaweedfs(folder / "s3", address=place.address))
+        variables = {**variables, **beside(ends, place)}
         known = dict(os.environ)
         os.environ.update(variables)
         ends.callback(_restore, known)

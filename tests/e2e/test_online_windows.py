@@ -7,22 +7,31 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 
+from serin.host.windows import plans_folder, windows_socket
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.watcher import metrics
 from serin.windows.lmdb_state import LmdbState
+from serin.windows.state import MemoryState
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.waiting import until
 from tests.kit.web import Handler, web_server
-from tests.unit.windows.test_step import plan
+from tests.unit.windows.test_step import ask_json, plan
 
 MODELS = ("pay", "other")
 LENGTH = "inference-header-content-length"
@@ -68,6 +77,42 @@ def stepping(socket: Path, step: Step) -> Iterator[None]:
         loop.close()
 
 
+class GrpcEcho(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Keeps the messages that arrived."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        self.messages.append(request)
+        return service_pb2.ModelInferResponse(model_name=request.model_name)
+
+
+@contextmanager
+def grpc_server(servicer: GrpcEcho) -> Iterator[int]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait(30)
+
+
+def apply(gateway: Any, **limits: Any) -> None:
+    """Routes the models to the servers behind; `limits` are those of the first."""
+    ports = [f"127.0.0.1:{port}" for port in gateway.behind]
+    endpoint = Endpoint(http=ports[0], grpc=ports[1])
+    releases = [Release(model=model, version=1) for model in MODELS]
+    timeouts = {model: Timeouts(windows=plan().to_json()) for model in MODELS}
+    gateway.apply(
+        [ModelRoute(model=each.model, epoch=1, stable=each) for each in releases],
+        {each.name: endpoint for each in releases},
+        timeouts | {MODELS[0]: replace(timeouts[MODELS[0]], **limits)},
+    )
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[tuple[Any, int, Step]]:
     (tmp_path / "plans").mkdir()
@@ -75,14 +120,14 @@ def scene(tmp_path: Path) -> Iterator[tuple[Any, int, Step]]:
         (tmp_path / "plans" / f"{model}.json").write_bytes(plan().dump())
     state = LmdbState(tmp_path / "state")
     step = Step(tmp_path / "plans", lambda: state)
-    with web_server(Echo) as behind, lone_gateway() as (gateway, port, host):
-        endpoint = Endpoint(http=f"127.0.0.1:{behind}", grpc="127.0.0.1:1")
-        releases = [Release(model=model, version=1) for model in MODELS]
-        gateway.apply(
-            [ModelRoute(model=each.model, epoch=1, stable=each) for each in releases],
-            {each.name: endpoint for each in releases},
-            {model: Timeouts(windows=plan().to_json()) for model in MODELS},
-        )
+    echo = GrpcEcho()
+    with (
+        web_server(Echo) as behind,
+        grpc_server(echo) as grpc_behind,
+        lone_gateway() as (gateway, port, host),
+    ):
+        gateway.behind, gateway.echo = (behind, grpc_behind), echo
+        apply(gateway)
         wait_for("the route", lambda: ask(port, "pay", "first", "none", 1.0)[0] == 503, host)
         with stepping(gateway.inside.with_name("windows.sock"), step):
             wait_for("the step", lambda: ask(port, "pay", "x", "none", 1.0)[0] == 200, host)
@@ -98,14 +143,17 @@ def post(port: int, path: str, body: Any, key: str | None = None) -> tuple[int, 
         return answer.status, json.loads(answer.read() or b"null")
 
 
-def ask(port: int, model: str, event: str, card: str, amount: float, **more: Any) -> tuple[int, Any]:
+def json_inputs(event: str, card: str, amount: float, **more: Any) -> list[dict[str, Any]]:
     values = {"at": time.time_ns() // 1000, "id": event, "card": card, "amount": amount}
     kinds = {"at": "INT64", "id": "BYTES", "card": "BYTES", "amount": "FP32"}
-    inputs = [
+    return [
         {"name": name, "datatype": kinds[name], "shape": [1, 1], "data": [value]}
         for name, value in {**values, **more}.items()
     ]
-    return post(port, f"/v2/models/{model}/infer", {"inputs": inputs})
+
+
+def ask(port: int, model: str, event: str, card: str, amount: float, **more: Any) -> tuple[int, Any]:
+    return post(port, f"/v2/models/{model}/infer", {"inputs": json_inputs(event, card, amount, **more)})
 
 
 def test_requests_get_their_windows_and_pushed_events_are_among_them(scene: tuple[Any, int, Step]) -> None:
@@ -130,11 +178,84 @@ def test_a_request_that_a_server_fails_and_another_try_answers_counts_once(
     assert ask(port, "pay", "b", "c2", 1.0)[1]["n"] == 1
 
 
+def test_calls_of_grpc_and_bodies_without_a_length_get_their_windows(scene: tuple[Any, int, Step]) -> None:
+    gateway, port, _ = scene
+    assert ask(port, "pay", "a", "c5", 1.5)[1]["n"] == 0
+    client = InferenceServerClient(f"127.0.0.1:{port}")
+    dtypes = {"at": (np.int64, time.time_ns() // 1000), "id": (object, "b"), "card": (object, "c5")}
+    inputs = []
+    for name, (dtype, value) in {**dtypes, "amount": (np.float32, 2.5)}.items():
+        kind = {np.int64: "INT64", object: "BYTES", np.float32: "FP32"}[dtype]
+        inputs.append(InferInput(name, [1, 1], kind))
+        inputs[-1].set_data_from_numpy(np.array([[value]], dtype))
+    try:
+        client.infer("pay", inputs)
+    finally:
+        client.close()
+    (message,) = gateway.echo.messages
+    sent = dict(zip([each.name for each in message.inputs], message.raw_input_contents, strict=True))
+    assert sent == {
+        "amount": struct.pack("<f", 2.5),
+        "n": struct.pack("<q", 1),
+        "spent": struct.pack("<f", 1.5),
+    }
+    body = json.dumps({"inputs": json_inputs("c", "c5", 0.5)}).encode()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as wire:
+        pieces = (body[at : at + 40] for at in range(0, len(body), 40))
+        wire.request("POST", "/v2/models/pay/infer", pieces, {"content-type": "application/json"})
+        assert json.loads(wire.getresponse().read())["n"] == 2
+
+
+def test_a_request_that_a_rate_limit_refuses_is_not_counted(scene: tuple[Any, int, Step]) -> None:
+    gateway, port, _ = scene
+    apply(gateway, rate_limit="1/h", rate_burst=3)
+    found: list[int] = []
+
+    def limited() -> bool:
+        found.append(ask(port, "pay", f"{len(found)}", "c4", 1.0)[0])
+        return found[-1] == 429
+
+    until(limited, "a request is refused")
+    refused = [ask(port, "pay", f"more {n}", "c4", 1.0)[0] for n in range(3)]
+    assert refused == [429] * 3
+    answered = len(found) - 1
+    apply(gateway)
+    until(
+        lambda: ask(port, "pay", "", "", 1.0)[0] == 200, "the limit is gone"
+    )  # without a key it is no event
+    assert ask(port, "pay", "last", "c4", 1.0)[1]["n"] == answered
+
+
 def test_a_time_in_the_future_is_refused_at_the_gateway(scene: tuple[Any, int, Step]) -> None:
     _, port, _ = scene
     status, answer = ask(port, "pay", "a", "c3", 1.0, at=time.time_ns() // 1000 + 3600 * SECOND)
     assert status == 400
     assert "in the future" in answer["error"]
+
+
+def test_prometheus_gets_what_became_of_events_and_how_long_windows_took(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    assert list(metrics.events(home)) == []
+    plans_folder(home).mkdir(parents=True)
+    (plans_folder(home) / "pay.json").write_bytes(plan().dump())
+    (down,) = metrics.events(home)
+    assert [sample.value for sample in down.samples] == [0.0]
+    step = Step(plans_folder(home), MemoryState)
+    with stepping(windows_socket(home), step):
+        until(windows_socket(home).exists, "the step")
+        for event, at in (("a", 0), ("a", 0), ("b", -20 * SECOND), ("c", 3600 * SECOND)):
+            ask_json(step, event, time.time_ns() // 1000 // SECOND * SECOND + at, 1.0)
+        found = {
+            (sample.name, sample.labels.get("outcome") or sample.labels.get("le")): sample.value
+            for family in metrics.events(home)
+            for sample in family.samples
+        }
+    outcomes = {name: value for (metric, name), value in found.items() if metric == "serin_events_total"}
+    assert outcomes == {"counted": 1, "repeated": 1, "late": 1, "refused": 1}
+    assert found["serin_events_available", None] == found["serin_events_keys", None] == 1
+    assert found["serin_windows_seconds_count", None] == found["serin_windows_seconds_bucket", "+Inf"] == 4
 
 
 def test_a_key_of_one_model_pushes_no_events_to_another(scene: tuple[Any, int, Step]) -> None:

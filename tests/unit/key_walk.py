@@ -100,6 +100,7 @@ NOT_DECIDING: Mapping[str, str] = {
     "mlflow": "is told metrics",
     "optuna": "searches settings, which are in the key", "cupyx": "is cupy",
     "deltalake": "lists files, which are in the key", "lmdb": "stores events of served windows",
+    "redis": "stores events of served windows",
     "tritonclient": "configurations of imported repositories", "pylibcudf": "is cudf", "numba": "is cudf's",
 }  # fmt: skip
 """Libraries that a stage imports and that decide none of its numbers."""

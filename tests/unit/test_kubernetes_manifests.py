@@ -23,6 +23,7 @@ from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.serving import ServingSpec
 from serin.store.artifacts import Release
+from serin.windows.valkey_place import ValkeyPlace
 from tests.kit.network_policies import Peer, allows
 
 FOLDER = Path(__file__).resolve().parents[2] / "deployments" / "kubernetes"
@@ -430,6 +431,40 @@ def test_the_way_to_servers_elsewhere_is_a_valid_policy_of_the_parts_that_ask_th
         pod = Peer(name=name, namespace="serin", labels=labels)
         assert not allows(ours, pod, server, 8000), "nothing reaches it without the component"
         assert allows([*ours, policy], pod, server, 8000) == (name in CLIENTS)
+
+
+def test_gateways_alone_reach_the_events_that_they_share_and_get_the_password_in_a_file() -> None:
+    component = yaml.safe_load((FOLDER / "shared-events" / "kustomization.yaml").read_text())
+    policies = [found for _, found in ALL if found["kind"] == "NetworkPolicy"]
+    (policy,) = [each for each in policies if each["metadata"]["name"] == "shared-events"]
+    kubernetes_validate.validate(policy, SCHEMA, strict=True)
+    ours = [each for each in policies if each is not policy]
+    server = Peer(
+        name="events",
+        namespace="valkey",
+        labels={"app": "events"},
+        about={"kubernetes.io/metadata.name": "valkey"},
+    )
+    for name in ("gateway", "controller", "prefect-api"):
+        pod = Peer(name=name, namespace="serin", labels={"app.kubernetes.io/name": name})
+        assert not allows(ours, pod, server, 6380)
+        assert allows([*ours, policy], pod, server, 6380) == (name == "gateway")
+    (patch,) = component["patches"]
+    gateway = dict(ALL)["base/gateway.yaml:Deployment/gateway"]
+    changed = json.loads(json.dumps(gateway))
+    for each in yaml.safe_load(patch["patch"]):
+        place = changed
+        for part in each["path"].strip("/").split("/")[:-1]:
+            place = place[int(part)] if part.isdecimal() else place[part]
+        place.append(each["value"])
+    kubernetes_validate.validate(changed, SCHEMA, strict=True)
+    (container,) = changed["spec"]["template"]["spec"]["containers"]
+    found = {each["name"]: each.get("value") for each in container["env"]}
+    assert ValkeyPlace.read(found["SERIN_EVENTS"] or "").tls
+    assert all(
+        str(found[f"SERIN_EVENTS_{name}"]).startswith("/etc/serin/events/")
+        for name in ("PASSWORD_FILE", "CA")
+    )
 
 
 def test_only_workers_and_the_controller_have_a_token_for_the_api() -> None:

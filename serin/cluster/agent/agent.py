@@ -41,10 +41,12 @@ class Agent:
         beside: Callable[[Callable[[], None]], Future[None]] = in_thread,
         clock: Callable[[], float] = time.monotonic,
         windows: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
+        events: str | None = None,
     ) -> None:
-        """`windows`: is given the plans of the models whose windows are computed here, before they are routed."""
+        """`windows`: is given the plans of the models whose windows are computed here, before they are routed.
+        `events`: where their events are kept for all hosts."""
         self._settings, self._gateway, self._fleet, self._link = settings, gateway, fleet, link
-        self._beside, self._clock, self._windows = beside, clock, windows
+        self._beside, self._clock, self._windows, self._events = beside, clock, windows, events
         self._memories: dict[Release, Memory] = {}
         self._in_force = 0
         self._leaving: frozenset[str] = frozenset()
@@ -76,6 +78,7 @@ class Agent:
             evidence_seq=0,
             releases=self._releases,
             problem=self._problem,
+            events=self._events,
         )
         self._link.tell(found)
         return found

@@ -20,7 +20,7 @@ from serin.cluster.agent.replays import Replays
 from serin.cluster.agent.settings import AgentSettings, agent_folder, view_file
 from serin.errors import ReleaseNotReady, StackUnusable
 from serin.host.standing import run_standing
-from serin.host.windows import apply_plans
+from serin.host.windows import apply_plans, shared_events
 from serin.host.wiring import build_gateway, build_releases, keep_ticking, key_file, request_log
 from serin.machine import environment
 from serin.machine.durable import write_secret
@@ -53,7 +53,15 @@ def run(home: Path, stop: threading.Event) -> None:
         keys=key_file(home),
         on_news=news.set,
     )
-    agent = Agent(settings, gateway=gateway, fleet=fleet, link=link, windows=partial(apply_plans, home))
+    place = shared_events()
+    agent = Agent(
+        settings,
+        gateway=gateway,
+        fleet=fleet,
+        link=link,
+        windows=partial(apply_plans, home),
+        events=None if place is None else str(place),
+    )
     link.start()
     log.info("the agent of host %s has started", settings.host)
 

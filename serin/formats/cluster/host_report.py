@@ -42,9 +42,10 @@ class ReleaseReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport(Document, form="serin.host_report"):
+class AgentReport(Document, form="serin.host_report", omit=("events",)):
     """`desired_seq`: the desired state that this host's gateway has in force. `peer`: host:port at which other gateways
-    reach this host's releases; None where releases run elsewhere. `problem`: why the gateway rejected its routes."""
+    reach this host's releases; None where releases run elsewhere. `problem`: why the gateway rejected its routes.
+    `events`: where this host keeps events of online windows for all hosts; None: nowhere."""
 
     host: str
     beat: int
@@ -55,6 +56,7 @@ class AgentReport(Document, form="serin.host_report"):
     evidence_seq: int  # the newest block of evidence that was uploaded (evidence.py)
     releases: Mapping[str, ReleaseReport] = field(default_factory=dict)
     problem: str = ""
+    events: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

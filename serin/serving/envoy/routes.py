@@ -189,6 +189,8 @@ def _without(timeouts: Mapping[str, Timeouts]) -> Document:
     names = ["bridge", DRAIN_NAME]
     if not any(limits.rate for limits in timeouts.values()):
         names.append(MODELS_NAME)
+    if all(limits.windows is None for limits in timeouts.values()):
+        names.append(WINDOWS_CLUSTER)
     return {name: {"@type": FILTER_PER_ROUTE, "disabled": True} for name in names}
 
 

@@ -36,13 +36,20 @@ def _value(event: Any, column: InputColumn, place: int) -> Any:
         raise EventRefused(row=place, reason="it is not an object")
     if column.name not in event:
         raise EventRefused(row=place, reason=f"{column.name!r} is missing; write null where it has no value")
-    value = event[column.name]
+    try:
+        return read_value(event[column.name], column)
+    except ValueError as error:
+        raise EventRefused(row=place, reason=f"{column.name!r} {error}") from error
+
+
+def read_value(value: Any, column: InputColumn) -> Any:
+    """A value of JSON as events have it, None for null. ValueError says what it is not."""
     if value is None:
         return None
     try:
         found = _READ[column.kind](value)
     except (ValueError, TypeError, OverflowError, struct.error) as error:
-        raise EventRefused(row=place, reason=f"{column.name!r} is not a {column.kind}") from error
+        raise ValueError(f"is not a {column.kind}") from error
     return None if found != found or found in ("", *column.null_texts) else found
 
 

@@ -12,10 +12,12 @@ import logging
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 JSON_BYTES: Final = "inference-header-content-length"
 _EVENTS: Final = re.compile(r"/v2/models/([a-z][a-z0-9-]{0,62})/events")
+_INFERENCE: Final = ("/http", "/grpc")
+_BOUNDS_S: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _SWEEP_S: Final = 60.0
 _PUSHED_AT_ONCE: Final = 10  # events, so that requests do not wait for a push
 
@@ -55,11 +59,24 @@ class Step:
         self._clock_us = clock_us or (lambda: time.time_ns() // 1000)
         self._known: dict[str, tuple[int, OnlineWindows]] = {}
         self.counts: dict[str, Counter[str]] = {}
+        self._took = [0] * (len(_BOUNDS_S) + 1)
+        self._took_s = 0.0
 
     def answer(
         self, path: str, headers: Mapping[str, str], body: bytes
     ) -> Answer | Coroutine[Any, Any, Answer]:
         """Answers one request of the gateway; a push of events while others are answered, too."""
+        began = time.perf_counter()
+        found = self._answer(path, headers, body)
+        if path in _INFERENCE:
+            took_s = time.perf_counter() - began
+            self._took[bisect_left(_BOUNDS_S, took_s)] += 1
+            self._took_s += took_s
+        return found
+
+    def _answer(
+        self, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer | Coroutine[Any, Any, Answer]:
         if path == "/status":
             return Answer(200, json.dumps(self.status()).encode())
         pushed = _EVENTS.fullmatch(path)
@@ -115,7 +132,10 @@ class Step:
             state: dict[str, Any] = {"keys": keys, "bytes": size}
         except StateUnavailable as error:
             state = {"problem": str(error)}
-        return {"models": {model: dict(counts) for model, counts in self.counts.items()}, **state}
+        models = {model: dict(counts) for model, counts in self.counts.items()}
+        bounds = [*map(str, _BOUNDS_S), "+Inf"]
+        took = {"sum_s": self._took_s, "buckets": dict(zip(bounds, accumulate(self._took), strict=True))}
+        return {"models": models, "took": took, **state}
 
     def warm(self) -> None:
         """Opens what keeps the events, so that the first request does not wait for that."""

@@ -317,8 +317,9 @@ def test_filters_without_work_are_left_out_until_a_route_needs_them() -> None:
         (host,) = route_configuration([], Reachable(endpoints={}), timeouts, 1 << 20)["virtual_hosts"]
         return {name for name, config in host["typed_per_filter_config"].items() if config["disabled"]}
 
-    assert left_out({"m": Timeouts()}) == {"bridge", "drain", "model_rates"}
-    assert left_out({"m": Timeouts(), "n": Timeouts(rate_limit="5/s")}) == {"bridge", "drain"}
+    assert left_out({"m": Timeouts()}) == {"bridge", "drain", "model_rates", "windows"}
+    assert left_out({"m": Timeouts(), "n": Timeouts(rate_limit="5/s")}) == {"bridge", "drain", "windows"}
+    assert left_out({"m": Timeouts(), "n": Timeouts(windows={})}) == {"bridge", "drain", "model_rates"}
 
 
 SPLIT = ModelRoute(model="m", epoch=3, stable=V1, candidate=V2, candidate_percent=10.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, InputColumn, Kind
 from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.spec.relation import EventsSpec, WindowSpec
 from serin.windows.events import OnlineWindows, event_rows
-from serin.windows.state import MemoryState
+from serin.windows.state import MemoryState, State
 
 _KINDS: Mapping[str, Kind] = {
     "card": "string", "shop": "int", "at": "timestamp", "known": "timestamp", "id": "int", "x": "float", "n": "int",
@@ -116,15 +117,19 @@ def _plan(spec: WindowSpec, events: EventsSpec) -> WindowPlan:
     )
 
 
-def _replayed(plan: WindowPlan, columns: Mapping[str, Column], arrival: Any) -> dict[str, list[Any]]:
-    """Each row by itself, in the order of arrival. One that a server would refuse gets nulls."""
-    windows, times = OnlineWindows("m", plan, MemoryState()), columns["at"].values
+def _replayed(
+    plan: WindowPlan, columns: Mapping[str, Column], arrival: Any, states: Sequence[State], model: str
+) -> dict[str, list[Any]]:
+    """Each row by itself, in the order of arrival, by one host after the other. One that a server would refuse gets
+    nulls."""
+    hosts = itertools.cycle([OnlineWindows(model, plan, state) for state in states])
+    times = columns["at"].values
     found: dict[str, list[Any]] = {name: [None] * len(times) for name in plan.made}
     for row in np.argsort(arrival, kind="stable"):
         if times[row] != INT64_NULL and times[row] > arrival[row] + plan.max_future_us:
             continue
         wire = {column.name: columns[column.name][row : row + 1].to_wire() for column in plan.inputs}
-        answered = windows.answer(event_rows(plan.inputs, wire), [int(arrival[row])])
+        answered = next(hosts).answer(event_rows(plan.inputs, wire), [int(arrival[row])])
         for name, values in answered.columns.items():
             found[name][row] = values[0]
     return found
@@ -148,24 +153,29 @@ HISTORIES = 600
 @pytest.mark.parametrize("part", range(4))
 def test_replayed_events_have_the_windows_of_the_etl(part: int) -> None:
     for seed in range(part, HISTORIES, 4):
-        draw = random.Random(seed)
-        columns = _columns(_table(draw))
-        spec = WindowSpec(
-            by=draw.choice([("card",), ("shop",), ("card", "shop")]),
-            span=draw.choice([1, 7, 30, 120]),
-            delay=draw.choice([0, 0, 1, 5]),
-            make=_MAKE,
-            source="online",
-        )
-        events = EventsSpec(
-            id="id", arrival=draw.choice(["known", None]), max_late=draw.choice([2, 40]), max_future=10
-        )
-        times = columns["at"].values
-        wanted, plan = look_back_online(spec, events, columns, times), _plan(spec, events)
-        found = _replayed(plan, columns, arrivals(events, columns, times))
-        for name, column in wanted.items():
-            assert column.kind == plan.made[name].kind
-            assert _bits(column.kind, found[name]) == _bits(column.kind, column.values), (seed, name)
+        check_history(seed, [MemoryState()])
+
+
+def check_history(seed: int, states: Sequence[State]) -> None:
+    """Replays a random table; `states` are connections of several hosts to one state."""
+    draw = random.Random(seed)
+    columns = _columns(_table(draw))
+    spec = WindowSpec(
+        by=draw.choice([("card",), ("shop",), ("card", "shop")]),
+        span=draw.choice([1, 7, 30, 120]),
+        delay=draw.choice([0, 0, 1, 5]),
+        make=_MAKE,
+        source="online",
+    )
+    events = EventsSpec(
+        id="id", arrival=draw.choice(["known", None]), max_late=draw.choice([2, 40]), max_future=10
+    )
+    times = columns["at"].values
+    wanted, plan = look_back_online(spec, events, columns, times), _plan(spec, events)
+    found = _replayed(plan, columns, arrivals(events, columns, times), states, f"m{seed}")
+    for name, column in wanted.items():
+        assert column.kind == plan.made[name].kind
+        assert _bits(column.kind, found[name]) == _bits(column.kind, column.values), (seed, name)
 
 
 def test_rows_of_one_request_are_events_one_after_the_other() -> None:

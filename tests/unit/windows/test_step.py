@@ -249,5 +249,5 @@ def test_expired_keys_are_dropped_and_a_copy_has_what_is_kept(tmp_path: Path) ->
     assert state.size()[0] == 0
     state.close()
     copied = LmdbState(tmp_path / "copy")
-    assert len(list(copied.keys(b"pay\0"))) == 5
+    assert copied.size()[0] == 5
     copied.close()

@@ -1,8 +1,10 @@
 // Reads a request before Envoy's router does: the model's name (and version) in a gRPC message become headers, and
-// requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). Where the
-// route asks for it, another process adds columns to the request: the windows over past events. It also removes headers
-// that a client must not set, answers requests that keys.lua has refused and records requests with their answers
-// (recording.h): one filter is cheaper than one for each. Envoy loads this as a dynamic module.
+// requests that would end Triton are refused (faults.h, message.h). Nulls in JSON are written out (json_data.h). It also
+// removes headers that a client must not set, answers requests that keys.lua has refused and records requests with their
+// answers (recording.h): one filter is cheaper than one for each. Envoy loads this as a dynamic module.
+//
+// Where the route asks for it, another process adds columns to the request: the windows over past events. That counts the
+// request as an event, so it is done by a second filter of the name `windows` behind the rate limits.
 
 #include <map>
 #include <memory>
@@ -22,15 +24,16 @@ constexpr Text kService = "/inference.GRPCInferenceService/";
 constexpr Text kModels = "/v2/models/";
 constexpr Text kInfer = "/infer";
 constexpr size_t kNameBytes = 63;
-constexpr Text kWindows = "windows";  // the cluster that adds window columns, and the key of routes that need them
+constexpr Text kWindows = "windows";  // the cluster that adds columns, the filter that asks it, the key of its routes
 constexpr uint64_t kWindowsMs = 2000;
 
 enum class Call { kOther, kJson, kNamed, kMessage, kRefused };  // kMessage: one that carries tensors
 
 struct Request {
-  explicit Request(const Rings* known) : rings(known) {}
+  Request(const Rings* known, bool second) : rings(known), adds_windows(second) {}
 
   const Rings* rings;  // none: nothing is recorded
+  const bool adds_windows;  // this is the filter behind the rate limits
   Call call = Call::kOther;
   Protocol protocol = kHttp;
   bool waiting = false;  // for its windows: nothing of it goes on
@@ -40,6 +43,11 @@ struct Request {
 };
 
 using SharedRings = std::shared_ptr<const Rings>;
+
+struct Config {
+  SharedRings rings;
+  bool adds_windows;
+};
 
 // The rings of this process. Every listener has a filter of its own, and a listener may be replaced; they share rings.
 SharedRings open_rings(const std::string& settings) {
@@ -243,10 +251,13 @@ void refuse_without_windows(Stream stream) {
   refuse(stream, 503, "14", "the windows of this request cannot be computed now; send it again");
 }
 
-// Sends the body to the process that adds windows over past events, if the route asks for that. False: it does not.
-bool ask_for_windows(Stream stream, Protocol protocol, Body& body) {
+bool needs_windows(Stream stream) {
   double asked = 0;
-  if (!metadata_number(stream, kFilterSpace, kWindows, asked)) return false;
+  return metadata_number(stream, kFilterSpace, kWindows, asked);
+}
+
+// Sends the body to the process that adds windows over past events.
+void ask_for_windows(Stream stream, Protocol protocol, Body& body) {
   std::string model(metadata_text(stream, kRoute, "model")), json_bytes = header(stream, kJsonBytesHeader);
   auto pair = [](Text key, Text value) { return Header{key.data(), key.size(), value.data(), value.size()}; };
   std::vector<Header> headers{pair(":method", "POST"), pair(":path", protocol == kGrpc ? "/grpc" : "/http"),
@@ -256,7 +267,6 @@ bool ask_for_windows(Stream stream, Protocol protocol, Body& body) {
   int begun = envoy_dynamic_module_callback_http_filter_http_callout(
       stream, &id, span(kWindows), headers.data(), headers.size(), span(body.first(body.size())), kWindowsMs);
   if (begun != 0) refuse_without_windows(stream);
-  return true;
 }
 
 // Whether a request goes on now: it may be refused, or wait for its windows (on_windows).
@@ -267,11 +277,14 @@ bool accept(Stream stream, Request& request, bool arriving) {
   }
   Body body(stream, arriving);
   bool json = request.call == Call::kJson;
-  if (!(json ? accept_json(stream, body) : accept_message(stream, request, body))) return false;
-  if (request.call == Call::kNamed) return true;
   request.protocol = json ? kHttp : kGrpc;
-  request.waiting = ask_for_windows(stream, request.protocol, body);
-  if (request.waiting) return false;
+  if (request.adds_windows) {
+    request.waiting = true;
+    ask_for_windows(stream, request.protocol, body);
+    return false;
+  }
+  if (!(json ? accept_json(stream, body) : accept_message(stream, request, body))) return false;
+  if (request.call == Call::kNamed || needs_windows(stream)) return true;  // the second filter records the latter
   request.recording = Recording::draw(stream, request.rings, request.protocol, body);
   return true;
 }
@@ -300,7 +313,23 @@ bool is_there(Stream stream, Text content_length) {
   return read_length(content_length, size, told) && told == size;
 }
 
+HeadersStatus on_headers_again(Stream stream, Request& request, bool last) {
+  Seen seen(stream);
+  request.call = call_of(seen.path());
+  bool tensors = request.call == Call::kJson || request.call == Call::kMessage;
+  if (last || !tensors || !needs_windows(stream)) {
+    request.call = Call::kOther;
+    return kHeadersContinue;
+  }
+  if (is_there(stream, seen.content_length())) {
+    accept(stream, request, false);
+    request.call = Call::kOther;  // nothing more to look at
+  }
+  return kHeadersStop;
+}
+
 HeadersStatus on_headers(Stream stream, Request& request, bool last) {
+  if (request.adds_windows) return on_headers_again(stream, request, last);
   Seen seen(stream);
   bool whole = is_there(stream, seen.content_length());  // before headers change: these views end then
   request.call = seen.refused() ? Call::kRefused : call_of(seen.path());
@@ -334,21 +363,21 @@ Request& known(const void* request) { return *static_cast<Request*>(const_cast<v
 #pragma GCC visibility push(default)
 extern "C" {
 
-using serin::Request, serin::SharedRings;
+using serin::Config, serin::Request;
 
 const char* envoy_dynamic_module_on_program_init() { return "v0.2.0"; }
 
 // `settings`: how many bytes a ring has and the folder of the rings, with a space between them; else nothing is recorded.
-const void* envoy_dynamic_module_on_http_filter_config_new(void*, Span, Span settings) {
-  return new SharedRings(serin::open_rings(std::string(settings.data, settings.size)));
+const void* envoy_dynamic_module_on_http_filter_config_new(void*, Span name, Span settings) {
+  bool adds_windows = serin::Text(name.data, name.size) == serin::kWindows;
+  return new Config{serin::open_rings(std::string(settings.data, settings.size)), adds_windows};
 }
 
-void envoy_dynamic_module_on_http_filter_config_destroy(const void* rings) {
-  delete static_cast<const SharedRings*>(rings);
-}
+void envoy_dynamic_module_on_http_filter_config_destroy(const void* config) { delete static_cast<const Config*>(config); }
 
-const void* envoy_dynamic_module_on_http_filter_new(const void* rings, Stream) {
-  return new Request(static_cast<const SharedRings*>(rings)->get());
+const void* envoy_dynamic_module_on_http_filter_new(const void* config, Stream) {
+  const Config& known = *static_cast<const Config*>(config);
+  return new Request(known.rings.get(), known.adds_windows);
 }
 
 void envoy_dynamic_module_on_http_filter_destroy(const void* request) { delete static_cast<const Request*>(request); }
