@@ -115,7 +115,9 @@ def test_each_class_has_its_reasons(tmp_path: Path, trees: Bundle) -> None:
     assert table["_row"].to_pylist() == [0, 0, 0, 1, 1, 1]
     assert table["recorded"].to_numpy().reshape(2, 3).sum(axis=1) == pytest.approx([1, 1])
     assert table["of another version"].null_count == 6
-    with pytest.raises(ExplanationRefused, match=r"flights-v1 .* began to answer while the records were read"):
+    with pytest.raises(
+        ExplanationRefused, match=r"flights-v1 .* began to answer while the records were read"
+    ):
         found.table(found.columns[1:])
     chosen = list(answers.where("_answer_label = 2", ANYTIME))
     labels = found.recorded.argmax(axis=1).tolist()
