@@ -321,12 +321,13 @@ def _flights_spec(place: Place, model: str) -> dict[str, Any]:
     """A spec for trees with the request columns of the hand-made model, and the table that it is trained on."""
     some, path = rows(3000, seed=7), place.file("flights.parquet")
     delay = 60 * chances(some) + np.random.default_rng(5).normal(0, 10, 3000)
-    kinds = {"carrier": pa.string(), "temp": pa.float32(), "distance": pa.int64(), "night": pa.bool_()}
-    columns = {name: pa.array(np.array(some[name]).tolist(), pa.int64()).cast(kind) if name == "night" else
-               pa.array(some[name], kind) for name, kind in kinds.items()}  # fmt: skip
+    kinds = {"carrier": pa.string(), "temp": pa.float32(), "distance": pa.int64(), "night": pa.int64()}
+    columns = {name: pa.array(some[name], kind) for name, kind in kinds.items()}
+    columns["night"] = columns["night"].cast(pa.bool_())
     pq.write_table(pa.table({**columns, "arr_delay": delay}), path)
-    document = spec(model, monitoring=RECORDED, model={"kind": "xgboost", "rounds": 12}, training={"seed": 3})
-    return {**document, "data": {**document["data"], "tables": {"flights": str(path)}}}
+    document = spec(model, monitoring=RECORDED, training={"seed": 3})
+    data = {**document["data"], "tables": {"flights": str(path)}}
+    return {**document, "data": data, "model": {"kind": "xgboost", "rounds": 12}}
 
 
 @scenario("lookups refreshed", "lookups", slow=True)
