@@ -159,7 +159,7 @@ def test_a_table_that_is_too_large_for_the_memory_or_the_graph_is_refused_by_nam
 ) -> None:
     scene.change(lambda table: with_seats(table, N1=750))
     monkeypatch.setattr(etl_lookups, name, value)
-    with pytest.raises(TableTooLarge, match="planes.*name fewer columns"):
+    with pytest.raises(TableTooLarge, match=r"planes.*name fewer columns"):
         scene.refresh()
     assert scene.store.editions("flights", 1) == [1]
 
