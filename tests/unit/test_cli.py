@@ -106,6 +106,7 @@ COMMAND_LINE = {
     "logs": "[MODEL] [--lines -n] [--follow -f]",
     "retire": "[MODEL] [--yes -y] [--why]",
     "predict": "[NAME] [ROWS] [--out -o] [--batch] [--scheduler] [--device] [--grpc] [--ids]",
+    "score": "[MODEL] [ROWS] [--out -o] [--since] [--late] [--scheduler] [--device] [--json]",
     "explain": "[MODEL] [ROWS] [--out -o] [--rows -n] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
