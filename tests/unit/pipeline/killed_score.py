@@ -3,8 +3,8 @@
     python -m tests.unit.pipeline.killed_score MODEL ROWS OUT WAITING MOMENT ...
 
 Before each, the next folder of WAITING (empty: none) becomes one of those that ROWS, a glob, finds. A moment is a
-number of changes to files: the process ends itself with SIGKILL before the next one. 0: it is not killed. After each it prints
-the moment and whether it was killed, and the number of changes of a run that was not.
+number of changes to files: the process ends itself with SIGKILL before the next one. 0: it is not killed. After each
+it prints the moment and whether it was killed, and the number of changes of a run that was not.
 """
 
 import os
