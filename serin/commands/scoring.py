@@ -49,7 +49,7 @@ GpuPrice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (predict, explain, tune):
+    for command in (predict, score, explain, tune):
         app.command()(command)
 
 
@@ -91,6 +91,47 @@ def predict(
         )
     if out is not None:
         show(f"{counted(count, 'row')} scored by {bundle.model}, written to {out}")
+
+
+def score(
+    model: ModelVersion,
+    rows: Annotated[
+        str,
+        typer.Argument(help="Files to score: a folder, a glob or a URL, such as 'rows/date=*/*.parquet'."),
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="The folder that gets a folder of Parquet files for each run.")
+    ],
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Only files whose name behind the fixed part of ROWS is at least this, such as date=2026-01-31."
+        ),
+    ] = None,
+    late: Annotated[
+        bool, typer.Option("--late", help="Also files that come before one that was scored.")
+    ] = False,
+    scheduler: Annotated[
+        str | None, typer.Option(help="The address of a Dask scheduler. [default: in this process]")
+    ] = None,
+    device: _Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Score the files that have come since the last run, each row once. [default: the live version, else the newest]
+
+    The run appears whole, with the list of its files. A run that was killed is completed by the next one. Flow
+    `score/scheduled` does the same.
+    """
+    from serin.pipeline.score import score_new
+
+    done = score_new(model, rows, out, since=since, late=late, scheduler=scheduler, device=device)
+    if as_json:
+        show_json(None if done is None else done.to_json())
+    elif done is None:
+        show(f"no new files at {rows}")
+    else:
+        files = counted(len(done.files), "file")
+        show(f"{counted(done.rows, 'row')} of {files} scored by {done.release} into {out}")
 
 
 def explain(
