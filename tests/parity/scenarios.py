@@ -24,12 +24,14 @@ from serin.columns.scored import measured, row_loss
 from serin.formats.drift import SHORTEST
 from serin.formats.quality import QualityReference
 from serin.store.store import Store
+from tests.fakes.counting_plan import BIAS, PLAN, count_of, event_inputs
 from tests.fakes.drift import category_column, series_of, statistics_of
 from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import parcels, small_spec, with_lookup, write_carriers
 from tests.fakes.webhooks import Webhook
 from tests.kit.index import Gate, served_index, write_wheel
 from tests.kit.waiting import until
+from tests.kit.web import Answer
 from tests.parity.place import AT_ONCE, CANARY, Place, Refused, chances, last_line, rows, scores, spec
 
 LOOK_S = 1.0  # a command takes as long on a busy machine
@@ -471,6 +473,34 @@ def copied(place: Place, model: str) -> None:
     some = rows(8)
     for gateway in place.gateways:
         assert np.allclose(scores(place.infer(model, some, gateway)), chances(some, 0.3), atol=1e-5), gateway
+
+
+@scenario("online windows", "SERIN_EVENTS", "data.windows")
+def online_windows(place: Place, model: str) -> None:
+    """Each gateway sees the events that came through all of them; one that comes again counts once."""
+    window = {"by": "carrier", "span": "1h", "source": "online", "make": {"distance": "count()"}}
+    data = {
+        "tables": {"flights": "flights.parquet"}, "target": {"expression": "arr_delay > 15", "task": "binary"},
+        "time": "at", "events": {"id": "id"}, "windows": [window],
+    }  # fmt: skip
+    place.roll_out(model, bias=BIAS, files={"windows.json": PLAN.dump()}, data=data)
+
+    def answer(gateway: str, event: str, at: int | None = None) -> Answer:
+        return place.call(gateway, f"/v2/models/{model}/infer", {"inputs": event_inputs(event, at)})
+
+    def earlier(gateway: str, event: str, at: int | None = None) -> int:
+        return count_of(scores(answer(gateway, event, at))[0])
+
+    for gateway in place.gateways:
+        soon(lambda gateway=gateway: answer(gateway, "").status == 200, f"no windows at {gateway}")  # type: ignore[misc]
+    turns = [gateway for _ in range(3) for gateway in place.gateways]
+    assert [earlier(gateway, f"event {n}") for n, gateway in enumerate(turns)] == [*range(len(turns))]
+    at = time.time_ns() // 1000
+    assert {earlier(gateway, "again", at) for gateway in place.gateways} == {len(turns)}
+    event = {"id": "pushed", "at": time.time_ns() // 1000, "carrier": "AA"}
+    pushed = place.call(place.gateways[-1], f"/v2/models/{model}/events", {"events": [event, event]})
+    assert (pushed.status, json.loads(pushed.text)) == (200, {"counted": 1, "repeated": 1})
+    assert earlier(place.gateways[0], "last") == len(turns) + 2
 
 
 @scenario("key rotation", "key")  # the last: not every place lets clients in without a key again
