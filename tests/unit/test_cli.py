@@ -108,7 +108,6 @@ COMMAND_LINE = {
     "predict": "[NAME] [ROWS] [--out -o] [--batch] [--scheduler] [--device] [--grpc] [--ids]",
     "explain": "[MODEL] [ROWS] [--id] [--row] [--where] [--since] [--until] [--out -o] [--rows -n] [--json]",
     "score": "[MODEL] [ROWS] [--out -o] [--since] [--late] [--scheduler] [--device] [--json]",
-    "explain": "[MODEL] [ROWS] [--out -o] [--rows -n] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",
