@@ -26,6 +26,33 @@ _Ids = Annotated[
         "--ids", help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by."
     ),
 ]
+_RowsToExplain = Annotated[
+    Path | None, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.", show_default=False)
+]
+_Request = Annotated[
+    str | None, typer.Option("--id", help="Explain the answer to this recorded request instead.")
+]
+_RequestRow = Annotated[int | None, typer.Option("--row", min=0, help="For --id: only this row of it.")]
+_Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", help="Explain recorded answers for which this is true, such as '_answer_score > 0.8'."
+    ),
+]
+_Explained = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
+]
+_FirstRows = Annotated[
+    int | None,
+    typer.Option(
+        "--rows",
+        "-n",
+        min=1,
+        help="Explain the first rows only. [default: all; 20 are shown]",
+        show_default=False,
+    ),
+]
 RequestRows = Annotated[
     str,
     typer.Option(
@@ -136,35 +163,14 @@ def score(
 
 def explain(
     model: ModelVersion,
-    rows: Annotated[
-        Path | None, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.", show_default=False)
-    ] = None,
-    request: Annotated[
-        str | None, typer.Option("--id", help="Explain the answer to this recorded request instead.")
-    ] = None,
-    row: Annotated[int | None, typer.Option("--row", min=0, help="For --id: only this row of it.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--where", help="Explain recorded answers for which this is true, such as '_answer_score > 0.8'."
-        ),
-    ] = None,
+    rows: _RowsToExplain = None,
+    request: _Request = None,
+    row: _RequestRow = None,
+    where: _Where = None,
     since: Since = None,
     until: Until = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
-    ] = None,
-    number: Annotated[
-        int | None,
-        typer.Option(
-            "--rows",
-            "-n",
-            min=1,
-            help="Explain the first rows only. [default: all; 20 are shown]",
-            show_default=False,
-        ),
-    ] = None,
+    out: _Explained = None,
+    number: _FirstRows = None,
     as_json: Json = False,
 ) -> None:
     """Show which raw columns made the score of each row, the largest contributions first. [default: live, else

@@ -40,9 +40,7 @@ def read_request(home: Path, parameters: Parameters) -> dict[str, Any]:
     if not request:
         return shown
     try:
-        entries = _recent.get(
-            (home, model, request, row), _KEPT_S, lambda: _explain(home, model, request, row)
-        )
+        entries = _recent.get((home, model, request, row), _KEPT_S, lambda: _explain(model, request, row))
     except _NotExplained as error:
         return {**shown, "why": str(error)}
     return {**shown, "outputs": [_output(entry) for entry in entries]}
@@ -52,12 +50,12 @@ def _output(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "t": datetime.fromisoformat(entry["t"]).timestamp(), "chart": _chart(entry)}
 
 
-def _explain(home: Path, model: str, request: str, row: int) -> list[dict[str, Any]]:
+def _explain(model: str, request: str, row: int) -> list[dict[str, Any]]:
     """One entry for each output. Raises _NotExplained with what the command says."""
     if not _one.acquire(timeout=_WAIT_S):
         raise _NotExplained("another answer is being explained; try again")
     try:
-        return _run(home, ["explain", model, f"--id={request}", f"--row={row}", "--json"])
+        return _run(["explain", model, f"--id={request}", f"--row={row}", "--json"])
     except subprocess.TimeoutExpired as error:
         reason = f"this takes longer than {_LONGEST_S:.0f} s; use `serin explain {model} --id {request}`"
         raise _NotExplained(reason) from error
@@ -65,12 +63,10 @@ def _explain(home: Path, model: str, request: str, row: int) -> list[dict[str, A
         _one.release()
 
 
-def _run(home: Path, words: list[str]) -> list[dict[str, Any]]:
+def _run(words: list[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "serin.cli", *words]
-    variables = {**os.environ, "SERIN_HOME": str(home)}
     with subprocess.Popen(
         command,
-        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
