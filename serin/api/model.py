@@ -172,7 +172,8 @@ class Model(Result):
     @classmethod
     def load(cls, name: str, version: int | str = "live") -> Self:
         """A version that was published before, by its number (`3e2`: edition 2 of its lookups), or as `live`,
-        `candidate` or `previous`. NotFound names those there are. BundleUntrusted when signatures are required and no trusted key has signed it."""
+        `candidate` or `previous`. NotFound names those there are. BundleUntrusted when signatures are required and no
+        trusted key has signed it."""
         from serin.store.trust import find_trusted
 
         bundle = find_trusted(Store.open(), name, version)
