@@ -363,8 +363,9 @@ def stack(story: Story) -> Iterator[None]:
     try:
         story.serin("up")
         yield
-    finally:
-        story.serin("down")
+    finally:  # whatever is left is stopped, also of a start that failed
+        print("$ serin down", flush=True)
+        subprocess.run([SERIN, "down"], cwd=story.folder)
 
 
 def main() -> int:
@@ -383,6 +384,8 @@ def main() -> int:
     except StoryEnded as error:
         print(f"\npayments: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
