@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from serin.errors import NotFound, PredictionFailed, ScoringRefused
+from serin.errors import NotFound, PredictionFailed, ScoringRefused, StageStopped
 from serin.formats.bundle import CORE
 from serin.formats.schema import read_schema
 from serin.machine import environment
@@ -71,12 +72,14 @@ def score_new(
     scheduler: str | None = None,
     device: BulkDevice = "cpu",
     workers: int | None = None,
+    stop: threading.Event | None = None,
 ) -> ScoredRun | None:
     """Scores the files at `rows` that no earlier run has scored into the folder `out`; None when there are none.
 
     `name`: MODEL[:VERSION], the live version by default. `rows`: a folder, a glob or a URL; a partition is a file, or a
     folder of files under a glob. `since`: only files whose name behind the fixed part of `rows` is at least this text,
-    such as `date=2026-01-31`. `late`: also files that come before one that was scored.
+    such as `date=2026-01-31`. `late`: also files that come before one that was scored. `stop`: when it is set, the run
+    does not appear and StageStopped is raised; the next one continues it.
 
     ScoringRefused for files that have changed since they were scored, for late ones, for columns of another type than
     before, and for targets that cannot be written in this way. Then nothing has changed.
@@ -99,6 +102,7 @@ def score_new(
             scheduler=scheduler,
             device=device,
             workers=workers or core_count(),
+            stop=stop or threading.Event(),
         )
         _record(folder, number, done)
     return done
@@ -194,6 +198,7 @@ def _score(
     scheduler: str | None,
     device: BulkDevice,
     workers: int,
+    stop: threading.Event,
 ) -> ScoredRun:
     from serin.scoring.bulk import score_into_folder
     from serin.scoring.parts import pieces_of
@@ -202,6 +207,8 @@ def _score(
     known = before[max(before)].columns if before else None
 
     def watermark(parts: Parts, rows: int) -> bytes:
+        if stop.is_set():
+            raise StageStopped(stage="score")
         found = {number: _columns(parts, number) for number in range(len(pieces))}
         for number, columns in found.items():
             _check_columns(pieces[number].path, columns, known or found[0])

@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serin.errors import ScoringRefused
+from serin.errors import ScoringRefused, StageStopped
 from serin.monitoring.capture.read import captured
 from serin.pipeline import score as use_case
 from serin.pipeline.score import ScoredRun, read_runs, score_new
@@ -191,6 +192,17 @@ def test_a_full_disk_is_named_and_the_next_run_completes_the_rows(
         patch.setattr(parts.FolderParts, "write", full)
         with pytest.raises(ScoringRefused, match="No space left on device; nothing of this run is there"):
             scene.score()
+    assert read_runs(scene.out) == {}
+    scene.score()
+    assert scene.days() == [1]
+
+
+def test_a_run_that_is_stopped_does_not_appear_and_the_next_continues_it(scene: Scene) -> None:
+    scene.arrive(1)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StageStopped):
+        scene.score(stop=stop)
     assert read_runs(scene.out) == {}
     scene.score()
     assert scene.days() == [1]
