@@ -128,8 +128,8 @@ def test_recorded_requests_hold_the_windows_that_were_used(scene: Windows, live:
     last = scene.earlier("c", "recorded")
 
     def recorded() -> list[int]:
-        found = captured(home, MODEL, columns=["distance"])["distance"].to_pylist()
-        return [value for value in found if value is not None]
+        found = captured(home, MODEL, columns=["distance"])
+        return found["distance"].to_pylist() if "distance" in found.column_names else []  # nothing yet
 
     scene.cluster.until(lambda: last in recorded(), within_s=120.0, what="the request in the records of c")
 
