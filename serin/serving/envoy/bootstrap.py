@@ -60,20 +60,16 @@ def bootstrap(
     max_request_bytes: int,
     overload: Document,
     request_filter: Document | None = None,
-    windows_filter: Document | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
     """`file` says where each document is that Envoy follows. `log` and `refusals` are the two logs it writes
     (access_logs.py). The caller moves the first listener of the document to its file.
     `request_filter`: the filter that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
-    `windows_filter`: the one that adds windows over past events.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
     """
     limits = rate_filters(file("caller-rates"), file("model-rates"))
-    last, unlimited = (
-        _http_filters(max_request_bytes, request_filter, each, windows_filter) for each in (limits, [])
-    )
+    last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, file("refusal-rate"))]
     # The request filter answers what the keys refuse, unless filters of the user are between them.
     answers = not request_filter or bool(http_filters)
@@ -217,10 +213,7 @@ def _own_headers() -> list[Document]:
 
 
 def _http_filters(
-    max_request_bytes: int,
-    request_filter: Document | None,
-    limits: Sequence[Document],
-    windows_filter: Document | None,
+    max_request_bytes: int, request_filter: Document | None, limits: Sequence[Document]
 ) -> list[Document]:
     return [
         drain_filter(),
@@ -228,10 +221,18 @@ def _http_filters(
         extension("buffer", BUFFER, max_request_bytes=max_request_bytes),
         *([request_filter] if request_filter else []),
         *limits,
-        *([windows_filter] if windows_filter else []),  # what a limit refuses is no event
+        *(
+            [_windows_filter(request_filter)] if request_filter else []
+        ),  # after the limits: refused requests do not count
         extension("bridge", REVERSE_BRIDGE, content_type=_PROTOBUF, withhold_grpc_frames=True),
         router(suppress_envoy_headers=True),
     ]
+
+
+def _windows_filter(request_filter: Document) -> Document:
+    """Returns the filter that adds windows over past events: the same library under another name."""
+    settings = {**request_filter["typed_config"], "filter_name": WINDOWS_CLUSTER}
+    return {**request_filter, "name": WINDOWS_CLUSTER, "typed_config": settings}
 
 
 def _health_listener(path: Path) -> Document:
