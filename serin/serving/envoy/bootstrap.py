@@ -86,17 +86,21 @@ def bootstrap(
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
     )
     unguarded = _connection_manager(logs, file("routes"), [*cleaned, *unlimited])
-    health = admin.with_name(f"{admin.stem}-health.sock")
-    listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
-    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
-    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload,
         "dynamic_resources": _followed_documents(file),
-        "static_resources": {"listeners": listeners, "clusters": clusters},
+        "static_resources": _static([public, listener("inside", _socket(inside), unguarded)], admin),
     }
+
+
+def _static(listeners: list[Document], admin: Path) -> Document:
+    """The listeners and one for health checks, and the processes of this machine that the gateway asks."""
+    health = admin.with_name(f"{admin.stem}-health.sock")
+    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
+    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
+    return {"listeners": [*listeners, _health_listener(health)], "clusters": clusters}
 
 
 def _followed_documents(file: Callable[[Kind], Path]) -> Document:
