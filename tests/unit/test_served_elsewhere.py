@@ -48,6 +48,7 @@ CASES: dict[str, str] = {
     "predict {model} {rows}": NOT_UP,
     "predict {model} {rows} --batch": ELSEWHERE,
     "explain {model} {rows}": ELSEWHERE,
+    "score {model} {rows} --out {out}": ELSEWHERE,
     "tune {model}": ELSEWHERE,
     "captures list {model}": "",
     "captures show {model}": NOT_SERVED,

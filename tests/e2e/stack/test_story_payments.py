@@ -1,6 +1,7 @@
 """examples/payments on a real stack: what its page claims about windows, editions, labels and reasons.
 
-The alarm and the retraining, which take minutes, are those of test_stack_watch.py.
+The alarm and the retraining, which take minutes, are those of test_stack_watch.py. Other tests of this folder expect a
+stack without its model: it comes after them.
 """
 
 import importlib
