@@ -22,6 +22,7 @@ from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
 from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import (
+    check_replicas,
     check_trusted,
     check_windows,
     model_timeouts,
@@ -134,6 +135,8 @@ class LedController:
         checks = [check_trusted(store, external)]
         if shared:
             checks.append(check_windows(store, lambda: self._hosts.reports))
+        if self._agents is not None:
+            checks.append(check_replicas(store, shared=shared))
 
         def check(release: Release) -> None:
             for each in checks:

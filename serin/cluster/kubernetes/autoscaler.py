@@ -1,0 +1,132 @@
+"""The HorizontalPodAutoscaler of a release: how many replicas the load needs. Pure.
+
+It follows two metrics of the release's Service: the requests that the gateways have sent to it and that are not
+answered yet, and how long a request waits inside Triton. Both come from `custom.metrics.k8s.io`, such as
+prometheus-adapter with deployments/kubernetes/autoscaling. Not CPU: a replica that scores on a GPU or waits for memory
+is full long before its cores are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from serin.cluster.kubernetes.release_objects import (
+    AUTOSCALER,
+    Object,
+    ReleaseTemplate,
+    object_name,
+    release_object,
+)
+from serin.errors import BackendRefused
+from serin.spec.serving import ReplicaRange, ServingSpec
+from serin.store.artifacts import Release
+
+VERSIONS: Final = ("autoscaling/v2", "autoscaling/v2beta2")
+"""The versions of the API that it can be written in, the best first. What is used of them has the same form in both."""
+
+IN_FLIGHT: Final = "serin_requests_in_flight"
+QUEUE_TIME: Final = "serin_queue_time_milliseconds"
+FLOOR: Final = "serin.dev/floor"  # an annotation: the rollout that minReplicas was raised for
+
+_FULL: Final = 0.7  # the share of a replica's capacity in use at which another one starts
+_REQUESTS_PER_INSTANCE: Final = 2  # one that is scored and one that waits, where nothing was measured
+_QUEUE_SHARE: Final = 0.25  # of the promised latency that a request may wait
+_LEAST_QUEUE_MS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one replica may have. `in_flight`: requests at the same time; None: it was not measured."""
+
+    in_flight: int | None
+    latency_ms: float
+
+    def requests(self, serving: ServingSpec) -> float:
+        """Returns the requests per replica that the autoscaler aims at."""
+        scored = serving.instances * serving.gpus * _REQUESTS_PER_INSTANCE
+        return max(_FULL * (self.in_flight or scored), 1.0)
+
+    @property
+    def queue_ms(self) -> float:
+        return max(_QUEUE_SHARE * self.latency_ms, _LEAST_QUEUE_MS)
+
+
+def build_autoscaler(
+    template: ReleaseTemplate,
+    release: Release,
+    namespace: str,
+    serving: ServingSpec,
+    capacity: Capacity,
+    version: str,
+) -> Object:
+    """Returns the HorizontalPodAutoscaler of a release whose spec has a range of replicas. What else the template says
+    about it is kept, such as `behavior`.
+
+    Raises BackendRefused for a release whose Service has another name than its cluster at the gateway.
+    """
+    replicas = serving.replicas
+    assert isinstance(replicas, ReplicaRange)
+    name = object_name(release)
+    if name != release.name:
+        raise BackendRefused(
+            model=release.name,
+            asked=f"serving.replicas: {replicas}",
+            reason=f"its name has more than {len(name)} characters, so its metrics and its Service have different names",
+            instead="give the model a shorter name, or set a number of replicas",
+        )
+    made = release_object(template.autoscaler, release, namespace)
+    made.update(apiVersion=version, kind=AUTOSCALER)
+    metrics = (
+        _metric(name, IN_FLIGHT, "AverageValue", capacity.requests(serving)),
+        _metric(name, QUEUE_TIME, "Value", capacity.queue_ms),
+    )
+    made["spec"] = {
+        **made.get("spec", {}),
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": replicas.min,
+        "maxReplicas": replicas.max,
+        "metrics": list(metrics),
+    }
+    return made
+
+
+def _metric(service: str, name: str, kind: str, wanted: float) -> Object:
+    field = "averageValue" if kind == "AverageValue" else "value"
+    return {
+        "type": "Object",
+        "object": {
+            "describedObject": {"apiVersion": "v1", "kind": "Service", "name": service},
+            "metric": {"name": name},
+            "target": {"type": kind, field: quantity(wanted)},
+        },
+    }
+
+
+def quantity(number: float) -> str:
+    """Returns a number as the API server writes it, exact to a thousandth: `7`, `2800m`."""
+    thousandths = round(number * 1000)
+    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+
+
+def floor_change(found: Object, rollout: str | None, wanted: int) -> Object | None:
+    """Returns the change that makes minReplicas of an autoscaler what a rollout needs; None: it is that already.
+
+    `rollout`: the one that runs; None: minReplicas is again `wanted`, the spec's own. While one runs, minReplicas never
+    falls. That it was raised, and for which rollout, is noted in the object itself: another controller continues.
+    """
+    noted = found["metadata"].get("annotations", {}).get(FLOOR)
+    now, most = int(found["spec"].get("minReplicas", 1)), int(found["spec"]["maxReplicas"])
+    floor = min(wanted, most)
+    if rollout is not None and noted == rollout:
+        floor = max(floor, now)
+    if (now, noted) == (floor, rollout):
+        return None
+    metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {FLOOR: rollout}}
+    return {"metadata": metadata, "spec": {"minReplicas": floor}}
+
+
+def share_of(replicas: int, percent: float) -> int:
+    """Returns how many of `replicas` a share of their traffic needs."""
+    return max(math.ceil(replicas * percent / 100), 1)
