@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.combined_fleet import CombinedFleet
@@ -49,6 +49,9 @@ from serin.store.objects import Objects
 from serin.store.open import check_conditional, open_objects
 from serin.store.store import Store
 
+if TYPE_CHECKING:
+    from serin.cluster.kubernetes.fleet import KubernetesFleet
+
 log = logging.getLogger(__name__)
 
 Fleets = Literal["agents", "kubernetes"]
@@ -60,6 +63,8 @@ _STAND_BY_S: Final = 2.0
 
 class LedController:
     """A controller with its ports, for one term of the leadership."""
+
+    _keep_floors: Callable[[Sequence[Rollout]], None] | None = None  # of the autoscalers, where there are any
 
     def __init__(
         self,
@@ -75,11 +80,15 @@ class LedController:
         """`wait`: how to wait for the gateways, some seconds at most."""
         steady = time.monotonic
         self._stopped = threading.Event()
+        self._check_leads = partial(leadership.check, term)
         self._hosts = Hosts(objects, steady)
         self._desired = DesiredStates(objects, leadership, term, time.time)
         agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
         self._agents = agents if fleet == "agents" else None
-        self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
+        scheduler = _kubernetes(store) if fleet == "kubernetes" else None
+        self._background = BackgroundFleet(scheduler) if scheduler else None
+        if scheduler is not None:
+            self._keep_floors = scheduler.keep_floors
         processes: Processes = self._background or agents
         external = External(store)
         timeouts = stored_timeouts(store)
@@ -121,6 +130,9 @@ class LedController:
         if self._agents is not None:
             self._agents.tidy([now.live for now in self._rollouts() if now.phase.final and now.live])
         self._controller.tick()
+        if self._keep_floors is not None:
+            self._check_leads()
+            self._keep_floors(self._rollouts())
 
     def close(self) -> None:
         self._stopped.set()
@@ -152,7 +164,7 @@ class LedController:
         return self._controller.rollouts()
 
 
-def _kubernetes(store: Store) -> Processes:
+def _kubernetes(store: Store) -> KubernetesFleet:
     from serin.cluster.kubernetes.fleet import build_fleet  # its client is in an extra
 
     return build_fleet(store)

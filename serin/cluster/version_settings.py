@@ -108,8 +108,8 @@ def check_windows(
 
 
 def check_replicas(store: Store, *, shared: bool) -> Callable[[Release], None]:
-    """The check raises RolloutRefused for a version that asks for an autoscaler where there is none. `shared`: agents of
-    several hosts run releases, not one machine."""
+    """The check raises RolloutRefused for a version that asks for an autoscaler where there is none. `shared`: agents
+    of several hosts run releases, not one machine."""
 
     def check(release: Release) -> None:
         bundle = store.bundle(release.model, release.label)

@@ -156,7 +156,8 @@ ACCOUNTS = (
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 RESOURCES = (
     "deployments.apps", "services", "pods", "pods/log", "pods/exec", "jobs.batch", "jobs.batch/status", "secrets",
-    "configmaps", "serviceaccounts/token", "horizontalpodautoscalers.autoscaling", "rolebindings.rbac.authorization.k8s.io", "nodes",
+    "configmaps", "serviceaccounts/token", "horizontalpodautoscalers.autoscaling", "nodes",
+    "rolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
 
 

@@ -8,7 +8,9 @@ is full long before its cores are.
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +22,7 @@ from serin.cluster.kubernetes.release_objects import (
     release_object,
 )
 from serin.errors import BackendRefused
+from serin.rollout.decide.state import Phase, Rollout
 from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 
@@ -34,6 +37,9 @@ _FULL: Final = 0.7  # the share of a replica's capacity in use at which another 
 _REQUESTS_PER_INSTANCE: Final = 2  # one that is scored and one that waits, where nothing was measured
 _QUEUE_SHARE: Final = 0.25  # of the promised latency that a request may wait
 _LEAST_QUEUE_MS: Final = 1.0
+_GAINS_TRAFFIC: Final = frozenset(
+    {Phase.LOADING, Phase.VERIFYING, Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING, Phase.DRAINING}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,7 @@ def build_autoscaler(
         raise BackendRefused(
             model=release.name,
             asked=f"serving.replicas: {replicas}",
-            reason=f"its name has more than {len(name)} characters, so its metrics and its Service have different names",
+            reason=f"its name has more than {len(name)} characters, so its Service has another name than its metrics",
             instead="give the model a shorter name, or set a number of replicas",
         )
     made = release_object(template.autoscaler, release, namespace)
@@ -124,7 +130,38 @@ def floor_change(found: Object, rollout: str | None, wanted: int) -> Object | No
     if (now, noted) == (floor, rollout):
         return None
     metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {FLOOR: rollout}}
-    return {"metadata": metadata, "spec": {"minReplicas": floor}}
+    return {"metadata": metadata, "spec": {"minReplicas": floor, "metrics": _as_written(found)}}
+
+
+def _as_written(found: Object) -> list[Object]:
+    """Returns the metrics without what API servers that store version v1 add to them when they are read: the value 0
+    of a target that is an average. They refuse an object with it."""
+    metrics = copy.deepcopy(found["spec"]["metrics"])
+    for each in metrics:
+        target = each.get("object", {}).get("target", {})
+        if target.get("type") == "AverageValue":
+            target.pop("value", None)
+    return list(metrics)
+
+
+def rollout_floors(now: Rollout, running: Mapping[Release, int]) -> dict[Release, int]:
+    """Returns the least replicas of the releases of a rollout that runs; `running`: how many each of them has.
+
+    The stable release keeps what either of both has had, because all traffic may come back to it at any time. The
+    candidate, and a baseline beside it, have the share of that which the next step gives them, so that it is there
+    before the traffic is.
+    """
+    if now.phase.final or now.stable is None:
+        return {}
+    stable = max(running.get(now.stable, 1), running.get(now.candidate, 1))
+    floors: dict[Release, int] = {now.stable: stable}
+    if now.phase in _GAINS_TRAFFIC:
+        steps, step = now.plan.steps, -1 if now.step is None else now.step
+        share = steps[min(step + 1, len(steps) - 1)]
+        floors[now.candidate] = share_of(stable, share)
+        if now.baseline is not None:
+            floors[now.baseline] = share_of(stable, min(share, 50.0))
+    return floors
 
 
 def share_of(replicas: int, percent: float) -> int:

@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from serin.cluster.kubernetes.autoscaler import VERSIONS, Capacity, build_autoscaler
+from serin.cluster.kubernetes.autoscaler import (
+    VERSIONS,
+    Capacity,
+    build_autoscaler,
+    floor_change,
+    rollout_floors,
+)
 from serin.cluster.kubernetes.release_objects import (
     MANAGED_BY,
     MANAGER,
@@ -41,12 +47,14 @@ from serin.errors import (
 from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.state import Rollout
 from serin.serving.triton.probe import RowTimes, answers
 from serin.serving.triton.repository import gpus_wanted, measured_in_flight, serving_settings
 from serin.serving.triton.verify import verify_release
 from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.spec.stored import stored_objectives
 from serin.store.artifacts import Bundle, Endpoint, Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 try:
@@ -277,7 +285,11 @@ class KubernetesFleet:
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
         # By pod. It may be lost: it only tells a restart from a pod that is gone.
         self._restarts: dict[Release, dict[str, int]] = {}
+        self._restored: dict[
+            str, str
+        ] = {}  # by model: the ended rollout whose floors are gone. It may be lost
         self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
+        self._range = functools.cache(self._stored_range)
 
     def start(self, release: Release) -> None:
         """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""
@@ -361,6 +373,42 @@ class KubernetesFleet:
         self._look()
         return sorted(release for found in self._deployments.values() if (release := release_of(found)))
 
+    def keep_floors(self, rollouts: Sequence[Rollout]) -> None:
+        """Raises the least replicas of autoscaled releases while a rollout runs, and restores them after it. All of it
+        follows from the rollouts and the cluster: repeating it changes nothing."""
+        for now in rollouts:
+            if self._restored.get(now.model) == now.id:
+                continue
+            self._look()
+            running = {release: self._replicas(release) for release in now.wanted}
+            floors = rollout_floors(now, running)
+            kept = True
+            for release in now.wanted:
+                if (limits := self._range(release)) is not None:
+                    noted = now.id if release in floors else None
+                    least = max(floors.get(release, 0), limits.min)
+                    kept = self._keep_floor(release, noted, least) and kept
+            if now.phase.final and kept:
+                self._restored[now.model] = now.id
+
+    def _keep_floor(self, release: Release, rollout: str | None, wanted: int) -> bool:
+        """Returns whether it was so already."""
+        found = self._ours(_AUTOSCALERS, release)
+        change = floor_change(found, rollout, wanted) if found else None
+        if change is None:
+            return True
+        try:
+            self._namespace.merge(_AUTOSCALERS, object_name(release), change)
+        except KubernetesRefused as error:
+            if error.status != CONFLICT:
+                raise
+            logger.info("the autoscaler of %s changed since it was read; it is looked at again", release.name)
+        return False
+
+    def _replicas(self, release: Release) -> int:
+        found = self._deployments.get(object_name(release))
+        return int(found["spec"].get("replicas", 1)) if found else 1
+
     def _look(self) -> None:
         if time.monotonic() - self._read_at < _FRESH_S:
             return
@@ -380,6 +428,12 @@ class KubernetesFleet:
                 label=f"{MANAGED_BY}={MANAGER}",
             )
         return found
+
+    def _stored_range(self, release: Release) -> ReplicaRange | None:
+        if (Path(self._bundle(release).path) / SERVER).is_file():
+            return None
+        replicas = serving_settings(self._bundle(release)).replicas
+        return replicas if isinstance(replicas, ReplicaRange) else None
 
     def _scale(self, release: Release, bundle: Bundle, serving: ServingSpec) -> None:
         """Applies the autoscaler. A floor that a rollout has raised stays."""

@@ -1,8 +1,8 @@
 """The Kubernetes objects of one release, made from a template. Pure but for reading the template.
 
-The template is a YAML file with one Deployment, one Service and at most one HorizontalPodAutoscaler. In each of its strings {release}, {name}, {model} and
-{version} are replaced; names, namespace, labels and selectors are set here. What else it says is kept: images,
-resources, tolerations, volumes.
+The template is a YAML file with one Deployment, one Service and at most one HorizontalPodAutoscaler. In each of its
+strings {release}, {name}, {model} and {version} are replaced; names, namespace, labels and selectors are set here. What
+else it says is kept: images, resources, tolerations, volumes.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ def no_autoscaler(place: str) -> str:
 
 
 def place_without_autoscaler(store: Store) -> str | None:
-    """Returns the place that serves the versions of a store, if it has no autoscaler; None: it is Kubernetes, or nothing
-    serves them yet."""
+    """Returns the place that serves the versions of a store, if it has no autoscaler; None: it is Kubernetes, or
+    nothing serves them yet."""
     if store.local:
         return ONE_MACHINE
     objects = open_objects(store.url)

@@ -169,7 +169,7 @@ def test_a_template_without_an_autoscaler_scales_as_kubernetes_does(template: Re
 
 def test_a_release_whose_service_has_another_name_is_not_scaled(template: ReleaseTemplate) -> None:
     long = Release(model="m" * 63, version=1)
-    with pytest.raises(BackendRefused, match="more than 52 characters.*set a number of replicas"):
+    with pytest.raises(BackendRefused, match=r"more than 52 characters.*set a number of replicas"):
         build_autoscaler(template, long, "models", RANGE, MEASURED, VERSIONS[0])
 
 

@@ -1,16 +1,19 @@
 """A range of replicas: taken on Kubernetes, refused by name everywhere else; and what an autoscaler is given."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from serin.cluster.kubernetes.autoscaler import FLOOR, floor_change, share_of
+from serin.cluster.kubernetes.autoscaler import FLOOR, floor_change, rollout_floors, share_of
 from serin.cluster.version_settings import check_replicas
 from serin.errors import RolloutRefused, SpecError
 from serin.formats.cluster.host_report import AgentReport, agent_key
 from serin.formats.cluster.replicas import place_without_autoscaler
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
 from serin.serving.triton.repository import measured_in_flight, share_tuned, tuned_file
 from serin.serving.tuning.report import write_report
 from serin.spec.elsewhere import load_elsewhere
@@ -103,11 +106,15 @@ def test_the_capacity_is_the_least_that_any_machine_has_measured(
     assert measured_in_flight(store, bundle) == 2
 
 
+def _metric(read: dict[str, str]) -> dict[str, Any]:
+    return {"type": "Object", "object": {"target": {"type": "AverageValue", "averageValue": "7", **read}}}
+
+
 def scaler(least: int, note: str | None = None, most: int = 8) -> dict[str, Any]:
     notes = {} if note is None else {FLOOR: note}
     return {
         "metadata": {"resourceVersion": "7", "annotations": notes},
-        "spec": {"minReplicas": least, "maxReplicas": most},
+        "spec": {"minReplicas": least, "maxReplicas": most, "metrics": [_metric({"value": "0"})]},
     }
 
 
@@ -134,9 +141,48 @@ def test_the_floor_follows_from_the_rollout_and_the_object_alone(case: str) -> N
     least, note = then
     assert change == {
         "metadata": {"resourceVersion": "7", "annotations": {FLOOR: note}},
-        "spec": {"minReplicas": least},
+        "spec": {"minReplicas": least, "metrics": [_metric({})]},
     }
 
 
 def test_a_share_of_the_traffic_needs_that_share_of_the_replicas() -> None:
     assert [share_of(8, percent) for percent in (0, 1, 5, 12.5, 13, 50, 100)] == [1, 1, 1, 1, 2, 4, 8]
+
+
+def at(
+    phase: Phase, step: int | None, *, steps: tuple[float, ...] = (5.0, 50.0, 100.0), baseline: bool = False
+) -> Rollout:
+    return Rollout(
+        id="r1",
+        candidate=V2,
+        stable=V1,
+        previous=None,
+        plan=Plan(steps=steps, baseline=baseline),
+        phase=phase,
+        step=step,
+        began=0.0,
+        since=0.0,
+        evidence_from=0.0,
+    )
+
+
+V1, V2 = (Release(model="delays", version=version) for version in (1, 2))
+FLOORS = {
+    "it loads: the first step is next": (at(Phase.LOADING, None), {V1: 6, V2: 1}),
+    "the first step: half of the traffic is next": (at(Phase.SHIFTING, 0), {V1: 6, V2: 3}),
+    "half of the traffic: all of it is next": (at(Phase.SHIFTING, 1), {V1: 6, V2: 6}),
+    "the bake: all of it can come back": (at(Phase.BAKING, 2), {V1: 6, V2: 6}),
+    "it is going back": (at(Phase.ABORTING, 1), {V1: 6}),
+    "it is over": (at(Phase.PROMOTED, 2), {}),
+    "with a baseline": (at(Phase.SHIFTING, 0, baseline=True), {V1: 6, V2: 3, replace(V1, baseline=True): 3}),
+}
+
+
+@pytest.mark.parametrize("case", FLOORS)
+def test_a_rollout_needs_replicas_for_what_may_come_next(case: str) -> None:
+    now, floors = FLOORS[case]
+    assert rollout_floors(now, {V1: 6, V2: 1}) == floors
+
+
+def test_the_stable_release_keeps_what_the_candidate_has_needed() -> None:
+    assert rollout_floors(at(Phase.BAKING, 2), {V1: 4, V2: 7}) == {V1: 7, V2: 7}
