@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.combined_fleet import CombinedFleet
@@ -49,12 +49,10 @@ from serin.store.objects import Objects
 from serin.store.open import check_conditional, open_objects
 from serin.store.store import Store
 
-if TYPE_CHECKING:
-    from serin.cluster.kubernetes.fleet import KubernetesFleet
-
 log = logging.getLogger(__name__)
 
 Fleets = Literal["agents", "kubernetes"]
+KeepFloors = Callable[[Sequence[Rollout]], None]
 
 BEAT: Final = "controller.beat"
 TICK_S: Final = 0.5
@@ -64,7 +62,8 @@ _STAND_BY_S: Final = 2.0
 class LedController:
     """A controller with its ports, for one term of the leadership."""
 
-    _keep_floors: Callable[[Sequence[Rollout]], None] | None = None  # of the autoscalers, where there are any
+    _background: BackgroundFleet | None
+    _keep_floors: KeepFloors | None = None  # of the autoscalers, where there are any
 
     def __init__(
         self,
@@ -85,10 +84,7 @@ class LedController:
         self._desired = DesiredStates(objects, leadership, term, time.time)
         agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
         self._agents = agents if fleet == "agents" else None
-        scheduler = _kubernetes(store) if fleet == "kubernetes" else None
-        self._background = BackgroundFleet(scheduler) if scheduler else None
-        if scheduler is not None:
-            self._keep_floors = scheduler.keep_floors
+        self._background, self._keep_floors = _kubernetes(store) if fleet == "kubernetes" else (None, None)
         processes: Processes = self._background or agents
         external = External(store)
         timeouts = stored_timeouts(store)
@@ -164,10 +160,12 @@ class LedController:
         return self._controller.rollouts()
 
 
-def _kubernetes(store: Store) -> KubernetesFleet:
+def _kubernetes(store: Store) -> tuple[BackgroundFleet, KeepFloors]:
+    """Returns the fleet, and how it keeps the least replicas of its autoscalers."""
     from serin.cluster.kubernetes.fleet import build_fleet  # its client is in an extra
 
-    return build_fleet(store)
+    fleet = build_fleet(store)
+    return BackgroundFleet(fleet), fleet.keep_floors
 
 
 def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:
