@@ -144,7 +144,8 @@ class Namespace:
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground",
+            # On an autoscaler nothing depends: it is gone at once, and a new one can have its name.
+            "propagationPolicy": "Background" if resource == _AUTOSCALERS else "Foreground",
             "preconditions": {"uid": uid},
         }
         try:
