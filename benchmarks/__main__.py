@@ -19,6 +19,7 @@ BENCHMARKS = {
     "etl": "benchmarks.etl.benchmark",
     "hosts": "benchmarks.scale.hosts_benchmark",
     "loader": "benchmarks.loader.benchmark",
+    "online": "benchmarks.online.benchmark",
     "orchestration": "benchmarks.orchestration.benchmark",
     "parallel": "benchmarks.parallel.benchmark",
     "quality": "benchmarks.quality.benchmark",

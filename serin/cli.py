@@ -25,7 +25,7 @@ MODULES = {
     "rollout": "rollout logs retire",
     "lookups": "lookups",
     "models": "models gpus gc",
-    "scoring": "predict explain tune",
+    "scoring": "predict score explain tune",
     "signing": "trust",
     "captures": "captures",
     "events": "events",

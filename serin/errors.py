@@ -22,6 +22,7 @@ SerinError                      what happened, where, what to do next; fields fo
 │   ├── LeakFound               a column that knows the answer, or one thing on both sides of the split
 │   ├── EventRefused            an event that cannot be counted: its time, or a column that is missing (exit code 2)
 │   ├── EventsUnfit             events of a model without online windows, or of a table that cannot be read here
+│   ├── ScoringRefused          a target of scheduled scoring, or new files for it, that cannot be used as asked
 │   ├── RowsUnfit               rows to be scored that do not fit the model's schema (exit code 2)
 │   └── LabelsUnfit             labels that do not fit the model: column, type, class or key (exit code 2)
 ├── ExtraMissing                a package that only some pipelines need is not installed (exit code 2)
@@ -403,6 +404,9 @@ class RowsUnfit(DataError):
     @property
     def what(self) -> str:
         return f"column {self.column!r}" if self.column else "the table"
+
+
+ScoringRefused = _kind(DataError, "ScoringRefused", "scores in {target}: {reason}")
 
 
 class EventRefused(DataError):

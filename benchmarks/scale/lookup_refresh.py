@@ -3,7 +3,7 @@
     python -m benchmarks.scale.lookup_refresh [KEYS ...]
 
 The table has a key of text, an integer and a text column; every row has changed. The version is exported and refreshed
-in processes of their own, with all checks of a refresh; nothing is served.
+in separate processes, with all checks of a refresh; nothing is served.
 """
 
 from __future__ import annotations

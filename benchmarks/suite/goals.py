@@ -41,6 +41,7 @@ GOALS: Mapping[str, Mapping[str, Goal]] = {
         "sooner_than_evidently": Goal(least=1.0),
         "log_lines_per_s": Goal(least=50_000),
     },
+    "online": {"p99_added_ms": Goal(most=2.0), "unequal": Goal(most=0.0), "push_failed": Goal(most=0.0)},
     "quality": {"rank_behind": Goal(most=0.0), "network_gap": Goal(most=0.003)},
     "hosts": {"hosts_3": Goal(most=1.2)},
     "orchestration": {

@@ -19,8 +19,10 @@ REFUSED_AT = 0.5
 """The bank refuses a payment whose score is at least this."""
 WINDOWS = ("payments_1h", "spent_1h", "payments_1d", "spent_1d", "largest_1d")
 _WIDTH, _LEFT, _RIGHT = 920.0, 64.0, 900.0
+_BEFORE_S = 2.0  # seconds before the canary that its picture shows
 _STYLE = (
-    "<style>section{margin:14px 0;padding:14px 18px 12px}section p{font-size:14px;max-width:860px}</style>"
+    "<style>section{margin:14px 0;padding:14px 18px 12px}section h2{margin-top:2px}"
+    "section p{font-size:14px;max-width:920px;margin-bottom:10px}</style>"
 )
 
 
@@ -49,7 +51,7 @@ def payments_page(told: Told) -> str:
         parts += [_card(told), _reason(told)]
     parts += [_merchants(told)] if "lookup refreshed" in told.marks else []
     parts += [_alarm(told)] if told.alarm else []
-    parts += [_canary(told)] if "canary" in told.marks else []
+    parts += [_canary(told)] if told.report else []
     parts += [_latency(told)]
     parts += [_gain(told)] if told.before is not None else []
     return html_page("Payments: the story of a fraud model", "".join([*parts, _NOTES]))
@@ -81,7 +83,7 @@ def _head(told: Told) -> str:
         ("requests failed", f"{told.failures:,}"),
         ("p99 at the gateway", f"{rows['_latency_ms'].quantile(0.99):.1f} <small>ms</small>"),
         ("window values served", f"{windows:,}"),
-        ("of them unlike the table's", f"{different:,}"),
+        ("of them not the table's", f"{different:,}"),
         ("for all of it", f"{told.seconds:.0f} <small>s</small>"),
     ]
     return f'<p class="lead">{lead}</p>{figures(boxes)}'
@@ -278,11 +280,12 @@ def _alarm(told: Told) -> str:
 
 
 def _canary(told: Told) -> str:
-    rows = told.rows[told.rows["day"] >= told.marks["canary"]].copy()
-    first = rows["seconds"].min()
+    newer = told.rows["_release"].str.contains("-v2")
+    first = max(told.rows["seconds"][newer].min() - _BEFORE_S, told.rows["seconds"].min())
+    rows = told.rows[told.rows["seconds"] >= first]
     seconds = np.floor(rows["seconds"] - first)
     drawing = Drawing(_WIDTH, 220)
-    share = (rows["_release"].str.contains("-v2")).groupby(seconds).mean()
+    share = newer[rows.index].groupby(seconds).mean()
     axes = _axes(drawing, (0.0, float(seconds.max()) + 1), 1.0, top=14)
     axes.rows(axes.y.ticks(5), lambda value: f"{value:.0%}")
     axes.columns(axes.x.ticks(12), lambda value: f"{value:g} s", lines=False)

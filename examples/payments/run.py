@@ -213,7 +213,13 @@ class Story:
         now = self.until(lambda: self._rollout_of(2), "the retraining", terminals)
         self.say(f"version {now.rollout.version} is trained and takes its first traffic")
         self.mark("canary", terminals.at)
-        ended = self.replay(terminals, lambda: self._ended(2), "the end of the rollout")
+        try:
+            ended = self.replay(terminals, lambda: self._ended(2), "the end of the rollout")
+        except StoryEnded as error:
+            found = self._rollout_of(2)
+            raise StoryEnded(
+                f"{error}; {found.rollout.phase}: {found.rollout.reason}" if found else str(error)
+            ) from error
         if ended.rollout.phase != "promoted":
             raise StoryEnded(f"version 2 was {ended.rollout.phase}: {ended.rollout.reason}")
         self.mark("version 2", terminals.at)
@@ -357,8 +363,9 @@ def stack(story: Story) -> Iterator[None]:
     try:
         story.serin("up")
         yield
-    finally:
-        story.serin("down")
+    finally:  # whatever is left is stopped, also of a start that failed
+        print("$ serin down", flush=True)
+        subprocess.run([SERIN, "down"], cwd=story.folder)
 
 
 def main() -> int:
@@ -377,6 +384,8 @@ def main() -> int:
     except StoryEnded as error:
         print(f"\npayments: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -390,7 +399,7 @@ def tell(story: Story) -> None:
             story.refresh(terminals)
             story.replay_to(terminals, story.world.change)
             story.say("a new way of paying appears, and a new fraud with it")
-            story.mark("change", terminals.at)
+            story.mark("change", story.world.moment(story.world.change))
             alarm = story.wait_for_alarm(terminals)
             story.say(f"the alarm: {alarm.alert.title}")
             story.serin("alerts", "list")

@@ -85,6 +85,8 @@ class Terminals:
             due = max(due + 1 / self.rate, time.monotonic() - 1)
             while not self._put(row):
                 self._go.wait()
+                if self._ended.is_set():
+                    return
                 due = time.monotonic()
 
     def _put(self, row: Row) -> bool:

@@ -212,7 +212,9 @@ def forget_captures(
 def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool) -> None:
     from serin.commands.recording import not_recorded
     from serin.monitoring.capture.counters import models_captured
+    from serin.monitoring.capture.read import column_types
     from serin.watcher.captures import forget_rows, record_all
+    from serin.watcher.event_keys import unread_keys
 
     record_all(home, model)
     if model not in models_captured(home):
@@ -227,6 +229,10 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
         return
     for name in found.unread:
         say(f"some versions do not record the column {name!r}: it counts as null there")
+    for name in unread_keys(home, model, list(column_types(home, model))):
+        say(
+            f"events of online windows are kept by {name!r}, which is not recorded: use `serin events forget` for them"
+        )
     what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
     show(f"deleted {what}, and {counted(found.labels, 'label')}")
     if found.leftovers:

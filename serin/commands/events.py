@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,9 +37,9 @@ def push_events(
     """Count the events of a file, as if they arrived now. [default: the newest version]"""
     from serin.pipeline.events import file_events, plan_of
 
-    bundle = open_store().find(name)
+    bundle, outcomes = open_store().find(name), Counter[str]()
     plan = plan_of(bundle)
-    _send(bundle.model, plan, file_events(plan, file, bundle), as_json)
+    _send(bundle.model, plan, file_events(plan, file, bundle, outcomes), outcomes, as_json)
 
 
 def backfill_events(name: ModelVersion, as_json: Json = False) -> None:
@@ -50,18 +51,20 @@ def backfill_events(name: ModelVersion, as_json: Json = False) -> None:
 
     bundle = open_store().find(name)
     plan = plan_of(bundle)
-    _send(bundle.model, plan, training_events(plan, bundle), as_json)
+    _send(bundle.model, plan, training_events(plan, bundle), Counter(), as_json)
 
 
-def _send(model: str, plan: WindowPlan, batches: Iterator[dict[str, Any]], as_json: bool) -> None:
+def _send(
+    model: str, plan: WindowPlan, batches: Iterator[dict[str, Any]], outcomes: Counter[str], as_json: bool
+) -> None:
     from serin.host.state import running_stack
     from serin.host.windows import begin_plan, send_history
-    from serin.pipeline.events import total
 
     home = environment.home()
     running_stack(home)
     begin_plan(home, model, plan.to_json())
-    outcomes = total(send_history(home, model, batch) for batch in batches)
+    for batch in batches:
+        outcomes.update(send_history(home, model, batch))
     if as_json:
         show_json(outcomes)
     else:

@@ -15,25 +15,22 @@ import pyarrow.csv as pacsv
 
 from serin.commands.output import counted
 from serin.errors import PredictionFailed, RowsUnfit
-from serin.formats.bundle import CORE, with_answers
+from serin.formats.bundle import with_answers
 from serin.formats.rows import RowWriter, flat, read_rows, write_rows
 from serin.formats.schema import Schema, read_schema
 from serin.formats.windows import read_windows
 from serin.formats.wire import to_wire
 from serin.machine import environment
-from serin.machine.hardware import core_count, inventory
-from serin.machine.leases import lease
+from serin.machine.hardware import core_count
+from serin.pipeline.score import BulkDevice, open_bundle, placed, records_of
 from serin.store.artifacts import Bundle
-from serin.store.store import Store
-from serin.store.trust import find_trusted
 
 if TYPE_CHECKING:
     from serin.monitoring.capture.bulk import BulkRecords
-    from serin.scoring.predict import Place
 
-BulkDevice = Literal["auto", "cpu", "gpu"]
 _IDS = "_id", "_row"
-_GPU_BYTES = 4 * 2**30  # of a network with its batches; leased beside others
+
+__all__ = ["open_bundle", "predict_in_bulk", "predict_through_gateway"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +99,8 @@ def predict_in_bulk(
 
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
-    records = _records(bundle)
-    with _placed(bundle, device, scheduler) as place:
+    records = records_of(bundle)
+    with placed(bundle, device, scheduler) as place:
         if out is not None and (is_url(out) or not Path(out).suffix):
             done = score_into_folder(
                 folder, pieces, out, workers=count, scheduler=scheduler, place=place, digest=bundle.digest
@@ -120,60 +117,6 @@ def predict_in_bulk(
     if records is not None:
         records.finish()
     return done
-
-
-@contextmanager
-def _placed(bundle: Bundle, device: BulkDevice, scheduler: str | None) -> Iterator[Place]:
-    """Holds a share of a GPU while rows are scored there. `auto`: a GPU for a version that was exported for one."""
-    if device == "cpu" or (device == "auto" and scheduler is not None):
-        yield "cpu"
-        return
-    reason = _no_gpu(bundle, scheduler)
-    if reason and device == "gpu":
-        raise PredictionFailed(model=bundle.model, status="refused", reason=f"--device gpu: {reason}")
-    if reason:
-        yield "cpu"
-        return
-    room = min(_GPU_BYTES, max(each.memory_bytes for each in inventory()) // 2)
-    with (
-        lease(1, home=environment.home(), purpose="bulk scoring", shared=True, memory_bytes=room) as held,
-        environment.showing_devices(held.ids),
-    ):
-        yield "cuda"
-
-
-def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:
-    """Returns why a version is not scored on a GPU of this machine; empty when it can be."""
-    if scheduler is not None:
-        return "a Dask scheduler's workers score on their CPUs; leave out --scheduler"
-    if not inventory():
-        return "there is no GPU here"
-    from serin.scoring.session import has_device
-
-    if not has_device("cuda"):
-        return "ONNX Runtime has no CUDA provider; pip install 'serin[gpu]'"
-    if not (Path(bundle.path) / CORE).is_file():
-        return "the version was not exported for a GPU; set export.target: gpu"
-    return ""
-
-
-def _records(bundle: Bundle) -> BulkRecords | None:
-    """The records of this run; None when the version's spec records nothing."""
-    from serin.monitoring.capture.bulk import BulkRecords
-    from serin.spec.stored import stored_capture
-
-    settings = stored_capture(Path(bundle.path))
-    if not settings.share:
-        return None
-    return BulkRecords(environment.home(), bundle.release, read_schema(Path(bundle.path)), settings)
-
-
-def open_bundle(name: str) -> Bundle:
-    """Returns what MODEL[:VERSION] names; the live version, else the newest, when it names none: a model need not be
-    served to be scored in bulk. BundleUntrusted when signatures are required and no trusted key has signed it."""
-    store = Store.open()
-    found = store.release(name, prefer="live")
-    return find_trusted(store, found.model, found.label)
 
 
 def _score(

@@ -26,6 +26,33 @@ _Ids = Annotated[
         "--ids", help="Add the request's id and the row in it (_id, _row), which `serin labels add` joins by."
     ),
 ]
+_RowsToExplain = Annotated[
+    Path | None, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.", show_default=False)
+]
+_Request = Annotated[
+    str | None, typer.Option("--id", help="Explain the answer to this recorded request instead.")
+]
+_RequestRow = Annotated[int | None, typer.Option("--row", min=0, help="For --id: only this row of it.")]
+_Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", help="Explain recorded answers for which this is true, such as '_answer_score > 0.8'."
+    ),
+]
+_Explained = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
+]
+_FirstRows = Annotated[
+    int | None,
+    typer.Option(
+        "--rows",
+        "-n",
+        min=1,
+        help="Explain the first rows only. [default: all; 20 are shown]",
+        show_default=False,
+    ),
+]
 RequestRows = Annotated[
     str,
     typer.Option(
@@ -49,7 +76,7 @@ GpuPrice = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (predict, explain, tune):
+    for command in (predict, score, explain, tune):
         app.command()(command)
 
 
@@ -93,37 +120,57 @@ def predict(
         show(f"{counted(count, 'row')} scored by {bundle.model}, written to {out}")
 
 
-def explain(
+def score(
     model: ModelVersion,
     rows: Annotated[
-        Path | None, typer.Argument(help="Rows to explain: Parquet, CSV, JSON lines.", show_default=False)
-    ] = None,
-    request: Annotated[
-        str | None, typer.Option("--id", help="Explain the answer to this recorded request instead.")
-    ] = None,
-    row: Annotated[int | None, typer.Option("--row", min=0, help="For --id: only this row of it.")] = None,
-    where: Annotated[
+        str,
+        typer.Argument(help="Files to score: a folder, a glob or a URL, such as 'rows/date=*/*.parquet'."),
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", help="The folder that gets a folder of Parquet files for each run.")
+    ],
+    since: Annotated[
         str | None,
         typer.Option(
-            "--where", help="Explain recorded answers for which this is true, such as '_answer_score > 0.8'."
+            help="Only files whose name behind the fixed part of ROWS is at least this, such as date=2026-01-31."
         ),
     ] = None,
+    late: Annotated[
+        bool, typer.Option("--late", help="Also files that come before one that was scored.")
+    ] = False,
+    scheduler: Annotated[
+        str | None, typer.Option(help="The address of a Dask scheduler. [default: in this process]")
+    ] = None,
+    device: _Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Score the files that have come since the last run, each row once. [default: the live version, else the newest]
+
+    The run appears whole, with the list of its files. A run that was killed is completed by the next one. Flow
+    `score/scheduled` does the same.
+    """
+    from serin.pipeline.score import score_new
+
+    done = score_new(model, rows, out, since=since, late=late, scheduler=scheduler, device=device)
+    if as_json:
+        show_json(None if done is None else done.to_json())
+    elif done is None:
+        show(f"no new files at {rows}")
+    else:
+        files = counted(len(done.files), "file")
+        show(f"{counted(done.rows, 'row')} of {files} scored by {done.release} into {out}")
+
+
+def explain(
+    model: ModelVersion,
+    rows: _RowsToExplain = None,
+    request: _Request = None,
+    row: _RequestRow = None,
+    where: _Where = None,
     since: Since = None,
     until: Until = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write all contributions here: .parquet, .csv or .jsonl."),
-    ] = None,
-    number: Annotated[
-        int | None,
-        typer.Option(
-            "--rows",
-            "-n",
-            min=1,
-            help="Explain the first rows only. [default: all; 20 are shown]",
-            show_default=False,
-        ),
-    ] = None,
+    out: _Explained = None,
+    number: _FirstRows = None,
     as_json: Json = False,
 ) -> None:
     """Show which raw columns made the score of each row, the largest contributions first. [default: live, else

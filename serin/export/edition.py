@@ -38,7 +38,6 @@ from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 _TABLES = "lookups"
-_THEIRS = ("opset_import", "metadata_props")  # of the fused graph, not of its features
 _SAME_ANSWER = 1e-5  # the same features through the same network on the same runtime
 
 
@@ -145,8 +144,10 @@ def with_features(model: onnx.ModelProto, features: FeatureGraph) -> onnx.ModelP
     for field, kept in rest.items():
         theirs.ClearField(field)
         getattr(theirs, field).extend(kept)
-    for message, field in ((ours, "input"), (ours, "output"), *((features.model, name) for name in _THEIRS)):
-        message.ClearField(field)
+    for field in ("input", "output"):
+        ours.ClearField(field)
+    for field in ("opset_import", "metadata_props"):
+        features.model.ClearField(field)
     features.model.MergeFrom(model)  # adds the nodes of the network after those of the features
     check_graph(features.model)
     return features.model

@@ -73,11 +73,15 @@ class BinnedColumn:
         upper end, so that a shift of many bins is seen as one."""
         if self.kind != "number":
             return counts
-        inner = self.bins - 3
-        order = [inner, *range(inner), inner + 1]  # by value; null stays apart
         found = counts.copy()
-        found[..., order] = counts[..., order].cumsum(axis=-1)
+        found[..., self.by_value] = counts[..., self.by_value].cumsum(axis=-1)
         return found
+
+    @property
+    def by_value(self) -> list[int]:
+        """The bins of numbers in the order of their values, without null."""
+        inner = self.bins - 3
+        return [inner, *range(inner), inner + 1]
 
     def series_labels(self, *, quick: bool) -> tuple[str, ...]:
         """The name of each bin of a series, for people."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from serin.errors import EventsUnfit, SpecError
+from serin.etl.sources.files import find_files
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
 from serin.formats.windows import WindowPlan, read_windows
@@ -57,58 +58,62 @@ def read_key(plan: WindowPlan, words: Sequence[str]) -> dict[str, list[Any]]:
     return rows
 
 
-def file_events(plan: WindowPlan, file: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """The events of a file, oldest first, in batches: `rows` by column, `arrival` None (they arrive now)."""
-    yield from _batches(plan, _read(plan, file, bundle, ()), None)
+def file_events(
+    plan: WindowPlan, file: Path, bundle: Bundle, outcomes: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """The events of a file, oldest first, in batches: `rows` by column, `arrival` None (they arrive now). Those that
+    are too old are counted in `outcomes` and left out, so that they take no memory."""
+    oldest = time.time_ns() // 1000 - plan.max_late_us
+    arrays, left_out = _read(plan, [file], bundle, plan.time, oldest)
+    if left_out:
+        outcomes["old"] += left_out * len(plan.windows)
+    yield from _batches(plan, arrays, None)
 
 
 def training_events(plan: WindowPlan, bundle: Bundle) -> Iterator[dict[str, Any]]:
     """The events of the main table that are not older than what is kept, in the order of arrival, each arriving when it
-    did. EventsUnfit for a table that is not one file."""
+    did. EventsUnfit for a table whose files are not here."""
     data = stored_section(Path(bundle.path), "data")
     name, table = next(iter(data["tables"].items()))
     source = table.get("path") if isinstance(table, dict) else table
-    if not source or not Path(source).is_file():
-        reason = (
-            f"the main table {name!r} is not one file here; write its newest rows to a file and push that"
-        )
+    if not source or "://" in source:
+        reason = f"the files of the main table {name!r} are not here; write its newest rows to a file and push that"
         raise EventsUnfit(model=bundle.model, reason=reason)
-    arrival = (data.get("events") or {}).get("arrival")
-    arrays = _read(plan, Path(source), bundle, (arrival,) if arrival else ())
-    yield from _batches(plan, arrays, arrival or plan.time)
+    arrival = (data.get("events") or {}).get("arrival") or plan.time
+    oldest = time.time_ns() // 1000 - max(plan.keep_us(window) for window in plan.windows)
+    files = [Path(each.path) for each in find_files(name, source)]
+    arrays, _ = _read(plan, files, bundle, arrival, oldest)
+    yield from _batches(plan, arrays, arrival)
 
 
-def _read(plan: WindowPlan, path: Path, bundle: Bundle, also: tuple[str, ...]) -> dict[str, Any]:
-    times = (
-        InputColumn(name=name, kind="timestamp", dtype="INT64") for name in also if name not in plan.kinds
-    )
-    schema = Schema(task="regression", inputs=(*plan.inputs, *times), outputs=())
-    parts = [to_wire(piece, schema) for piece in read_rows(path, schema, Path(bundle.path))]
-    return {
-        column.name: np.concatenate([part[column.name].reshape(-1) for part in parts])
-        if parts
-        else np.empty(0)
+def _read(
+    plan: WindowPlan, files: Sequence[Path], bundle: Bundle, by: str, oldest: int
+) -> tuple[dict[str, Any], int]:
+    """The rows whose `by`, a column with times, is not before `oldest`, and how many others there are. Files are read a
+    piece at a time."""
+    more = () if by in plan.kinds else (InputColumn(name=by, kind="timestamp", dtype="INT64"),)
+    schema = Schema(task="regression", inputs=(*plan.inputs, *more), outputs=())
+    parts, left_out = [], 0
+    for piece in (each for file in files for each in read_rows(file, schema, Path(bundle.path))):
+        part = {name: values.reshape(-1) for name, values in to_wire(piece, schema).items()}
+        usable = (part[by] >= oldest) | (part[by] == INT64_NULL)
+        left_out += int((~usable).sum())
+        if usable.any():
+            parts.append({name: values[usable] for name, values in part.items()})
+    found = {
+        column.name: np.concatenate([part[column.name] for part in parts]) if parts else np.empty(0)
         for column in schema.inputs
     }
+    return found, left_out
 
 
 def _batches(plan: WindowPlan, arrays: Mapping[str, Any], arrival: str | None) -> Iterator[dict[str, Any]]:
     """`arrival`: the column with the time at which a row became known; None: rows arrive now."""
     order = np.argsort(arrays[arrival or plan.time], kind="stable")
     if arrival is not None:
-        kept_us = max(plan.keep_us(window) for window in plan.windows)
-        known = arrays[arrival][order]
-        order = order[(known != INT64_NULL) & (known >= time.time_ns() // 1000 - kept_us)]
+        order = order[arrays[arrival][order] != INT64_NULL]
     for first in range(0, len(order), BATCH):
         places = order[first : first + BATCH]
         rows = event_rows(plan.inputs, {column.name: arrays[column.name][places] for column in plan.inputs})
         known = None if arrival is None else arrays[arrival][places].tolist()
         yield {"rows": rows, "arrival": known}
-
-
-def total(counted: Iterator[Mapping[str, int]]) -> dict[str, int]:
-    """The outcome of all events."""
-    found: Counter[str] = Counter()
-    for each in counted:
-        found.update(each)
-    return dict(found)

@@ -2,7 +2,8 @@
 
 It runs Prefect's engine as a child and handles what Slurm does with a job:
 
-    SIGUSR1      the time limit is near: the run is asked to save and the job requeues itself; the next start resumes it
+    SIGUSR1      the time limit is near, or more urgent work waits (where Slurm is set up so): the run is asked to save
+                 and the job requeues itself; the next start resumes it
     SIGTERM      the job is cancelled or preempted: the run is asked to save, and Slurm decides the outcome
     a restart    after a requeue or a lost node; a start that Slurm has replaced ends itself (where only slurmd was
                  lost, it still runs)
@@ -51,6 +52,7 @@ _PASS_ON_S = 1.0  # Slurm sends SIGTERM to all processes of a job, or to this on
 _SAVE_S = 90.0  # a run that is asked to stop may save for this long
 _USELESS_S = 60.0  # a run with a final state may take this long to exit
 _TRIES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
+_STOPPED = "its time limit came, or more urgent work"
 _MOST_RESTARTS = 100  # of a stage that needs more than the time limit for what it cannot save
 _PEERS_S = 60.0  # the other nodes of a training may take this long to exit
 _TEMPORARY = 75  # the exit code of what should be run again
@@ -203,7 +205,7 @@ def _requeue(api: Api, start: Start) -> int:
         found = call(api, "GET", f"/flow_runs/{start.run}")
         if found["state_type"] in FINAL or found["state_type"] == "CANCELLING":
             return 0
-        why = f"its time limit came; job {start.job} waits in Slurm's queue again"
+        why = f"{_STOPPED}; job {start.job} waits in Slurm's queue again"
         state = {"type": "PENDING", "name": "Pending", "message": why}
         call(api, "POST", f"/flow_runs/{start.run}/set_state", {"state": state, "force": True})
     except (PrefectGone, PrefectRefused) as error:
@@ -217,7 +219,7 @@ def _requeue(api: Api, start: Start) -> int:
     )
     if done.returncode:
         log.warning("not requeued: %s; another job is requested", done.stderr.strip())
-        schedule_again(api, start.run, f"its time limit came, and Slurm said: {done.stderr.strip()}")
+        schedule_again(api, start.run, f"{_STOPPED}, and Slurm said: {done.stderr.strip()}")
     return _TEMPORARY
 
 

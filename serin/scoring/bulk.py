@@ -73,9 +73,11 @@ def score_into_folder(
     scheduler: str | None = None,
     place: Place = "cpu",
     digest: str | None = None,
+    check: Callable[[Parts, int], bytes] | None = None,
 ) -> int:
     """Writes a Parquet file for each piece where it was scored; `out`: a folder, or a URL. A run that was killed is
-    completed by the next one with the same rows and version. `digest`: as in `score_pieces`. Returns the number of
+    completed by the next one with the same rows and version. `digest`: as in `score_pieces`. `check`: is given the
+    parts and their rows before the result appears; what it returns is the content of `_SUCCESS`. Returns the number of
     rows."""
     digest = digest or read_manifest(bundle).digest
     with open_parts(str(out), plan_digest(digest, place, pieces)) as parts:
@@ -90,7 +92,7 @@ def score_into_folder(
                 if number not in kept
             ]
             done = sum(kept.values()) + sum(int(count) for count in compute(tasks))
-        parts.finish()
+        parts.finish(check(parts, done) if check else None)
     logger.info(f"scored {done:,} rows")
     return done
 

@@ -16,7 +16,7 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from serin.errors import RowsUnfit
 from serin.formats.rows import as_requested, names_in_training, read_rows
 from serin.formats.schema import Schema
+from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 from serin.store.file_systems import file_system, reason_of, remote_errors
 
@@ -117,6 +118,7 @@ class FolderParts:
         target = self._path(number)
         scratch = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
         pq.write_table(table, scratch, compression="zstd")
+        sync(scratch)
         scratch.rename(target)
 
     def rows(self, number: int) -> int | None:
@@ -126,11 +128,18 @@ class FolderParts:
         except (OSError, pa.ArrowException):
             return None
 
-    def finish(self) -> None:
+    def schema(self, number: int) -> pa.Schema:
+        return pq.read_schema(self._path(number))
+
+    def finish(self, note: bytes | None = None) -> None:
+        """Gives the folder its name. `note`: of `_SUCCESS`, which appears with the parts; None: no such file."""
         scratch, folder = Path(self._scratch), Path(self._folder)
+        if note is not None:
+            write_whole(scratch / SUCCESS, note)
         for left in (PLAN, *(path.name for path in scratch.glob("part-*.parquet.*"))):
             (scratch / left).unlink(missing_ok=True)
         scratch.rename(folder)
+        sync(folder.parent)
         folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
@@ -157,9 +166,14 @@ class UrlParts:
         except (OSError, pa.ArrowException):
             return None
 
-    def finish(self) -> None:
+    def schema(self, number: int) -> pa.Schema:
         system, root = file_system(self.url)
-        system.pipe_file(f"{root}/{SUCCESS}", b"")
+        with system.open(self._path(root, number), "rb") as source:
+            return pq.read_schema(source)
+
+    def finish(self, note: bytes | None = None) -> None:
+        system, root = file_system(self.url)
+        system.pipe_file(f"{root}/{SUCCESS}", note or b"")
         system.rm_file(f"{root}/{PLAN}")
 
     def _path(self, root: str, number: int) -> str:
@@ -194,11 +208,25 @@ def is_url(place: object) -> bool:
 def find_pieces(rows: str | Path) -> list[Piece]:
     """Returns the pieces of a file, of every file in a folder, or of all files that a glob matches, in order of
     name."""
+    files = find_marked(rows)
+    if not files:
+        raise RowsUnfit(column="", reason=f"cannot be read: no file at {rows}")
+    return pieces_of(files)
+
+
+def find_marked(rows: str | Path) -> dict[str, str]:
+    """Returns the files there, by name, each with a mark that is another one when it has changed."""
     with _reading(rows):
-        files = _remote_files(str(rows)) if is_url(rows) else _local_files(Path(rows))
-        if not files:
-            raise RowsUnfit(column="", reason=f"cannot be read: no file at {rows}")
-        return [piece for path, mark in files for piece in _pieces(path, mark)]
+        return dict(_remote_files(str(rows)) if is_url(rows) else _local_files(Path(rows)))
+
+
+def pieces_of(files: Mapping[str, str]) -> list[Piece]:
+    """Returns the pieces of files with their marks, in this order."""
+    found = []
+    for path, mark in files.items():
+        with _reading(path):
+            found += _pieces(path, mark)
+    return found
 
 
 def read_piece(piece: Piece, schema: Schema, bundle: Path) -> Iterator[pa.Table]:

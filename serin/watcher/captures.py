@@ -28,6 +28,7 @@ from serin.store.artifacts import Release
 from serin.store.retention import Garbage
 from serin.store.store import Store
 from serin.watcher.capture_duty import capture_settings, expire_by, new_recorder
+from serin.watcher.event_keys import forget_events
 
 _BUFFERED_S = 0.5  # an answer is in its ring a moment after the client has it
 _POLL_S: Final = 1.0
@@ -47,7 +48,8 @@ def record_all(home: Path, model: str) -> None:
 
 
 def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion:
-    """Deletes the recorded rows for which `where` is true, and their labels. Call `record_all` first.
+    """Deletes the recorded rows for which `where` is true, their labels, and the events of online windows of their
+    keys. Call `record_all` first.
 
     Raises ExpressionError also for a column that is masked in every version: its rows could not be found, which must
     not look as if there were none. A column that some versions mask is in `unread`.
@@ -56,7 +58,8 @@ def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion
     hours = HomeHours(home, model)
     if not remove:
         return forget(hours, where, remove=False)
-    found = forget(hours, where, also=[lambda version, rows: labels.forget(model, {version: rows})])
+    of_rows = [lambda version, rows: labels.forget(model, {version: rows}), forget_events(home, model)]
+    found = forget(hours, where, also=of_rows)
     labels.count_again(model)
     return replace(found, unread=tuple(sorted({*found.unread, *masked})))
 

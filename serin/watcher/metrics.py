@@ -286,7 +286,7 @@ def events(home: Path) -> Iterator[Metric]:
     usable = gauge("serin_events_available", "Whether the events of online windows can be read and written.")
     counted = CounterMetricFamily(
         "serin_events",
-        "Events of online windows, once for each window, by what became of them.",
+        "Events of online windows, once for each window, by outcome.",
         labels=["model", "outcome"],
     )
     took = HistogramMetricFamily("serin_windows_seconds", "How long the windows of a request took.")

@@ -45,6 +45,7 @@ from serin.store.store import Store
 from serin.watcher.capture_duty import ClockTrust, FailingModels, Settings, capture_settings, expire_by
 from serin.watcher.cluster_state import LEADER
 from serin.watcher.duty import Duty
+from serin.watcher.event_keys import forget_events
 from serin.watcher.served import Led, has_agent, led_by, state_home
 
 log = logging.getLogger(__name__)
@@ -252,7 +253,8 @@ class ShareRound:
         return self._forget_in(HomeHours(self._home, model), where, remove=remove)
 
     def _forget_in(self, hours: Hours, where: str, *, remove: bool = True) -> Deletion:
-        return forget(hours, where, remove=remove, also=_labels(hours.model, self._state()))
+        events = [forget_events(self._home, hours.model)] if remove else []
+        return forget(hours, where, remove=remove, also=[*_labels(hours.model, self._state()), *events])
 
     def _state(self) -> Path:
         """The home with the labels: those of all hosts, if this watcher leads."""

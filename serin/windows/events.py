@@ -18,6 +18,7 @@ from serin.formats.windows import OnlineWindow, WindowPlan
 from serin.windows.ring import Ring, Value, look_back
 from serin.windows.state import State
 
+_KEY_BYTES = 16
 Outcome = Literal["counted", "repeated", "late", "old", "incomplete", "crowded"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The outcome of a row: `incomplete` lacks a key, a time or an id; `crowded` is one of a key with too many events."""
@@ -105,7 +106,7 @@ class _Window:
         values = [rows[name][place] for name in self.window.by]
         if any(value is None for value in values):
             return None
-        return self._prefix + _digest(values, 16)
+        return self._prefix + _digest(values, _KEY_BYTES)
 
     def values(self, rows: Rows, place: int) -> list[int | float]:
         found = (rows[name][place] for name in self.window.reads)
@@ -169,6 +170,11 @@ class _Work:
 def window_prefix(model: str, plan: WindowPlan, window: OnlineWindow) -> bytes:
     """What the keys of a window's events begin with."""
     return model.encode() + b"\0" + plan.mark(window)
+
+
+def window_key(model: str, plan: WindowPlan, window: OnlineWindow, values: Sequence[Any]) -> bytes:
+    """Where the events of the key with these values are kept."""
+    return window_prefix(model, plan, window) + _digest(values, _KEY_BYTES)
 
 
 def event_rows(inputs: Sequence[InputColumn], arrays: Mapping[str, Any]) -> dict[str, list[Any]]:

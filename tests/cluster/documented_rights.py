@@ -39,3 +39,10 @@ def writing_rights(who: str) -> list[str]:
     (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {who} |")]
     prefixes = re.findall(r"`([^`]+)`", row)
     return [f"Read:{BUCKET}", f"List:{BUCKET}", *(f"Write:{BUCKET}/serin/{prefix}*" for prefix in prefixes)]
+
+
+IDENTITIES = {
+    "ci": ci_rights(),
+    "worker": writing_rights("workers of stages"),
+    "approver": writing_rights("who approves rollouts"),
+}

@@ -2,7 +2,7 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from kubernetes import client
 
 from serin.cluster.kubernetes.fleet import Namespace
 from serin.store.artifacts import Endpoint
+from tests.cluster.documented_rights import URL
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.kubernetes import ControlPlane, control_plane
 from tests.cluster.part import need
@@ -88,8 +89,9 @@ def controllers_namespace(plane: ControlPlane, name: str) -> Namespace:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """Starts everything; the namespaces, accounts and rights of the manifests are there, their pods are not."""
+def running_cluster(folder: Path, *, rights: Mapping[str, Sequence[str]] = {}) -> Iterator[Cluster]:
+    """Starts everything; the namespaces, accounts, rights and classes of the manifests are there, their pods are not.
+    `rights`: further access keys of the store, and what each may do at the URL that the docs name."""
     need("kubernetes")
     network = PodNetwork(_PREFIX, "kube")
     kubelets: list[Kubelet] = []
@@ -99,15 +101,17 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
     with (
         network.up(resolve),
-        running_seaweedfs(folder / "weed", address=network.gateway) as store,
+        running_seaweedfs(folder / "weed", address=network.gateway, others=rights) as store,
         control_plane(folder / "plane", address=network.gateway) as plane,
     ):
         kubelet = Kubelet(plane, network, folder / "node")
         kubelets.append(kubelet)
-        kinds = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
+        kinds = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "PriorityClass"}
         found = [each for each in built(MANIFESTS / "overlays" / "cpu") if each["kind"] in kinds]
         _open_ports(found, {443: _port(store["AWS_ENDPOINT_URL"]), 6443: plane.port})
         plane.apply(found)
+        if rights:
+            store["SERIN_STORE"] = URL
         with kubelet.running():
             yield Cluster(plane=plane, kubelet=kubelet, store=store)
 
@@ -127,9 +131,14 @@ def _open_ports(found: list[dict[str, Any]], others: Mapping[int, int]) -> None:
 
 
 @contextlib.contextmanager
-def cluster_with_home(folders: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster_with_home(
+    folders: pytest.TempPathFactory, *, rights: Mapping[str, Sequence[str]] = {}
+) -> Iterator[Cluster]:
     """A running cluster, whose store and a new home are those of this process."""
-    with running_cluster(folders.mktemp("cluster")) as running, pytest.MonkeyPatch.context() as patch:
+    with (
+        running_cluster(folders.mktemp("cluster"), rights=rights) as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name, value in running.store.items():
             patch.setenv(name, value)
         patch.setenv("SERIN_HOME", str(folders.mktemp("home")))

@@ -2,15 +2,17 @@
 
 Everything is in one folder, which SLURM_CONF names: configuration, munge's key and socket, state, logs. The nodes are
 network namespaces on a bridge, with a slurmd each. All processes are children of this one and end with the block.
+Qualities of service need an accounting database: slurmdbd on MariaDB, which this machine alone reaches.
 """
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +25,8 @@ NETWORK = "198.18.50"
 NODES = ("sn1", "sn2")
 BRIDGE = "serin-slurm"
 _WAIT_S = 120.0
+_NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "orchestrate.md"
 
 
 @dataclass(kw_only=True)
@@ -105,13 +109,15 @@ def wait_until(
 
 
 @contextlib.contextmanager
-def running_slurm(folder: Path) -> Iterator[SlurmCluster]:
-    """Starts the cluster, and ends everything in it, jobs included. `folder`: an empty one; its path must be short."""
+def running_slurm(folder: Path, *, accounting: bool = False) -> Iterator[SlurmCluster]:
+    """Starts the cluster, and ends everything in it, jobs included. `folder`: an empty one; its path must be short.
+    `accounting`: with a database, and so with qualities of service."""
     need("slurm")
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    _write_configuration(folder, free_ports(1 + len(NODES)))
+    *ports, port, database = free_ports(3 + len(NODES))
+    _write_configuration(folder, ports, _accounting(folder, port) if accounting else _NO_ACCOUNTING)
     cluster = SlurmCluster(folder=folder, environment={"SLURM_CONF": str(folder / "slurm.conf")})
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(FOLDER / "slurm.lock"))  # they would have the same addresses
@@ -126,6 +132,8 @@ def running_slurm(folder: Path) -> Iterator[SlurmCluster]:
         )  # fmt: skip
         stack.callback(end, munge)
         wait_until((folder / "munge" / "socket").exists, "munge's socket")
+        if accounting:
+            stack.enter_context(_running_database(cluster, port, database))
         control = _start(["slurmctld", "-D", "-c"], folder / "slurmctld.out", cluster.environment)
         stack.callback(end, control)
         wait_until(lambda: "UP" in cluster.command("scontrol", "ping", check=False), "slurmctld", cluster.log)
@@ -136,7 +144,68 @@ def running_slurm(folder: Path) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def _write_configuration(folder: Path, ports: tuple[int, ...]) -> None:
+def documented(language: str) -> str:
+    """What docs/how-to shows for the priority of runs: commands of an administrator (bash), lines of slurm.conf
+    (ini)."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (found,) = [block for block in blocks if "sacctmgr" in block or "PreemptType" in block]
+    return str(found)
+
+
+def _accounting(folder: Path, port: int) -> str:
+    """The lines of slurm.conf about accounting, with those that the docs name. `port`: of slurmdbd."""
+    return f"""AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge/socket
+{documented("ini")}"""
+
+
+@contextlib.contextmanager
+def _running_database(cluster: SlurmCluster, port: int, database: int) -> Iterator[None]:
+    """MariaDB and slurmdbd, which knows this cluster then."""
+    folder = cluster.folder
+    data, log = folder / "database", folder / "mariadb.log"
+    made = ["mariadb-install-db", "--no-defaults", "--user=root", "--auth-root-authentication-method=normal"]
+    subprocess.run([*made, "--skip-test-db", f"--datadir={data}"], capture_output=True, check=True)
+    file = folder / "slurmdbd.conf"
+    file.write_text(
+        f"""AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost={socket.gethostname()}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=root
+StorageLoc=slurm
+"""
+    )
+    file.chmod(0o600)
+    with contextlib.ExitStack() as stack:
+        server = _start(
+            ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={folder}/mariadb.sock",
+             f"--pid-file={folder}/mariadb.pid", "--bind-address=127.0.0.1", f"--port={database}",
+             "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0"],
+            log, {},
+        )  # fmt: skip
+        stack.callback(end, server)
+        wait_until((folder / "mariadb.sock").exists, "MariaDB", log.read_text)
+        stack.callback(end, _start(["slurmdbd", "-D"], folder / "slurmdbd.out", cluster.environment))
+
+        def knows() -> bool:
+            cluster.command("sacctmgr", "-i", "add", "cluster", "serin", check=False)
+            return "serin" in cluster.command("sacctmgr", "-nP", "show", "cluster", check=False)
+
+        wait_until(knows, "slurmdbd", cluster.log)
+        yield
+
+
+def _write_configuration(folder: Path, ports: Sequence[int], accounting: str) -> None:
     (folder / "munge").mkdir(mode=0o755)
     for name in ("spool", "state", "devices"):
         (folder / name).mkdir(mode=0o700)
@@ -176,7 +245,7 @@ SlurmdTimeout=6
 KillWait=5
 MinJobAge=3600
 OverTimeLimit=0
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 GresTypes=gpu

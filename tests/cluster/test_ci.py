@@ -18,7 +18,7 @@ from serin.rollout.run.access import Rollouts
 from serin.rollout.run.record import decision2rollout
 from serin.store.open import open_objects
 from serin.store.store import Store
-from tests.cluster.documented_rights import URL, ci_rights, writing_rights
+from tests.cluster.documented_rights import IDENTITIES, URL
 from tests.cluster.hosts_cluster import LOGIN, three_hosts
 from tests.cluster.namespaces import end, wait_for
 from tests.cluster.senders import Senders
@@ -32,11 +32,6 @@ pytestmark = pytest.mark.timeout(2400)  # a busy machine; waits are bounded
 SAMPLE = f"{NAME}-sample"
 # No clients ask here: the rollout needs an approval and no requests.
 ROLLOUT = {"steps": [100], "min_requests": 0, "bake": "0s", "deadline": "30m"}
-IDENTITIES = {
-    "ci": ci_rights(),
-    "worker": writing_rights("workers of stages"),
-    "approver": writing_rights("who approves rollouts"),
-}
 NEVER = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "SERIN_STORE", "SERIN_HOME", "PYTHONPATH")
 """What no runner knows by itself: the files must give it to the scripts."""
 

@@ -31,14 +31,16 @@ def _jobs(cluster: Cluster) -> list[dict[str, Any]]:
     return [job for job in found if job["metadata"]["labels"].get("prefect.io/deployment-name") == "placed"]
 
 
-def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
+def _run(cluster: Cluster, priority: str, **parameters: str) -> None:
+    """Runs a small pipeline with each stage placed, to its end."""
     data = shared(cluster) / "data"
-    spec = small_spec(data)
+    spec = {**small_spec(data), "priority": priority}
     spec["data"]["tables"] = {"parcels": str(HOME / "data" / "parcels.parquet")}
     write_spec(data, spec)
-    command = ["deployment", "run", "pipeline/placed", "--param", f"spec={HOME / 'data' / 'spec.yaml'}"]
+    given = {"spec": str(HOME / "data" / "spec.yaml"), "serve": "false", **parameters}
+    words = [word for name, value in given.items() for word in ("--param", f"{name}={value}")]
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", *command, "--param", "serve=false", "--watch"],
+        [sys.executable, "-m", "prefect", "deployment", "run", "pipeline/placed", *words, "--watch"],
         env={**os.environ, **prefect_variables(cluster)}, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     logs = [path.read_text()[-3000:] for path in (cluster.kubelet.folder / "logs").glob("serin-stages.*")]
@@ -50,7 +52,25 @@ def test_each_stage_of_a_pipeline_is_a_job(cluster: Cluster) -> None:
         cluster.kubelet,
         120.0,
     )
+
+
+def _classes(cluster: Cluster) -> dict[str, tuple[str | None, int]]:
+    """Of each Job's pod, as the API server made it: its class, and the number that the scheduler orders by."""
+    found = cluster.plane.call("GET", "/api/v1/namespaces/serin-stages/pods")["items"]
+    own = {job["metadata"]["name"] for job in _jobs(cluster)}
+    pods = {pod["metadata"]["labels"]["job-name"]: pod["spec"] for pod in found}
+    return {name: (pods[name].get("priorityClassName"), pods[name]["priority"]) for name in own}
+
+
+def test_each_stage_of_a_pipeline_is_a_job_with_the_priority_of_its_spec(cluster: Cluster) -> None:
+    _run(cluster, "urgent")
     jobs = _jobs(cluster)
     assert len(jobs) == 4, [job["metadata"]["name"] for job in jobs]  # the pipeline, ETL, training, export
     assert LOGIN not in json.dumps(jobs), "the password is read from a secret"
     assert Store.open().versions(NAME) == [1]
+    before = _classes(cluster)
+    parent, stages = (None, 0), [("serin-urgent", 1000)] * 3
+    assert sorted(before.values(), key=str) == sorted([parent, *stages], key=str)
+    _run(cluster, "idle", fresh='["etl"]')  # the others find what they made
+    after = {name: found for name, found in _classes(cluster).items() if name not in before}
+    assert sorted(after.values(), key=str) == sorted([parent, ("serin-idle", -1000)], key=str)

@@ -18,7 +18,7 @@ import pytest
 
 from serin.errors import PredictionFailed
 from serin.rollout.decide.plan import Plan
-from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.access import Rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.record import decision2rollout
@@ -26,10 +26,12 @@ from serin.serving.client.client import Answers, Client
 from serin.serving.envoy.keys import KeyFile
 from serin.store.open import open_objects
 from serin.store.store import Store
+from tests.cluster.documented_rights import IDENTITIES
 from tests.cluster.kubelet import wait_until
 from tests.cluster.kubernetes_cluster import MANIFESTS, Cluster, built, cluster_with_home
 from tests.cluster.pod import Pod
 from tests.e2e.serving_certificates import Authority
+from tests.kit.commands import serin_process
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA
 
@@ -46,14 +48,21 @@ PARTS = {"controller", "gateway", "serin-release-template"}
 METRICS_TOKEN = token_urlsafe(32)
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
 RELEASES = "serin-releases"
+APPROVED = "approved"  # a model that gets no requests but by an approval
+WHOLE = f"""
+name: {APPROVED}
+data: {{tables: {{flights: flights.parquet}}, target: {{expression: arr_delay > 15, task: binary}}}}
+features: [{{columns: [temp, distance], steps: [fill_median]}}, {{columns: [carrier, night], steps: [categorify]}}]
+"""  # the rest of a spec: commands read it
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_with_home(tmp_path_factory) as running:
+    with cluster_with_home(tmp_path_factory, rights=IDENTITIES) as running:
         store = Store.open()
         for bias in (0.0, 1.0, 2.0):
             bundles.publish(store, bias=bias, spec=SPEC)
+        bundles.publish(store, bias=0.0, spec=SPEC + WHOLE, model=APPROVED)
         access = Access.create(tmp_path_factory.mktemp("access"), running)
         running.add_settings(secrets=access.secrets)
         parts = built(MANIFESTS / "overlays" / "cpu")
@@ -115,8 +124,8 @@ def rollouts() -> Rollouts:
     return Rollouts(open_objects(os.environ["SERIN_STORE"]))
 
 
-def start(version: int) -> None:
-    command = Command(kind="start", model=MODEL, version=version, by="test", plan=PLAN)
+def start(version: int, model: str = MODEL) -> None:
+    command = Command(kind="start", model=model, version=version, by="test", plan=PLAN)
     answer = rollouts().mailbox.ask(command, timeout_s=60.0)
     assert answer.accepted, answer.reason
 
@@ -226,6 +235,46 @@ def test_a_candidate_whose_pods_die_is_rolled_back_and_no_client_notices(cluster
     wait_until(
         lambda: live_deployments(cluster) == {f"{MODEL}-v2"}, "the candidate gone", cluster.kubelet, 60.0
     )
+
+
+def _serin(*words: str, code: int = 0, key: str | None = None) -> str:
+    """A command outside of the cluster. `key`: the access key of the store, one of the docs; None: an owner's."""
+    own = {"AWS_ACCESS_KEY_ID": key} if key else {}
+    done = serin_process(*words, env={**os.environ, **own}, code=code)
+    return done.stdout + done.stderr
+
+
+def test_a_rollout_waits_for_an_approval_that_ci_cannot_give(cluster: Cluster) -> None:
+    def now() -> Rollout | None:
+        last = rollouts().last(APPROVED)
+        return decision2rollout(last) if last else None
+
+    def waits() -> bool:
+        found = now()
+        return found is not None and found.hold is Hold.APPROVAL
+
+    objects = open_objects(os.environ["SERIN_STORE"])
+    _serin("trust", "policy", "--approval")
+    try:
+        start(1, APPROVED)
+        wait_until(waits, "the question", cluster.kubelet, 400.0)
+        for kind in ("approve", "promote", "rollback", "start", "abort"):
+            name = f"{APPROVED}:1" if kind in ("rollback", "start") else APPROVED
+            assert "AccessDenied" in _serin("rollout", kind, name, code=1, key="ci")
+        assert "AccessDenied" in _serin("trust", "policy", "--off", code=1, key="ci")
+        assert objects.keys("rollouts/inbox/") == objects.keys("rollouts/approvals/") == []
+        assert waits()
+        assert not Store.open().aliases(APPROVED).get("live")
+        said = _serin("rollout", "approve", APPROVED, "--why", "it was tried", key="approver")
+        assert "accepted" in said
+        wait_until(
+            lambda: (found := now()) and found.phase is Phase.PROMOTED, "its end", cluster.kubelet, 400.0
+        )
+        assert Store.open().aliases(APPROVED)["live"] == 1
+    finally:
+        _serin("trust", "policy", "--off")
+    _serin("retire", APPROVED, "--yes")
+    wait_until(lambda: f"{APPROVED}-v1" not in live_deployments(cluster), "its release gone", cluster.kubelet)
 
 
 PYTHON = "/opt/serin/bin/python"

@@ -1,79 +1,50 @@
 """Online windows on three hosts: gateways of different hosts read one state in Valkey, and write it once."""
 
 import json
-import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
-from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
+from serin.errors import RowsUnfit
 from serin.host.supervisor import Supervisor
 from serin.host.windows import WINDOWS
 from serin.monitoring.capture.read import captured
 from serin.rollout.decide.state import Phase
+from serin.serving.client.client import Client
 from serin.store.artifacts import Release
 from tests.cluster.events_server import EventsServer
 from tests.cluster.namespaces import Host, end
 from tests.cluster.part import need
 from tests.cluster.serving_hosts import MODEL, SERIN, cluster
 from tests.cluster.test_rollout_hosts import AT_ONCE, SPEC, Scene
+from tests.fakes.counting_plan import BIAS, PLAN, count_of, event_inputs
 from tests.kit.web import ask
 from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(2400)  # a busy machine takes its time; each wait has its own limit
-BIAS = -8.0
 RECORDED = f"{SPEC}monitoring: {{capture: {{share: 1.0}}}}\n"
-KINDS: dict[str, Kind] = {"at": "timestamp", "id": "string", "carrier": "string"}
-# The number of earlier requests of a carrier takes the place of the distance, which clients do not send.
-PLAN = WindowPlan(
-    time="at",
-    id="id",
-    max_late_us=600_000_000,
-    max_future_us=60_000_000,
-    unavailable="refuse",
-    inputs=tuple(
-        InputColumn(name=name, kind=kind, dtype=DTYPE_OF_KIND[kind]) for name, kind in KINDS.items()
-    ),
-    dropped=("at", "id"),
-    windows=(
-        OnlineWindow(
-            by=("carrier",),
-            span_us=3_600_000_000,
-            delay_us=0,
-            columns={"distance": OnlineColumn(function="count", column=None, back=1, kind="int")},
-        ),
-    ),
-)
 
 
 class Windows(Scene):
     server: EventsServer
 
     def answer(self, host: str, event: str, at: int | None = None) -> tuple[int, str]:
-        values: dict[str, tuple[str, Any]] = {
-            "at": ("INT64", at or time.time_ns() // 1000), "id": ("BYTES", event), "carrier": ("BYTES", "AA"),
-            "temp": ("FP32", 0.5), "night": ("INT8", 0),
-        }  # fmt: skip
-        inputs = [
-            {"name": name, "datatype": dtype, "shape": [1, 1], "data": [value]}
-            for name, (dtype, value) in values.items()
-        ]
-        return self.cluster.members[host].ask(inputs)
+        return self.cluster.members[host].ask(event_inputs(event, at))
 
     def earlier(self, host: str, event: str, at: int | None = None) -> int:
-        """How many events the model saw: its score is the logistic function of 1 + 0.5 + this number + BIAS."""
+        """How many events the model saw."""
         status, text = self.answer(host, event, at)
         assert status == 200, text
         (score,) = json.loads(text)["outputs"][0]["data"]
-        return round(math.log(score / (1 - score)) - 1.5 - BIAS)
+        return count_of(score)
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +107,29 @@ def test_gateways_of_three_hosts_read_one_state_and_write_it_once(scene: Windows
     assert shown["keys"] == 1
 
 
+def test_a_client_learns_from_the_gateway_what_to_send(scene: Windows, live: Release) -> None:
+    before, member = scene.earlier("a", "before the client"), scene.cluster.members["b"]
+    rows = {
+        "at": [datetime.now(UTC)] * 2, "id": ["client 1", "client 2"], "carrier": ["AA", "AA"], "temp": [0.5, 0.5],
+        "night": [False, False],
+    }  # fmt: skip
+    with member.host.inside(), Client(f"http://{member.host.address}:{member.port}", MODEL) as client:
+        scores = client.predict(rows)["score"].ravel()
+        with pytest.raises(RowsUnfit, match="'carrier'"):
+            client.predict({name: values for name, values in rows.items() if name != "carrier"})
+    assert [count_of(score) for score in scores] == [
+        before + 1,
+        before + 1,
+    ]  # of equal times, neither is earlier
+
+
 def test_recorded_requests_hold_the_windows_that_were_used(scene: Windows, live: Release) -> None:
     home = scene.cluster.members["c"].home
     last = scene.earlier("c", "recorded")
 
     def recorded() -> list[int]:
-        found = captured(home, MODEL, columns=["distance"])["distance"].to_pylist()
-        return [value for value in found if value is not None]
+        found = captured(home, MODEL, columns=["distance"])
+        return found["distance"].to_pylist() if "distance" in found.column_names else []  # nothing yet
 
     scene.cluster.until(lambda: last in recorded(), within_s=120.0, what="the request in the records of c")
 
@@ -177,3 +164,14 @@ def test_the_password_is_in_no_log_and_no_argument(scene: Windows, live: Release
         for pid in filter(None, member.pids().values()):
             assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
             assert secret.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_forgotten_rows_take_the_events_of_their_keys_along(scene: Windows, live: Release) -> None:
+    assert scene.earlier("a", "before it is forgotten") > 0
+    member = scene.cluster.members["a"]
+
+    def forgotten() -> bool:
+        member.serin("captures", "forget", MODEL, "--where", "carrier = 'AA'", "--yes", check=False)
+        return scene.earlier("c", f"after {time.time_ns()}") <= 1  # requests of this loop are events, too
+
+    scene.cluster.until(forgotten, within_s=240.0, what="no events of the carrier")

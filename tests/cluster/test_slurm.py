@@ -17,9 +17,11 @@ import pytest
 
 from serin.errors import PrefectGone
 from serin.machine.ports import free_ports
+from serin.pipeline.needs import job_variables
 from serin.prefect.follow import FINAL, begin_run
 from serin.prefect.rest_api import Api, answers, call, run_log
-from tests.cluster.slurm import NODES, SlurmCluster, end, running_slurm, wait_until
+from serin.spec.load import load_spec
+from tests.cluster.slurm import NODES, SlurmCluster, documented, end, running_slurm, wait_until
 from tests.fakes import slow_network
 from tests.fakes.small_pipeline import small_spec, write_spec
 from tests.kit.commands import serin_process
@@ -169,7 +171,10 @@ BEGUN = "epoch 1"  # a line of the training
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("slurm")
-    with running_slurm(folder / "c") as cluster, slurm_scene(cluster, folder / "home") as made:
+    with (
+        running_slurm(folder / "c", accounting=True) as cluster,
+        slurm_scene(cluster, folder / "home") as made,
+    ):
         made.set_pool("cpu", cores=1, memory_gb=2, time_minutes=20, options=[f"--nodelist={NODES[0]}"])
         made.set_pool("gpu", cores=2, memory_gb=2, gpus=1, time_minutes=20)
         yield made
@@ -232,20 +237,47 @@ def _begun(scene: Scene, run: str) -> dict[str, str]:
     return job
 
 
-def test_a_pipeline_runs_as_jobs_on_two_nodes(scene: Scene, tmp_path: Path) -> None:
+def _make_qualities(scene: Scene) -> None:
+    """As docs/how-to says, with the account of root, who sends the jobs here."""
+    if "serin-urgent" not in scene.cluster.command("sacctmgr", "-nP", "show", "qos", "format=name").split():
+        for line in documented("bash").splitlines():
+            scene.cluster.command(*line.replace("ACCOUNT", "root").split())
+
+
+def test_a_priority_that_slurm_does_not_know_is_refused_by_name(scene: Scene, tmp_path: Path) -> None:
+    """The tests after this one add it to the cluster."""
+    spec = {**small_spec(tmp_path / "a"), "priority": "urgent"}
+    run = scene.begin("pipeline/placed", {"spec": spec, "serve": False})
+    found = scene.wait_for(run, "FAILED", within_s=900)
+    message = found["state"]["message"]
+    for words in ("Invalid qos specification 'serin-urgent'", "`priority` of the spec", "sacctmgr add qos"):
+        assert words in message, message
+
+
+def test_a_pipeline_runs_as_jobs_on_two_nodes_with_the_priority_of_its_spec(
+    scene: Scene, tmp_path: Path
+) -> None:
+    _make_qualities(scene)
     scene.set_pool("gpu", cores=1, memory_gb=2, gpus=1, options=[f"--nodelist={NODES[1]}"])
-    run = scene.begin("pipeline/placed", {"spec": small_spec(tmp_path / "a"), "serve": False})
+    spec = {**small_spec(tmp_path / "a"), "priority": "urgent"}
+    run = scene.begin("pipeline/placed", {"spec": spec, "serve": False})
     scene.wait_for(run, "COMPLETED", within_s=1500)
     inside = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}}
     stages = call(scene.api, "POST", "/flow_runs/filter", inside)
+    ours = {run, *(stage["id"] for stage in stages)}
+
+    def jobs_of_it() -> list[dict[str, str]]:
+        return [job for job in scene.cluster.jobs() if job["JobName"] in ours]
+
     wait_until(
-        lambda: {job["JobState"] for job in scene.cluster.jobs()} == {"COMPLETED"},
+        lambda: {job["JobState"] for job in jobs_of_it()} == {"COMPLETED"},
         "the jobs end after their runs",
         lambda: scene.cluster.command("squeue", "-t", "all"),
     )
-    jobs = {job["JobName"]: job for job in scene.cluster.jobs()}
+    jobs = {job["JobName"]: job for job in jobs_of_it()}
     nodes = [jobs[stage["id"]]["NodeList"] for stage in sorted(stages, key=lambda stage: stage["start_time"])]
     assert nodes == [NODES[0], NODES[1], NODES[0]]  # etl, train, export
+    assert {jobs[stage["id"]]["QOS"] for stage in stages} == {"serin-urgent"}
     assert [job.get("TresPerNode") for job in jobs.values()].count("gres:gpu:1") == 1
     login = scene.variables["PREFECT_API_AUTH_STRING"].partition(":")[2]
     shown = scene.cluster.command("scontrol", "show", "job", "-dd")
@@ -281,6 +313,34 @@ def test_a_training_at_its_time_limit_is_requeued_and_ends_with_the_same_weights
     )
     assert [found["JobName"] for found in scene.cluster.jobs()].count(limited) == 1
     assert _weights(scene, limited) == _weights(scene, whole)
+
+
+def test_an_idle_training_gives_way_to_urgent_work_and_ends_with_the_same_weights(
+    scene: Scene, dataset: dict[str, Any]
+) -> None:
+    _make_qualities(scene)
+    scene.set_pool("gpu", cores=1, memory_gb=2, time_minutes=20)
+
+    def begin(node: str, priority: str, *, epochs: int, seed: int, **parameters: Any) -> str:
+        asked = _training(dataset, epochs=epochs, seed=seed, **parameters)
+        asked["spec"] = {**asked["spec"], "priority": priority}
+        own = job_variables("train", load_spec(asked["spec"]))
+        return scene.begin("train/placed", asked, **own, options=["--exclusive", f"--nodelist={node}"])
+
+    idle = begin(NODES[1], "idle", epochs=40, seed=9)
+    whole = begin(NODES[0], "normal", epochs=40, seed=9, fresh=True, attempt="whole")
+    _begun(scene, idle)
+    urgent = begin(NODES[1], "urgent", epochs=1, seed=10)
+    scene.wait_for(urgent, "COMPLETED", within_s=900)
+    first = scene.job_of(urgent)
+    assert first is not None
+    assert (first["QOS"], (scene.job_of(idle) or {})["QOS"]) == ("serin-urgent", "serin-idle")
+    assert _restarts(scene, idle) == 1
+    scene.wait_for(idle, "COMPLETED", within_s=1500)
+    scene.wait_for(whole, "COMPLETED", within_s=1500)
+    assert _restarts(scene, idle) == 1
+    assert "resumed at step" in scene.log(idle)
+    assert _weights(scene, idle) == _weights(scene, whole)
 
 
 def test_scancel_is_seen_in_prefect(scene: Scene, dataset: dict[str, Any]) -> None:

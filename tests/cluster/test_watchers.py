@@ -25,7 +25,7 @@ from tests.fakes.webhooks import Webhook, webhook
 from tests.kit.waiting import until
 from tests.parity.hosts import Hosts, hosts
 from tests.parity.place import rows
-from tests.parity.scenarios import RECORDED, fired
+from tests.parity.rollout_scenarios import RECORDED, fired
 from tests.signals import hit
 
 pytestmark = pytest.mark.timeout(2400)

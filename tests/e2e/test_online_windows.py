@@ -15,9 +15,11 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow as pa
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 
+from serin.errors import StateUnavailable
 from serin.host.windows import plans_folder, windows_socket
 from serin.serving.envoy.keys import KeyFile
 from serin.serving.envoy.routes import Timeouts
@@ -25,13 +27,14 @@ from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.watcher import metrics
+from serin.watcher.event_keys import forget_events, unread_keys
 from serin.windows.lmdb_state import LmdbState
 from serin.windows.state import MemoryState
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
 from tests.kit.waiting import until
 from tests.kit.web import Handler, web_server
-from tests.unit.windows.test_step import ask_json, plan
+from tests.unit.windows.test_step import ask_json, plan, windows_in
 
 MODELS = ("pay", "other")
 LENGTH = "inference-header-content-length"
@@ -256,6 +259,25 @@ def test_prometheus_gets_what_became_of_events_and_how_long_windows_took(
     assert outcomes == {"counted": 1, "repeated": 1, "late": 1, "refused": 1}
     assert found["serin_events_available", None] == found["serin_events_keys", None] == 1
     assert found["serin_windows_seconds_count", None] == found["serin_windows_seconds_bucket", "+Inf"] == 4
+
+
+def test_events_go_with_the_recorded_rows_of_their_keys(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    plans_folder(home).mkdir(parents=True)
+    (plans_folder(home) / "pay.json").write_bytes(plan().dump())
+    step, now = Step(plans_folder(home), MemoryState), time.time_ns() // 1000
+    rows = pa.table({"card": ["c1", "c1", None], "_row": [0, 1, 2]})
+    with pytest.raises(StateUnavailable):
+        forget_events(home, "pay")(1, rows)
+    with stepping(windows_socket(home), step):
+        until(windows_socket(home).exists, "the step")
+        for card in ("c1", "c2"):
+            ask_json(step, "a", now, 1.0, card=card)
+        assert forget_events(home, "pay")(1, rows) == 0
+        assert forget_events(home, "other")(1, rows) == 0
+        assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c1"))["n"] == 0
+        assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c2"))["n"] == 1
+    assert unread_keys(home, "pay", ["_row"]) == ["card"]
 
 
 def test_a_key_of_one_model_pushes_no_events_to_another(scene: tuple[Any, int, Step]) -> None:

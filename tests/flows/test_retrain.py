@@ -29,12 +29,13 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 @pytest.fixture(autouse=True)
 def live_models(home: Path, tmp_path: Path) -> None:
-    """One that asks for everything, one that asks for nights, one that asks for nothing."""
+    """One that asks for everything and is urgent, one that asks for nights, one that asks for nothing."""
     store = Store.open()
     for name, reasons in (("eager", ["nightly", "data", "drift"]), ("nightly", ["nightly"]), ("never", [])):
         with store.workspace() as folder:
             raw = small_spec(tmp_path / "data", rows=10, monitoring={"retrain": reasons})
-            write_spec(folder, {**raw, "name": name})
+            urgent = {"priority": "urgent"} if name == "eager" else {}
+            write_spec(folder, {**raw, "name": name, **urgent})
             (folder / "manifest.json").write_text("{}")
             store.publish_bundle(name, store.reserve_version(name), folder)
         store.set_alias(name, "live", 1)
@@ -57,7 +58,9 @@ class FakeStages:
         spec: dict[str, Any],
         reason: dict[str, Any],
     ) -> Any:
-        assert (stage, kind, job_variables) == ("pipeline", Release, {})
+        urgent = {"qos": "serin-urgent", "priority_class": "serin-urgent"}
+        assert (stage, kind) == ("pipeline", Release)
+        assert job_variables == (urgent if spec["name"] == "eager" else {})
         self.asked.append(spec["name"])
         self.reasons.append(reason)
         if spec["name"] == self.failing:

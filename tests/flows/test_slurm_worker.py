@@ -24,7 +24,8 @@ from serin.prefect.processes import SLURM_TYPE
 _COMMANDS = {
     "sbatch": """n=$(($(ls "$D/jobs" | wc -l) + 1))
 printf '%s\\n' "$@" > "$D/options-$n"; cat > "$D/script-$n"; env -0 > "$D/environment-$n"
-for word in "$@"; do case $word in --job-name=*) name=${word#*=};; esac; done
+for word in "$@"; do case $word in --job-name=*) name=${word#*=};; --qos=unknown)
+  echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1;; esac; done
 echo "$n|$name|PENDING|0|Resources||" > "$D/jobs/$n"; echo "$n" """,
     "squeue": """[ -e "$D/silent" ] && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
 cat "$D"/jobs/* 2>/dev/null; true""",
@@ -219,6 +220,39 @@ def test_a_requeued_job_shows_its_run_as_waiting(slurm: FakeSlurm) -> None:
     pool.work(then)
     assert pool.state(run)["state_type"] == "COMPLETED"
     assert slurm.submitted() == [run]
+
+
+@pytest.mark.parametrize("qos", [None, "serin-urgent"])
+def test_a_quality_of_service_that_slurm_ignores_is_said_in_the_log(
+    slurm: FakeSlurm, qos: str | None
+) -> None:
+    pool = Pool()
+    run = pool.begin(**({"qos": qos} if qos else {}))
+
+    def log() -> str:
+        return "\n".join(_patiently(lambda: rest_api.run_log(pool.url, run, lines=100)))
+
+    async def then() -> None:
+        await _holds(lambda: slurm.submitted() == [run])
+        await _holds(lambda: "waits (Resources)" in log())
+
+    pool.work(then)
+    said = "without its quality of service serin-urgent: this cluster has no accounting database"
+    assert (said in log()) == (qos is not None)
+    assert (f"--qos={qos}" in slurm.options(1)) == (qos is not None)
+
+
+def test_a_quality_of_service_that_slurm_lacks_is_refused_by_name(slurm: FakeSlurm) -> None:
+    pool = Pool()
+    run = pool.begin(qos="unknown")
+    found: dict[str, Any] = {}
+
+    async def then() -> None:
+        found.update(await pool.until(run, "CRASHED"))
+
+    pool.work(then)
+    assert "Invalid qos specification 'unknown', which `priority` of the spec" in found["state"]["message"]
+    assert slurm.submitted() == []
 
 
 async def _holds(check: Callable[[], bool]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from serin.store.store import Store
+from tests.cluster.events_server import EventsServer
 from tests.cluster.namespaces import Host, end, wait_for
 from tests.cluster.part import need
 from tests.cluster.serving_hosts import SERIN, Cluster, cluster
@@ -109,11 +111,21 @@ def _answers(url: str) -> bool:
         return False
 
 
+def _start_events(folder: Path, ends: ExitStack, host: Host) -> Mapping[str, str]:
+    """The Valkey that keeps events for all hosts."""
+    server = EventsServer(folder, host=host, port=host.free_port())
+    server.start()
+    ends.callback(server.close)
+    return server.variables
+
+
 @contextmanager
 def hosts(folder: Path) -> Iterator[Hosts]:
     need("namespaces")
+    need("valkey")
     with ExitStack() as ends:
-        made = ends.enter_context(cluster(folder, "a", "b", "c", prefix="198.18.40"))
+        events = partial(_start_events, folder / "events")
+        made = ends.enter_context(cluster(folder, "a", "b", "c", prefix="198.18.40", beside=events))
         controllers = []
         for number, host in enumerate((made.network["c"], made.store_host)):
             controllers.append(Controller(host, folder / f"controller-{number}"))

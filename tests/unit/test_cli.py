@@ -107,6 +107,7 @@ COMMAND_LINE = {
     "retire": "[MODEL] [--yes -y] [--why]",
     "predict": "[NAME] [ROWS] [--out -o] [--batch] [--scheduler] [--device] [--grpc] [--ids]",
     "explain": "[MODEL] [ROWS] [--id] [--row] [--where] [--since] [--until] [--out -o] [--rows -n] [--json]",
+    "score": "[MODEL] [ROWS] [--out -o] [--since] [--late] [--scheduler] [--device] [--json]",
     "gpus": "[--json]",
     "keys create": "[NAME] [--model] [--lasts] [--rate] [--burst] [--json]",
     "keys list": "[--json]",

@@ -157,6 +157,9 @@ def test_terminals_keep_the_order_of_a_card_count_failures_and_pause(
         made.pause()
         asked = sum(map(len, Counting.asked.values()))
         assert asked == made.sent == made.answered + sum(made.failures.values())
+        with terminals(f"127.0.0.1:{port}", "m", payments, 2000.0) as idle:
+            pass
+        assert idle.sent == idle.answered == 0
         made.resume()
         until(lambda: made.is_over, "all are sent")
         made.pause()

@@ -14,7 +14,7 @@ from .job_states import Job
 
 _PATIENCE_S = 60.0  # sbatch itself waits for a controller that is busy
 _FRESH_S = 1.0
-_FIELDS = "JobID:|,Name:|,State:|,RestartCnt:|,Reason:|,NodeList:|"
+_FIELDS = "JobID:|,Name:|,State:|,RestartCnt:|,Reason:|,NodeList:|,QOS:|"
 # What the commands say when slurmctld or munge does not answer, which is not an answer about a job.
 _SILENT = (
     "unable to contact",
@@ -73,11 +73,12 @@ class Slurm:
 def parse_jobs(said: str) -> list[Job]:
     found = []
     for line in said.splitlines():
-        number, name, state, restarts, reason, nodes = line.split("|")[:6]
+        number, name, state, restarts, reason, nodes, qos = line.split("|")[:7]
         if number.isdigit():  # not a job array of the same user
             found.append(
                 Job(
-                    id=int(number), name=name, state=state, reason=reason, nodes=nodes, restarts=int(restarts or 0)
+                    id=int(number), name=name, state=state, reason=reason, nodes=nodes, restarts=int(restarts or 0),
+                    qos=qos,
                 )
             )  # fmt: skip
     return found

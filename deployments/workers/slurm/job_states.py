@@ -27,7 +27,7 @@ _NOT_OURS = frozenset({"SCHEDULED", "PAUSED"})  # queued again, or suspended on 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as squeue shows it. `name`: the id of its flow run."""
+    """A job as squeue shows it. `name`: the id of its flow run. `qos`: its quality of service, where Slurm has any."""
 
     id: int
     name: str
@@ -35,6 +35,7 @@ class Job:
     reason: str = ""
     nodes: str = ""
     restarts: int = 0
+    qos: str = ""
 
     @property
     def ended(self) -> bool:

@@ -43,6 +43,10 @@ _MISSES = 3  # looks without the job before it counts as gone
 _UNSUBMITTED_S = 20.0  # a run that a worker took may wait this long for its job
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _WORKER_LABEL = "prefect.worker.name"
+_NO_QOS = (
+    " {!r}, which `priority` of the spec or the pool asks for; an administrator makes it with `sacctmgr add qos` and "
+    "lets your account have it, as docs/how-to/orchestrate.md shows"
+)
 _TAIL = 4000  # characters of a job's output
 
 
@@ -91,6 +95,7 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
                     return known.id
                 number = await self._submit(flow_run, configuration)
                 log.info("Slurm job %d submitted", number)
+                await self._say_without_qos(flow_run, number, configuration.qos)
                 return number
             except SlurmSilent as error:
                 if patience <= 0:
@@ -105,11 +110,32 @@ class SlurmWorker(Listening, BaseWorker[SlurmConfiguration, BaseVariables, JobRe
         logs.mkdir(parents=True, exist_ok=True)
         logs.chmod(0o700)
         flow = (await self.client.read_flow(flow_run.flow_id)).name
-        return await self._slurm.submit(
-            configuration.sbatch_options(run=str(flow_run.id), flow=flow, home=home),
-            configuration.script(),
-            configuration.job_environment(environment.child_environment(), home=home),
-        )
+        try:
+            return await self._slurm.submit(
+                configuration.sbatch_options(run=str(flow_run.id), flow=flow, home=home),
+                configuration.script(),
+                configuration.job_environment(environment.child_environment(), home=home),
+            )
+        except SlurmRefused as refusal:
+            reason = str(refusal.fields["reason"])
+            if configuration.qos is None or "qos" not in reason.lower():
+                raise
+            raise SlurmRefused(
+                command="sbatch", reason=f"{reason}{_NO_QOS.format(configuration.qos)}"
+            ) from refusal
+
+    async def _say_without_qos(self, flow_run: FlowRun, number: int, wanted: str | None) -> None:
+        """Slurm without an accounting database accepts every quality of service, and has none."""
+        if wanted is None:
+            return
+        job = next((job for job in await self._slurm.jobs() if job.id == number), None)
+        if job is not None and job.qos != wanted:
+            self.get_flow_run_logger(flow_run).warning(
+                "Slurm has accepted job %d without its quality of service %s: this cluster has no accounting database, "
+                "and its jobs are queued in the order of their arrival",
+                number,
+                wanted,
+            )
 
     async def _follow(self, flow_run: FlowRun, number: int) -> None:
         """Logs what Slurm does with the job, until it has ended; then gives the run its final state."""

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, Recent
-from serin.errors import ExplanationRefused
 from serin.reports.charts import Bar, bars
 
 _MOST_KEPT: Final = 200
@@ -30,6 +29,10 @@ _recent = Recent[list[dict[str, Any]]](_MOST_KEPT)
 _one = threading.Lock()  # a model may need much memory
 
 
+class _NotExplained(Exception):
+    """Why there are no contributions, for the page."""
+
+
 def read_request(home: Path, parameters: Parameters) -> dict[str, Any]:
     model, request = parameters["model"], parameters.get("id", "").strip()[:_LONGEST_ID]
     row = int(text) if (text := parameters.get("row", "0")).isdecimal() else 0
@@ -37,11 +40,9 @@ def read_request(home: Path, parameters: Parameters) -> dict[str, Any]:
     if not request:
         return shown
     try:
-        entries = _recent.get(
-            (home, model, request, row), _KEPT_S, lambda: _explain(home, model, request, row)
-        )
-    except ExplanationRefused as error:
-        return {**shown, "why": error.reason}
+        entries = _recent.get((home, model, request, row), _KEPT_S, lambda: _explain(model, request, row))
+    except _NotExplained as error:
+        return {**shown, "why": str(error)}
     return {**shown, "outputs": [_output(entry) for entry in entries]}
 
 
@@ -49,25 +50,23 @@ def _output(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "t": datetime.fromisoformat(entry["t"]).timestamp(), "chart": _chart(entry)}
 
 
-def _explain(home: Path, model: str, request: str, row: int) -> list[dict[str, Any]]:
-    """One entry for each output. Raises ExplanationRefused with what the command says."""
+def _explain(model: str, request: str, row: int) -> list[dict[str, Any]]:
+    """One entry for each output. Raises _NotExplained with what the command says."""
     if not _one.acquire(timeout=_WAIT_S):
-        raise ExplanationRefused(release=model, reason="another answer is being explained; try again")
+        raise _NotExplained("another answer is being explained; try again")
     try:
-        return _run(home, ["explain", model, f"--id={request}", f"--row={row}", "--json"])
+        return _run(["explain", model, f"--id={request}", f"--row={row}", "--json"])
     except subprocess.TimeoutExpired as error:
-        reason = f"it takes longer than {_LONGEST_S:.0f} s; use `serin explain {model} --id {request}`"
-        raise ExplanationRefused(release=model, reason=reason) from error
+        reason = f"this takes longer than {_LONGEST_S:.0f} s; use `serin explain {model} --id {request}`"
+        raise _NotExplained(reason) from error
     finally:
         _one.release()
 
 
-def _run(home: Path, words: list[str]) -> list[dict[str, Any]]:
+def _run(words: list[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "serin.cli", *words]
-    variables = {**os.environ, "SERIN_HOME": str(home)}
     with subprocess.Popen(
         command,
-        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,7 +80,7 @@ def _run(home: Path, words: list[str]) -> list[dict[str, Any]]:
             raise
     if process.returncode:
         said = problem.strip().rpartition("serin: ")[2]
-        raise ExplanationRefused(release=words[1], reason=said or f"exit code {process.returncode}")
+        raise _NotExplained(said or f"the command ended with {process.returncode} and said nothing")
     found: list[dict[str, Any]] = json.loads(output)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,21 @@ _COMMIT_ROWS = 1 << 16
 class BulkRecords:
     """The records of one run of bulk scoring. A record that cannot be written does not fail the run."""
 
-    def __init__(self, home: Path, release: Release, schema: Schema, settings: CaptureSpec) -> None:
+    def __init__(
+        self,
+        home: Path,
+        release: Release,
+        schema: Schema,
+        settings: CaptureSpec,
+        *,
+        run: str | None = None,
+        known: Collection[str] = (),
+    ) -> None:
+        """`run`: a name that is the same when a run is repeated; None: a new one. `known`: ids of requests that an
+        earlier attempt has recorded."""
         self._home, self._release, self._schema, self._settings = home, release, schema, settings
-        self._run = f"bulk-{secrets.token_hex(6)}"
+        self._run = run or f"bulk-{secrets.token_hex(6)}"
+        self._known = known
         self._waiting: list[pa.Table] = []
         self._requests = 0
         self._failed = False
@@ -75,7 +87,7 @@ class BulkRecords:
         chosen, ids = [np.zeros(0, np.int64)], []
         for number, start in enumerate(range(0, count, REQUEST_ROWS)):
             own = f"{self._run}-{piece:05d}-{number:05d}"
-            if is_drawn(own, self._settings.share):
+            if own not in self._known and is_drawn(own, self._settings.share):
                 chosen.append(np.arange(start, min(start + REQUEST_ROWS, count)))
                 ids += [own] * len(chosen[-1])
         rows = np.concatenate(chosen)

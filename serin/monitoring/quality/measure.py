@@ -246,7 +246,7 @@ def _estimates(
 
 
 def _editions(rows: pa.Table, places: pa.Array) -> dict[str, pa.Array]:
-    """The release of each row, by which editions of a version's lookups are told apart; nothing if there is one."""
+    """The release of each row, which shows the edition of the lookups; nothing if there is one."""
     if RELEASE not in rows.column_names:
         return {}  # rows that were labelled by an earlier Serin
     column = rows.column(RELEASE).take(places).cast(pa.string())

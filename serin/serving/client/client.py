@@ -74,14 +74,15 @@ class Client:
     ) -> None:
         self.model, self.version = model, version
         self._timeout_s, self._retries, self._batch_rows = timeout_s, retries, batch_rows
-        address = Address.parse(url, ca=ca)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._address = Address.parse(url, ca=ca)
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._transport = (
-            HttpTransport(address, model, version, headers, connections)
+            HttpTransport(self._address, model, version, self._headers, connections)
             if protocol == "http"
-            else GrpcTransport(address, model, version, headers)
+            else GrpcTransport(self._address, model, version, self._headers)
         )
         self._tensors: dict[str, Any] | None = None
+        self._events: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -135,11 +136,25 @@ class Client:
             self._tensors = self._try(self._transport.metadata)
         kinds = {field.name: field.type for field in table.schema}
         inputs = tuple(_column(entry, kinds.get(entry["name"])) for entry in self._tensors["inputs"])
+        if not {column.name for column in inputs} <= kinds.keys():
+            inputs = self._sent(inputs)
         outputs = tuple(
             OutputTensor(name=entry["name"], dtype=entry["datatype"], dims=_dims(entry))
             for entry in self._tensors["outputs"]
         )
         return Schema(task="regression", inputs=inputs, outputs=outputs)
+
+    def _sent(self, inputs: tuple[InputColumn, ...]) -> tuple[InputColumn, ...]:
+        """Returns the columns to send where the gateway adds windows over past events: those of an event as well, and
+        not the windows. The same as given for other models."""
+        if self._events is None:
+            http = HttpTransport(self._address, self.model, None, self._headers, 1)  # also beside gRPC
+            with closing(http):
+                self._events = self._try(http.events)
+        event = [InputColumn.from_json(entry) for entry in self._events.get("inputs", ())]
+        known = {column.name for column in event}
+        own = (column for column in inputs if column.name not in known | {*self._events.get("adds", ())})
+        return (*own, *event)
 
     def _try(self, ask: Callable[[float], T]) -> T:
         end = time.monotonic() + self._timeout_s

@@ -83,6 +83,19 @@ class HttpTransport:
             raise Unanswered(str(answer.status), f"an answer that cannot be read: {error}") from error
         return found
 
+    def events(self, timeout_s: float) -> dict[str, Any]:
+        """Returns what an event of the model has and which columns the gateway adds; empty when it adds none."""
+        try:
+            _, data = self._exchange("GET", f"{self._path}/events", None, {}, timeout_s)
+            found: dict[str, Any] = json.loads(data)
+            return found
+        except Unanswered as error:
+            if error.again:
+                raise
+        except ValueError:
+            pass  # another server
+        return {}
+
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []

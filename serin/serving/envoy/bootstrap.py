@@ -60,20 +60,16 @@ def bootstrap(
     max_request_bytes: int,
     overload: Document,
     request_filter: Document | None = None,
-    windows_filter: Document | None = None,
     http_filters: Sequence[Document] = (),
 ) -> Document:
     """`file` says where each document is that Envoy follows. `log` and `refusals` are the two logs it writes
     (access_logs.py). The caller moves the first listener of the document to its file.
     `request_filter`: the filter that reads requests before they are routed (native/request_filter.py). Without it the
     gateway listens on loopback whatever `address` says, and gRPC calls find no route: the filter reads their model.
-    `windows_filter`: the one that adds windows over past events.
     `inside` is a socket for the owner of this machine's stack: the same gateway without TLS, keys and rate limits.
     """
     limits = rate_filters(file("caller-rates"), file("model-rates"))
-    last, unlimited = (
-        _http_filters(max_request_bytes, request_filter, each, windows_filter) for each in (limits, [])
-    )
+    last, unlimited = (_http_filters(max_request_bytes, request_filter, each) for each in (limits, []))
     logs = [request_log(log), *refusal_logs(refusals, file("refusal-rate"))]
     # The request filter answers what the keys refuse, unless filters of the user are between them.
     answers = not request_filter or bool(http_filters)
@@ -90,17 +86,21 @@ def bootstrap(
         per_connection_buffer_limit_bytes=CONNECTION_BUFFER_BYTES,
     )
     unguarded = _connection_manager(logs, file("routes"), [*cleaned, *unlimited])
-    health = admin.with_name(f"{admin.stem}-health.sock")
-    listeners = [public, listener("inside", _socket(inside), unguarded), _health_listener(health)]
-    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
-    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
     return {
         "node": {"id": "gateway", "cluster": "serin"},
         "admin": {"address": _socket(admin)},
         "overload_manager": overload,
         "dynamic_resources": _followed_documents(file),
-        "static_resources": {"listeners": listeners, "clusters": clusters},
+        "static_resources": _static([public, listener("inside", _socket(inside), unguarded)], admin),
     }
+
+
+def _static(listeners: list[Document], admin: Path) -> Document:
+    """The listeners and one for health checks, and the processes of this machine that the gateway asks."""
+    health = admin.with_name(f"{admin.stem}-health.sock")
+    sockets = {HEALTH_CLUSTER: health, WINDOWS_CLUSTER: admin.with_name(f"{WINDOWS_CLUSTER}.sock")}
+    clusters = [cluster(name, {"address": {"pipe": {"path": str(path)}}}) for name, path in sockets.items()]
+    return {"listeners": [*listeners, _health_listener(health)], "clusters": clusters}
 
 
 def _followed_documents(file: Callable[[Kind], Path]) -> Document:
@@ -217,10 +217,7 @@ def _own_headers() -> list[Document]:
 
 
 def _http_filters(
-    max_request_bytes: int,
-    request_filter: Document | None,
-    limits: Sequence[Document],
-    windows_filter: Document | None,
+    max_request_bytes: int, request_filter: Document | None, limits: Sequence[Document]
 ) -> list[Document]:
     return [
         drain_filter(),
@@ -228,10 +225,18 @@ def _http_filters(
         extension("buffer", BUFFER, max_request_bytes=max_request_bytes),
         *([request_filter] if request_filter else []),
         *limits,
-        *([windows_filter] if windows_filter else []),  # what a limit refuses is no event
+        *(
+            [_windows_filter(request_filter)] if request_filter else []
+        ),  # after the limits: refused requests do not count
         extension("bridge", REVERSE_BRIDGE, content_type=_PROTOBUF, withhold_grpc_frames=True),
         router(suppress_envoy_headers=True),
     ]
+
+
+def _windows_filter(request_filter: Document) -> Document:
+    """Returns the filter that adds windows over past events: the same library under another name."""
+    settings = {**request_filter["typed_config"], "filter_name": WINDOWS_CLUSTER}
+    return {**request_filter, "name": WINDOWS_CLUSTER, "typed_config": settings}
 
 
 def _health_listener(path: Path) -> Document:

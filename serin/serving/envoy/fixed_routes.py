@@ -53,11 +53,10 @@ def readiness(unready: str) -> list[Document]:
 
 
 def events_route(model: str) -> Document:
-    """Returns the route by which events of a model are pushed. Keys are checked before, by the model in the path."""
-    match = {
-        "path": f"/v2/models/{model}/events",
-        "headers": [{"name": ":method", "string_match": {"exact": "POST"}}],
-    }
+    """Returns the route by which events of a model are pushed (POST), and by which clients learn what an event has
+    (GET). Keys are checked before, by the model in the path."""
+    methods = {"safe_regex": {"regex": "GET|POST"}}
+    match = {"path": f"/v2/models/{model}/events", "headers": [{"name": ":method", "string_match": methods}]}
     return {"match": match, "route": {"cluster": WINDOWS_CLUSTER, "timeout": "60s"}}
 
 

@@ -26,7 +26,7 @@ from serin.serving.envoy.api_types import REQUEST_FILTER, Document, Kind, module
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
-from serin.serving.envoy.fixed_routes import NO_ROUTES, WINDOWS_CLUSTER, is_ready, not_ready
+from serin.serving.envoy.fixed_routes import NO_ROUTES, is_ready, not_ready
 from serin.serving.envoy.gateway_tls import GatewayTls, PeerTls
 from serin.serving.envoy.guard import issuers_document, keys_document
 from serin.serving.envoy.issuers import Issuer
@@ -130,8 +130,9 @@ class Gateway:
             overload=overload_manager(
                 max_heap_bytes=self._max_heap_bytes, max_connections=self._max_connections
             ),
-            request_filter=self._module(REQUEST_FILTER, request_filter),
-            windows_filter=self._module(WINDOWS_CLUSTER, request_filter),
+            request_filter=module_filter(REQUEST_FILTER, request_filter, self.ring_settings())
+            if request_filter
+            else None,
             http_filters=added.http_filters,
         )
         self._add_ports(document["static_resources"], peers, pages if tls else None)
@@ -240,9 +241,6 @@ class Gateway:
             self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
         if going:
             self._documents.push("clusters", wanted)
-
-    def _module(self, name: str, library: Path | None) -> Document | None:
-        return None if library is None else module_filter(name, library, self.ring_settings())
 
     def follow_listener(self) -> None:
         """Opens the public port where Envoy could not: something else may have had it when Envoy started."""

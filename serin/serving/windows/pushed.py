@@ -20,7 +20,7 @@ def read_pushed(body: bytes, plan: WindowPlan) -> dict[str, list[Any]]:
     """The columns of the events, with None for null. EventRefused names the first event that does not fit."""
     try:
         events = json.loads(body)["events"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EventRefused(row=0, reason='the body is not {"events": [{...}, ...]}') from error
     if not isinstance(events, list) or len(events) > MOST_EVENTS_A_PUSH:
         raise EventRefused(row=0, reason=f"a push is a list of at most {MOST_EVENTS_A_PUSH:,} events")
@@ -56,6 +56,7 @@ def read_value(value: Any, column: InputColumn) -> Any:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
+    value.encode()  # ValueError for what is not Unicode
     return value
 
 

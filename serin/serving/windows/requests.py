@@ -46,7 +46,7 @@ def rewrite_http(
             if size is not None:
                 binary[name] = body[at : at + size]
                 at += size
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EventRefused(row=0, reason="the request cannot be read") from error
 
     def read(column: InputColumn) -> tuple[str, list[Any]]:
@@ -64,7 +64,10 @@ def rewrite_http(
         size = {"binary_data_size": len(content)}
         entries[name] = {"name": name, "datatype": dtype, "shape": [rows, 1], "parameters": size}
     head["inputs"] = list(entries.values())
-    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise EventRefused(row=0, reason="the request holds text that is not Unicode") from error
     return b"".join([text, *binary.values(), *made.values()]), len(text)
 
 
@@ -121,11 +124,11 @@ def _made(
             raise EventRefused(row=0, reason=f"input {column.name!r} is missing")
         try:
             dtype, values = read(column)
-        except (ValueError, TypeError, struct.error) as error:
+        except (ValueError, TypeError, OverflowError, struct.error) as error:
             raise EventRefused(row=0, reason=f"input {column.name!r} cannot be read: {error}") from error
         if dtype != column.dtype:
             raise EventRefused(
-                row=0, reason=f"input {column.name!r} holds {dtype}, the model asks for {column.dtype}"
+                row=0, reason=f"input {column.name!r} holds {dtype!r:.40}, the model asks for {column.dtype}"
             )
         rows[column.name] = with_nulls(values, column)
     count = len(rows[plan.time])
@@ -172,7 +175,9 @@ def _from_json(data: Any, column: InputColumn) -> list[Any]:
     wanted = str if column.kind == "string" else int
     if not all(type(value) is wanted for value in data):
         raise ValueError(f"a value is not a {'string' if wanted is str else 'integer'}")
-    if wanted is int:
+    if wanted is str:
+        "".join(data).encode()  # ValueError for what is not Unicode
+    else:
         struct.pack(f"{len(data)}{_CODES[column.kind]}", *data)  # struct.error for one that does not fit
     return data
 

@@ -59,7 +59,8 @@ class _Connection(asyncio.Protocol):
             return False
         body = bytes(self._waiting[end + 4 : whole])
         del self._waiting[:whole]
-        found = self._handle(first.split(" ")[1], headers, body)
+        method, path, _ = first.split(" ", 2)
+        found = self._handle(path, headers | {":method": method}, body)
         if isinstance(found, Coroutine):
             self._task = asyncio.create_task(found)
             self._task.add_done_callback(self._send_later)

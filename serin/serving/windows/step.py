@@ -85,6 +85,8 @@ class Step:
         if plan is None:
             return Answer(404, b"no model of this name has windows that are computed here")
         try:
+            if pushed and headers.get(":method") == "GET":
+                return Answer(200, json.dumps(_described(plan)).encode())
             if pushed:
                 return self._pushed(model, read_pushed(body, plan), None)
             if path == "/history":  # of the owner of the stack: the gateway has no route to it
@@ -188,6 +190,11 @@ class Step:
 
     def _windows(self, model: str) -> OnlineWindows:
         return self._known[model][1]
+
+
+def _described(plan: WindowPlan) -> dict[str, Any]:
+    """What clients send with an event, and what they do not send because it is added."""
+    return {"inputs": [column.to_json() for column in plan.inputs], "adds": list(plan.made)}
 
 
 class _Late:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from serin.api.recorded import Period, RecordedAnswers
 from serin.errors import ExplanationRefused
 from serin.monitoring.capture.all_hosts import AllHosts
-from serin.spec.monitoring import CaptureSpec, MonitoringSpec
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
@@ -140,14 +139,11 @@ def test_windows_that_the_platform_added_are_among_the_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
-    spec = windows_spec(tmp_path).model_copy(
-        update={"monitoring": MonitoringSpec(capture=CaptureSpec(share=1.0))}
-    )
-    (tmp_path / "spec.yaml").write_text(
-        json.dumps(spec.model_dump(by_alias=True, mode="json", exclude_none=True))
-    )
-    for stage in ("train", "export"):
-        serin_process(stage, str(tmp_path / "spec.yaml"))
+    spec = windows_spec(tmp_path).model_dump(by_alias=True, mode="json", exclude_unset=True)
+    spec |= {"monitoring": {"capture": {"share": 1.0}}, "objectives": {"latency_ms": 50}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    for stage in ("etl", "train", "export"):
+        serin_process(stage, str(tmp_path / "spec.yaml"), env=os.environ)
     bundle = Store.open().find("pay")
     windows = {"n": [3, None], "spent": [12.5, None], "mean": [4.0, None], "last": [None, 2.0]}
     rows = pa.table({"amount": [20.0, 30.0], **{name: pa.array(made) for name, made in windows.items()}})

@@ -279,6 +279,17 @@ def statistics(flights: Flights) -> DriftStatistics:
     return learn(flights)
 
 
+def test_counts_of_all_series_at_once_are_those_of_one_after_the_other(statistics: DriftStatistics) -> None:
+    detector = DriftDetector(statistics)
+    detector.open_counts[:] = np.random.default_rng(3).integers(0, 50, len(detector.open_counts))
+    found = detector.hits()
+    for place, series in enumerate(statistics.series):
+        own = slice(detector.first_bin[place], detector.first_bin[place] + len(series.share))
+        counts, column = detector.open_counts[own], statistics.columns[series.column]
+        assert found[own].tolist() == (column.cumulated(counts) if series.quick else counts).tolist()
+    assert len(detector.summed) > 0
+
+
 def test_weeks_drawn_again_from_training_raise_no_more_alarms_than_stated(
     flights: Flights, statistics: DriftStatistics
 ) -> None:

@@ -17,9 +17,13 @@ from serin.errors import CheckFailed, GateFailed, JoinNotManyToOne, LookupRefuse
 from serin.etl import lookups as etl_lookups
 from serin.export import edition as export_edition
 from serin.formats.bundle import read_golden, read_manifest, verify_bundle
+from serin.formats.external_data import read_graph
 from serin.formats.lookups import read_lookups
+from serin.formats.schema import read_schema
+from serin.formats.wire import to_wire
 from serin.pipeline.lookups import find_or_publish, lookup_ages
 from serin.scoring.predict import Scorer
+from serin.scoring.session import FrontAndCore, open_session, run_in_batches
 from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 from tests.kit.commands import run
@@ -240,3 +244,25 @@ def test_a_refresh_that_is_killed_at_any_step_leaves_no_half_edition_and_can_be_
     assert scene.store.editions("flights", 1) == [1, edition.edition]
     assert edition.edition > 2, "a number that was given out is not given out again"
     assert scene.refresh() == edition
+
+
+def test_front_and_core_of_an_edition_answer_as_its_whole_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERIN_HOME", str(tmp_path / "home"))
+    data = spec_for("binary").data.model_dump(by_alias=True, mode="json", exclude_none=True)
+    table = tmp_path / "planes.parquet"
+    data["tables"] = {"flights": str(tmp_path / "flights.parquet"), "planes": str(table)}
+    store = Store(str(tmp_path / "store"))
+    base = make_trained(tmp_path / "trained", "binary", data=data, export={"target": "gpu"}).export(store)
+    pq.write_table(with_seats(planes(), N1=750), table)
+    folder = Path(find_or_publish(store, base, base.release).path)
+    front, core, whole = (open_session(folder / name) for name in ("front.onnx", "core.onnx", "model.onnx"))
+    wire = to_wire(flights(200), read_schema(folder))
+    found, wanted = (
+        run_in_batches(each, wire, ["score"], 200)["score"] for each in (FrontAndCore(front, core), whole)
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    for name in ("front.onnx", "model.onnx"):
+        properties = {each.key: each.value for each in read_graph(folder / name).metadata_props}
+        assert properties["edition"] == "2"

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from serin.errors import SpecError
+from serin.errors import EventsUnfit, SpecError
 from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
 from serin.formats.windows import WindowPlan
-from serin.pipeline.events import read_key
-from tests.unit.windows.test_step import NOW, plan
+from serin.pipeline.events import file_events, read_key, training_events
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+from tests.unit.serving import bundles
+from tests.unit.windows.test_step import NOW, SECOND, plan
 
 
 def keyed(*kinds: Kind) -> WindowPlan:
@@ -52,3 +61,41 @@ def test_a_key_is_read_as_its_column_has_it(kind: Kind, text: str, value: Any) -
 def test_a_key_that_cannot_be_one_is_refused(words: list[str], problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         read_key(keyed("int", "string"), words)
+
+
+def published(tmp_path: Path, source: str) -> Bundle:
+    spec = {"data": {"tables": {"payments": source}, "events": {"id": "id", "arrival": "known"}}}
+    return bundles.publish(Store(str(tmp_path / "store")), bias=0.0, spec=yaml.safe_dump(spec))
+
+
+def write(file: Path, rows: list[tuple[str, int, int]]) -> None:
+    """Rows of (id, seconds from now of the time, and of the arrival)."""
+    ids, times, known = zip(*rows, strict=True)
+    now = time.time_ns() // 1000
+
+    def moments(seconds: tuple[int, ...]) -> pa.Array:
+        return pa.array([now + each * SECOND for each in seconds], pa.timestamp("us", "UTC"))
+
+    columns = {"id": ids, "at": moments(times), "known": moments(known), "card": ["c1"] * len(ids)}
+    pq.write_table(pa.table({**columns, "amount": pa.array([1.0] * len(ids), pa.float32())}), file)
+
+
+def test_a_backfill_reads_all_files_in_the_order_of_arrival_and_leaves_out_what_nothing_sees(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "table").mkdir()
+    write(tmp_path / "table" / "1.parquet", [("old", -900, -900), ("c", -30, -10), ("a", -50, -50)])
+    write(tmp_path / "table" / "2.parquet", [("d", -5, -5), ("b", -40, -40)])
+    bundle = published(tmp_path, str(tmp_path / "table"))
+    (batch,) = training_events(plan(), bundle)
+    assert batch["rows"]["id"] == ["a", "b", "c", "d"]
+    assert batch["arrival"] == sorted(batch["arrival"])
+    with pytest.raises(EventsUnfit, match="push that"):
+        next(training_events(plan(), published(tmp_path, "s3://bucket/table")))
+
+
+def test_events_of_a_file_that_are_too_old_are_counted_and_not_held(tmp_path: Path) -> None:
+    file, outcomes = tmp_path / "events.parquet", Counter[str]()
+    write(file, [("a", -3, 0), ("old", -900, 0), ("b", -9, 0), ("older", -99_000, 0)])
+    (batch,) = file_events(plan(), file, published(tmp_path, "x.parquet"), outcomes)
+    assert (batch["rows"]["id"], batch["arrival"], outcomes) == (["b", "a"], None, {"old": 2})

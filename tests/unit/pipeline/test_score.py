@@ -1,0 +1,214 @@
+"""Scheduled scoring into a folder: each row once, whatever is killed; what does not fit changes nothing."""
+
+import os
+import random
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from serin.errors import ScoringRefused, StageStopped
+from serin.monitoring.capture.read import captured
+from serin.pipeline import score as use_case
+from serin.pipeline.score import ScoredRun, read_runs, score_new
+from serin.scoring import parts
+from serin.store.artifacts import Bundle
+from serin.store.store import Store
+from tests.fakes.live_quality import publish
+from tests.kit.commands import run
+from tests.unit.serving import bundles
+
+MODEL, ROWS = bundles.MODEL, 300
+
+
+@dataclass
+class Scene:
+    folder: Path
+    bundle: Bundle
+
+    @property
+    def rows(self) -> str:
+        return str(self.folder / "rows" / "date=*" / "*.parquet")
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "scored"
+
+    def arrive(self, day: int, *, column: pa.Array | None = None, into: str = "rows") -> None:
+        """The file of a day, with three row groups. `column`: another one in it."""
+        table = pa.table(
+            {name: values[:, 0].tolist() for name, values in bundles.rows(ROWS, seed=day).items()}
+        )
+        table = table.append_column("row", pa.array(np.arange(ROWS) + day * ROWS))
+        if column is not None:
+            table = table.append_column("more", column)
+        path = self.folder / into / f"date=2026-01-{day:02d}" / "part.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, row_group_size=100)
+
+    def score(self, **how: object) -> ScoredRun | None:
+        return score_new(MODEL, self.rows, str(self.out), workers=2, **how)  # type: ignore[arg-type]
+
+    def scored(self) -> pa.Table:
+        """What a reader of the folder finds."""
+        return pq.read_table(self.out)
+
+    def days(self) -> list[int]:
+        found = self.scored().column("row").to_pylist() if self.out.exists() else []
+        assert len(found) == len(set(found)), "a row is there twice"
+        assert len(found) % ROWS == 0, "a file is there in part"
+        return sorted({row // ROWS for row in found})
+
+    def recorded(self) -> list[tuple[str, int]]:
+        table = captured(Path(os.environ["SERIN_HOME"]), MODEL, columns=["_id", "_row", "_source"])
+        assert set(table.column("_source").to_pylist()) <= {"bulk"}
+        return list(zip(table.column("_id").to_pylist(), table.column("_row").to_pylist(), strict=True))
+
+
+@pytest.fixture
+def scene(home: Path, tmp_path: Path) -> Scene:
+    return Scene(folder=tmp_path, bundle=publish(Store.open(), 0.0, "{capture: {share: 1}}"))
+
+
+def test_each_run_scores_the_files_that_have_come_since_the_last(scene: Scene) -> None:
+    scene.arrive(1)
+    scene.arrive(2)
+    first = scene.score()
+    assert first is not None
+    assert (first.release, first.rows, len(first.files)) == (f"{MODEL}-v1", 2 * ROWS, 2)
+    assert scene.score() is None
+    scene.arrive(3)
+    second = scene.score()
+    assert second is not None
+    assert [Path(path).parent.name for path in second.files] == ["date=2026-01-03"]
+    assert scene.days() == [1, 2, 3]
+    assert list(read_runs(scene.out)) == [1, 2]
+    table = scene.scored().sort_by("row")
+    wanted = np.concatenate(
+        [bundles.score(scene.bundle.path, bundles.rows(ROWS, seed=day))[:, 0] for day in (1, 2, 3)]
+    )
+    np.testing.assert_allclose(table.column("score").to_numpy(), wanted, atol=1e-6)
+    recorded = scene.recorded()
+    assert len(recorded) == len(set(recorded)) == 3 * ROWS
+
+
+def test_rows_are_there_once_whatever_moment_the_process_is_killed_at(scene: Scene) -> None:
+    """A file arrives before each of 20 runs, which are killed at random moments; a last run is not."""
+    command = (sys.executable, "-m", "tests.unit.pipeline.killed_score", MODEL, scene.rows)
+    scene.arrive(1)
+    (whole,) = run(*command, str(scene.folder / "once"), "", "0", env=dict(os.environ)).stdout.splitlines()
+    before = len(scene.recorded())
+    for day in range(2, 22):
+        scene.arrive(day, into="waiting")
+    draw, changes = random.Random(34), int(whole.split()[2])
+    moments = [str(draw.randint(1, changes)) for _ in range(20)]
+    waiting = str(scene.folder / "waiting")
+    said = run(*command, str(scene.out), waiting, *moments, env=dict(os.environ)).stdout.splitlines()
+    killed = [line for line in said if line.split()[1] == "True"]
+    print(f"{len(killed)} of {len(said)} runs were killed, of up to {changes} changes")
+    assert len(killed) > 10
+    scene.score()
+    assert scene.days() == list(range(1, 22))
+    recorded = scene.recorded()
+    assert len(recorded) == len(set(recorded)) == before + 21 * ROWS
+
+
+def test_records_that_a_kill_cut_short_are_completed_by_the_next_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.arrive(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(use_case, "_record", lambda *given: None)
+        scene.score()
+    assert scene.recorded() == []
+    assert scene.score() is None
+    assert len(scene.recorded()) == ROWS
+
+
+@pytest.mark.parametrize("how", ["changed", "late", "type", "column"])
+def test_files_that_do_not_fit_are_named_and_change_nothing(scene: Scene, how: str) -> None:
+    scene.arrive(2)
+    scene.score()
+    before = sorted(path.name for path in scene.out.rglob("run-*/*"))
+    if how == "changed":
+        scene.arrive(2, column=pa.array(range(ROWS)))
+    elif how == "late":
+        scene.arrive(1)
+    else:
+        scene.arrive(3, column=pa.array(range(ROWS)) if how == "column" else None)
+        if how == "type":
+            path = scene.folder / "rows" / "date=2026-01-03" / "part.parquet"
+            table = pq.read_table(path)
+            place = table.column_names.index("row")
+            pq.write_table(table.set_column(place, "row", table.column("row").cast(pa.string())), path)
+    words = {
+        "changed": "date=2026-01-02/part.parquet changed after being scored",
+        "late": "date=2026-01-01/part.parquet came late",
+        "type": "row is string, before int64",
+        "column": "more is int64, before missing",
+    }
+    with pytest.raises(ScoringRefused, match=words[how]):
+        scene.score()
+    assert sorted(path.name for path in scene.out.rglob("run-*/*")) == before
+    if how == "late":
+        assert scene.score(since="date=2026-01-02") is None
+        assert scene.score(late=True) is not None
+        assert scene.days() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("s3://bucket/scores", "an object store cannot"),
+        ("postgresql://db/scores", "Delta tables and databases cannot be targets"),
+        ("scores.parquet", "it is a file"),
+    ],
+)
+def test_a_target_that_cannot_take_a_run_in_one_step_is_refused_by_name(
+    scene: Scene, out: str, words: str
+) -> None:
+    scene.arrive(1)
+    with pytest.raises(ScoringRefused, match=words):
+        score_new(MODEL, scene.rows, out)
+
+
+def test_a_full_disk_is_named_and_the_next_run_completes_the_rows(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.arrive(1)
+    written = parts.FolderParts.write
+
+    def full(self: parts.FolderParts, number: int, table: pa.Table) -> None:
+        if number == 2:
+            raise OSError(28, "No space left on device")
+        written(self, number, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.FolderParts, "write", full)
+        with pytest.raises(ScoringRefused, match="No space left on device; nothing of this run is there"):
+            scene.score()
+    assert read_runs(scene.out) == {}
+    scene.score()
+    assert scene.days() == [1]
+
+
+def test_a_run_that_is_stopped_does_not_appear_and_the_next_continues_it(scene: Scene) -> None:
+    scene.arrive(1)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StageStopped):
+        scene.score(stop=stop)
+    assert read_runs(scene.out) == {}
+    scene.score()
+    assert scene.days() == [1]
+
+
+def test_two_runs_into_one_target_at_once_are_refused(scene: Scene) -> None:
+    scene.arrive(1)
+    with use_case._locked(scene.out), pytest.raises(ScoringRefused, match="another run writes it"):
+        scene.score()

@@ -1,0 +1,148 @@
+"""Requests and pushes that somebody made to break the step: each gets an answer, and counts nothing that it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serin.serving.windows.step import Answer, Step
+from serin.windows.state import MemoryState
+from tests.unit.windows.test_step import (
+    NOW,
+    SECOND,
+    ask_binary,
+    ask_grpc,
+    ask_json,
+    plan,
+    step_of,
+    windows_in,
+)
+
+NASTY: list[Any] = [
+    None, True, -1, 2**63, -(2**63), 10**400, 1e308, "", "x" * 70_000, "\ud800", [], [[]], [[[1]]], {}, {"a": 1},
+    [None], "NaN", ["a", 1], {"binary_data_size": -5}, {"binary_data_size": 10**12}, {"binary_data_size": "7"},
+]  # fmt: skip
+
+
+def answered(step: Step, path: str, body: bytes, **headers: str) -> Answer:
+    found = step.answer(path, {"x-serin-model": "pay", **headers}, body)
+    return asyncio.run(found) if isinstance(found, Coroutine) else found
+
+
+def _spoiled(value: Any, draw: random.Random) -> Any:
+    """The document with one part replaced by something else."""
+    if draw.random() < 0.15 or not isinstance(value, dict | list) or not value:
+        return draw.choice(NASTY)
+    if isinstance(value, dict):
+        name = draw.choice(list(value))
+        if draw.random() < 0.15:
+            return {key: each for key, each in value.items() if key != name}
+        return {**value, name: _spoiled(value[name], draw)}
+    place = draw.randrange(len(value))
+    if draw.random() < 0.15:
+        return [*value, value[place]]
+    return [*value[:place], _spoiled(value[place], draw), *value[place + 1 :]]
+
+
+def _request() -> dict[str, Any]:
+    kinds = {"at": ("INT64", NOW), "id": ("BYTES", "a"), "card": ("BYTES", "c1"), "amount": ("FP32", 1.5)}
+    return {
+        "inputs": [
+            {"name": name, "datatype": dtype, "shape": [1, 1], "data": [value]}
+            for name, (dtype, value) in kinds.items()
+        ]
+    }
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_spoiled_documents_and_messages_are_answered(tmp_path: Path, part: int) -> None:
+    step, seen = step_of(tmp_path, MemoryState()), set[int]()
+    event = {"id": "a", "at": NOW, "card": "c1", "amount": 1.5}
+    made: list[bytes] = []
+    ask_binary(_Kept(made), "a", NOW, 1.0)  # type: ignore[arg-type]
+    ask_grpc(_Kept(made), "a", NOW, 1.0)  # type: ignore[arg-type]
+    for seed in range(part, 2000, 4):
+        draw = random.Random(seed)
+        for path, document in (("/http", _request()), ("/v2/models/pay/events", {"events": [event]})):
+            body = json.dumps(_spoiled(document, draw)).encode()
+            seen.add(answered(step, path, body).status)
+        for path, good in zip(("/http", "/grpc"), made, strict=True):
+            spoiled = bytearray(good)
+            for _ in range(draw.randint(1, 4)):
+                spoiled[draw.randrange(len(spoiled))] = draw.randrange(256)
+            told = {"inference-header-content-length": str(draw.choice([0, 7, len(good), len(good) * 2]))}
+            seen.add(answered(step, path, bytes(spoiled[: draw.randint(0, len(good))]), **told).status)
+    assert seen <= {200, 400}
+    assert 400 in seen
+
+
+class _Kept:
+    """Takes the place of a step, and keeps the bodies."""
+
+    def __init__(self, made: list[bytes]) -> None:
+        self._made = made
+
+    def answer(self, path: str, headers: Any, body: bytes) -> Answer:
+        self._made.append(body)
+        return Answer(200, b"")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"events":' + b"[" * 200_000,
+        b'{"events":' + b'{"a":' * 200_000,
+        b'{"events": [' + b"9" * 100_000 + b"]}",
+        b'{"inputs":' + b"[" * 200_000,
+    ],
+)
+@pytest.mark.parametrize("path", ["/http", "/v2/models/pay/events"])
+def test_documents_without_an_end_are_refused(tmp_path: Path, path: str, body: bytes) -> None:
+    assert answered(step_of(tmp_path, MemoryState()), path, body).status == 400
+
+
+def test_an_event_with_very_many_keys_counts_once_and_keeps_those_of_the_plan(tmp_path: Path) -> None:
+    state = MemoryState()
+    step = step_of(tmp_path, state)
+    event = {f"card{n}": "c" for n in range(300_000)} | {"id": "a", "at": NOW, "card": "c1", "amount": 1.5}
+    answer = answered(step, "/v2/models/pay/events", json.dumps({"events": [event]}).encode())
+    assert json.loads(answer.body) == {"counted": 1}
+    keys, size = state.size()
+    assert (keys, size < 200) == (1, True)
+    many = {"events": [{"id": "a", "at": NOW, "card": ["c"] * 300_000, "amount": 1.5}]}
+    assert answered(step, "/v2/models/pay/events", json.dumps(many).encode()).status == 400
+    too_many = {"events": [{"id": "a", "at": NOW, "card": f"c{n}", "amount": 1.5} for n in range(10_001)]}
+    assert answered(step, "/v2/models/pay/events", json.dumps(too_many).encode()).status == 400
+    assert state.size()[0] == 1
+
+
+def test_forged_times_are_refused_late_or_old_and_change_no_window_of_others(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState())
+    assert windows_in(ask_json(step, "a", NOW, 1.0))["n"] == 0
+    for at, status in ((NOW + 11 * SECOND, 400), (2**62, 400), (-(2**62), 200), (NOW - 31 * SECOND, 200)):
+        assert ask_json(step, f"forged {at}", at, 1.0).status == status
+    pushed = {"events": [{"id": "f", "at": "9999-12-31T23:59:59Z", "card": "c1", "amount": 1.0}]}
+    assert answered(step, "/v2/models/pay/events", json.dumps(pushed).encode()).status == 400
+    assert windows_in(ask_json(step, "b", NOW + SECOND, 1.0)) == {"n": 1, "spent": 1.0}
+
+
+def test_no_path_of_one_model_reads_or_writes_the_state_of_another(tmp_path: Path) -> None:
+    step = step_of(tmp_path, MemoryState(), "pay", "other")
+    ask_json(step, "a", NOW, 1.0)
+    assert windows_in(ask_json(step, "b", NOW + 1, 1.0, model="other"))["n"] == 0
+    event = json.dumps({"events": [{"id": "c", "at": NOW, "card": "c1", "amount": 1.0}]}).encode()
+    for path in (
+        "/v2/models/../pay/events", "/v2/models/pay%2F/events", "/v2/models/pay/events/", "/v2/models/PAY/events",
+        "/v2/models/pay\0other/events", "//v2/models/pay/events",
+    ):  # fmt: skip
+        found = step.answer(path, {}, event)  # no model is named: the gateway names it by its route
+        assert isinstance(found, Answer)
+        assert found.status == 404
+    assert windows_in(ask_json(step, "d", NOW + 2, 1.0))["n"] == 1
+    assert plan().windows[0].by == ("card",)
