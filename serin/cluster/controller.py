@@ -22,6 +22,7 @@ from serin.cluster.hosts import Hosts
 from serin.cluster.judge import ClusterJudge
 from serin.cluster.shadow.replayer import Replayer
 from serin.cluster.version_settings import (
+    check_replicas,
     check_trusted,
     check_windows,
     model_timeouts,
@@ -51,6 +52,7 @@ from serin.store.store import Store
 log = logging.getLogger(__name__)
 
 Fleets = Literal["agents", "kubernetes"]
+KeepFloors = Callable[[Sequence[Rollout]], None]
 
 BEAT: Final = "controller.beat"
 TICK_S: Final = 0.5
@@ -59,6 +61,9 @@ _STAND_BY_S: Final = 2.0
 
 class LedController:
     """A controller with its ports, for one term of the leadership."""
+
+    _background: BackgroundFleet | None
+    _keep_floors: KeepFloors | None = None  # of the autoscalers, where there are any
 
     def __init__(
         self,
@@ -74,11 +79,12 @@ class LedController:
         """`wait`: how to wait for the gateways, some seconds at most."""
         steady = time.monotonic
         self._stopped = threading.Event()
+        self._check_leads = partial(leadership.check, term)
         self._hosts = Hosts(objects, steady)
         self._desired = DesiredStates(objects, leadership, term, time.time)
         agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
         self._agents = agents if fleet == "agents" else None
-        self._background = BackgroundFleet(_kubernetes(store)) if fleet == "kubernetes" else None
+        self._background, self._keep_floors = _kubernetes(store) if fleet == "kubernetes" else (None, None)
         processes: Processes = self._background or agents
         external = External(store)
         timeouts = stored_timeouts(store)
@@ -120,6 +126,9 @@ class LedController:
         if self._agents is not None:
             self._agents.tidy([now.live for now in self._rollouts() if now.phase.final and now.live])
         self._controller.tick()
+        if self._keep_floors is not None:
+            self._check_leads()
+            self._keep_floors(self._rollouts())
 
     def close(self) -> None:
         self._stopped.set()
@@ -134,6 +143,8 @@ class LedController:
         checks = [check_trusted(store, external)]
         if shared:
             checks.append(check_windows(store, lambda: self._hosts.reports))
+        if self._agents is not None:
+            checks.append(check_replicas(store, shared=shared))
 
         def check(release: Release) -> None:
             for each in checks:
@@ -149,10 +160,12 @@ class LedController:
         return self._controller.rollouts()
 
 
-def _kubernetes(store: Store) -> Processes:
+def _kubernetes(store: Store) -> tuple[BackgroundFleet, KeepFloors]:
+    """Returns the fleet, and how it keeps the least replicas of its autoscalers."""
     from serin.cluster.kubernetes.fleet import build_fleet  # its client is in an extra
 
-    return build_fleet(store)
+    fleet = build_fleet(store)
+    return BackgroundFleet(fleet), fleet.keep_floors
 
 
 def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:

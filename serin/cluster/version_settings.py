@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from serin.errors import NotFound, RolloutRefused
 from serin.formats.bundle import REPOSITORY
 from serin.formats.cluster.host_report import AgentReport
+from serin.formats.cluster.replicas import HOSTS_WITH_AGENTS, ONE_MACHINE, no_autoscaler
 from serin.formats.policy import check_policy
 from serin.formats.schema import Schema, read_schema
 from serin.formats.windows import read_windows
@@ -19,6 +20,7 @@ from serin.machine.ports import is_loopback
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
 from serin.serving.triton.repository import serving_settings
+from serin.spec.serving import ReplicaRange
 from serin.spec.stored import stored_capture, stored_objectives, stored_section
 from serin.store.artifacts import Release
 from serin.store.published import SERVER
@@ -105,12 +107,34 @@ def check_windows(
     return check
 
 
+def check_replicas(store: Store, *, shared: bool) -> Callable[[Release], None]:
+    """The check raises RolloutRefused for a version that asks for an autoscaler where there is none. `shared`: agents
+    of several hosts run releases, not one machine."""
+
+    def check(release: Release) -> None:
+        bundle = store.bundle(release.model, release.label)
+        if (Path(bundle.path) / SERVER).is_file():
+            return
+        wanted = serving_settings(bundle).replicas
+        if isinstance(wanted, ReplicaRange):
+            place = HOSTS_WITH_AGENTS if shared else ONE_MACHINE
+            raise RolloutRefused(
+                model=release.model,
+                command="start",
+                reason=f"serving.replicas: {wanted}: {no_autoscaler(place)}",
+            )
+
+    return check
+
+
 def stored_replicas(store: Store) -> Callable[[Release], int | None]:
     """Returns on how many hosts a version runs; None: on all."""
 
     @functools.cache
     def replicas(release: Release) -> int | None:
         wanted = serving_settings(store.bundle(release.model, release.label)).replicas
+        if isinstance(wanted, ReplicaRange):  # check_replicas refuses a rollout of it
+            return wanted.min
         return None if wanted == "all" else wanted
 
     return replicas

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from serin.errors import ColumnMissing, SpecError
+from serin.formats.cluster.replicas import no_autoscaler, place_without_autoscaler
 from serin.formats.schema import InputColumn, difference, read_schema
 from serin.formats.serving.journal import NOT_PROMISED
 from serin.machine.packages import entered
@@ -22,6 +23,7 @@ from serin.spec.kind_settings import unused_in
 from serin.spec.load import absolute_tables, load_spec, spec_file
 from serin.spec.monitoring import weeks_problem
 from serin.spec.pipeline import PipelineSpec
+from serin.spec.serving import ReplicaRange
 from serin.spec.steps.parse import parse_step
 from serin.spec.stored import stored_capture
 from serin.spec.target import TargetSpec
@@ -126,6 +128,17 @@ def _check_shadow(spec: PipelineSpec, problems: Problems) -> None:
         problems.add(SpecError(where=spec.name, problems=[("rollout.steps", text)]))
 
 
+def _check_replicas(spec: PipelineSpec, problems: Problems) -> None:
+    """The rollout is refused where no autoscaler runs releases."""
+    wanted = spec.serving.replicas
+    if not isinstance(wanted, ReplicaRange):
+        return
+    place = place_without_autoscaler(Store.open())
+    if place is not None:
+        problem = ("serving.replicas", f"{wanted}: {no_autoscaler(place)}")
+        problems.add(SpecError(where=spec.name, problems=[problem]))
+
+
 def _read_lines(trial: Trial) -> Iterator[str]:
     """What the check does not know, because it did not read it."""
     if trial.rows < trial.total:
@@ -148,6 +161,7 @@ def check_spec(source: PipelineSpec | Mapping[str, Any] | Path) -> CheckedSpec:
     problems = Problems()
     _check_own_files(spec, problems)
     _check_shadow(spec, problems)
+    _check_replicas(spec, problems)
     checked = _check_data(spec, problems) if spec.has_data else CheckedSpec(spec=spec)
     if problems:
         where = str(source) if isinstance(source, Path) else spec.name

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from serin.spec.rate import RateText
 from serin.spec.section import Duration, Section, Size
+
+
+class ReplicaRange(Section):
+    """How many replicas of a release an autoscaler may run. On Kubernetes alone."""
+
+    min: int = Field(default=1, ge=1)
+    """The replicas that always run."""
+    max: int = Field(ge=1)
+    """The most replicas, whatever the load."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min={self.min} is more than max={self.max}; exchange them")
+        return self
+
+    def __str__(self) -> str:
+        return f"{{min: {self.min}, max: {self.max}}}"
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, str) and not value.isdigit():
+        return "<all>"
+    return "<range>" if isinstance(value, dict | ReplicaRange) else "<number>"
+
+
+Replicas = Annotated[
+    Annotated[int, Field(ge=1), Tag("<number>")]
+    | Annotated[Literal["all"], Tag("<all>")]
+    | Annotated[ReplicaRange, Tag("<range>")],
+    Discriminator(_form),
+]
 
 
 class ServingSpec(Section):
@@ -31,9 +63,10 @@ class ServingSpec(Section):
     """The memory to reserve on each GPU. By default estimated from the bundle."""
     instances: int = Field(default=1, ge=1)
     """The number of model instances that score at the same time, on the CPU or on each GPU."""
-    replicas: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    replicas: Replicas = "all"
     """The number of hosts that run a release, where several hosts share a store. `all`: every host with an agent. One
-    machine runs one release."""
+    machine runs one release. On Kubernetes: the number of pods, or a range such as `{min: 1, max: 8}`, in which an
+    autoscaler follows the load (see docs/how-to/autoscale.md)."""
     threads: int | None = Field(default=None, ge=1)
     """The number of CPU threads for one run. By default what the export measured to be fastest."""
     queue_delay: Duration = Field(default=0.0, ge=0)

@@ -139,6 +139,7 @@ def control_plane(
                     f"--root-ca-file={folder / 'tls.crt'}",
                     "--use-service-account-credentials=false",
                     "--controllers=*,-nodelifecycle,-ttl",
+                    "--horizontal-pod-autoscaler-sync-period=2s",
                 ],
             )
             _start(plane, "kube-scheduler", shared)
@@ -164,6 +165,10 @@ def _make_keys(folder: Path, address: str) -> None:
             "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kubernetes",
             "-addext", f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:localhost",
             "-keyout", "tls.key", "-out", "tls.crt",
+        ],
+        [
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=front-proxy-client",
+            "-keyout", "front.key", "-out", "front.crt",
         ],
     )  # fmt: skip
     for command in commands:
@@ -198,6 +203,14 @@ def _api_server(folder: Path, etcd: str, address: str, port: int) -> list[str]:
         "--service-cluster-ip-range=10.96.0.0/24",
         "--authorization-mode=RBAC",
         f"--token-auth-file={folder / 'tokens.csv'}",
+        # For aggregated servers: how this one shows them who it is, and who asks.
+        f"--proxy-client-cert-file={folder / 'front.crt'}",
+        f"--proxy-client-key-file={folder / 'front.key'}",
+        f"--requestheader-client-ca-file={folder / 'front.crt'}",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
     ]
 
 

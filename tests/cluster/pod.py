@@ -213,9 +213,17 @@ class Pod:
         if self._leave.is_set():
             self._report("Running", leaving=True)
             grace_s = min(self.spec.get("terminationGracePeriodSeconds", 30), _LONGEST_GRACE_S)
+            self._run_hooks(grace_s)
             for container in self.containers.values():
                 container.stop(grace_s)
         return "Failed"
+
+    def _run_hooks(self, grace_s: float) -> None:
+        """Runs the commands that containers have before they are told to end."""
+        for spec in self.spec["containers"]:
+            hook = spec.get("lifecycle", {}).get("preStop", {}).get("exec")
+            if hook is not None and not self._kill.is_set():
+                self.containers[spec["name"]].run(hook["command"], grace_s)
 
     def _run_init(self, spec: Object, place: Place) -> bool:
         attempt = 0

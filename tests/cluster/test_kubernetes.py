@@ -12,6 +12,7 @@ import httpx
 import kubernetes_validate
 import pytest
 
+from serin.cluster.kubernetes.autoscaler import VERSIONS
 from serin.cluster.kubernetes.fleet import KubernetesFleet
 from serin.cluster.kubernetes.release_objects import ReleaseTemplate
 from serin.errors import KubernetesRefused
@@ -99,13 +100,20 @@ def test_the_overlay_of_the_docs_can_be_built_and_opens_the_port_of_the_store(tm
     } == {"s3://my-bucket/serin"}
 
 
-PATHS = {"Deployment": "/apis/apps/v1", "Service": "/api/v1", "Job": "/apis/batch/v1"}
+PATHS = {
+    "Deployment": "/apis/apps/v1",
+    "Service": "/api/v1",
+    "Job": "/apis/batch/v1",
+    "HorizontalPodAutoscaler": f"/apis/{VERSIONS[1]}",
+}
 
 
 def test_the_server_takes_what_controllers_and_workers_make(plane: ControlPlane) -> None:
     plane.apply(_known())
     for found in MADE.values():
         space, kind = found["metadata"]["namespace"], found["kind"]
+        if kind == "HorizontalPodAutoscaler":
+            found = {**found, "apiVersion": VERSIONS[1]}
         plane.call(
             "POST",
             f"{PATHS[kind]}/namespaces/{space}/{kind.lower()}s",
@@ -132,6 +140,7 @@ RIGHTS = {
     (CONTROLLER, RELEASES, "deployments.apps"): {"get", "list", "create", "patch", "delete"},
     (CONTROLLER, RELEASES, "services"): {"get", "create", "patch", "delete"},
     (CONTROLLER, RELEASES, "pods"): {"list"},
+    (CONTROLLER, RELEASES, "horizontalpodautoscalers.autoscaling"): {"get", "create", "patch", "delete"},
     (WORKER, STAGES, "jobs.batch"): {"get", "list", "watch", "create", "delete"},
     (WORKER, STAGES, "pods"): {"list", "watch"},
     (WORKER, STAGES, "pods/log"): {"get"},
@@ -147,7 +156,8 @@ ACCOUNTS = (
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 RESOURCES = (
     "deployments.apps", "services", "pods", "pods/log", "pods/exec", "jobs.batch", "jobs.batch/status", "secrets",
-    "configmaps", "serviceaccounts/token", "rolebindings.rbac.authorization.k8s.io", "nodes",
+    "configmaps", "serviceaccounts/token", "horizontalpodautoscalers.autoscaling", "nodes",
+    "rolebindings.rbac.authorization.k8s.io",
 )  # fmt: skip
 
 
@@ -184,7 +194,7 @@ def fleet(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Kube
     """With the rights of the controller's account. Nothing runs the pods."""
     plane.apply(_known())
     store = Store(str(tmp_path_factory.mktemp("store")))
-    bundles.publish(store, bias=0.0)
+    bundles.publish(store, bias=0.0, spec="serving: {replicas: {min: 2, max: 5}}\n")
     template = ReleaseTemplate.read(MANIFESTS / "base" / "release.yaml")
     return KubernetesFleet(controllers_namespace(plane, RELEASES), template, store)
 
@@ -200,6 +210,32 @@ def _live(fleet: KubernetesFleet) -> None:
 
 def test_the_controller_s_rights_are_enough_for_a_release(fleet: KubernetesFleet) -> None:
     _live(fleet)
+
+
+def test_the_autoscaler_owns_the_replicas_of_a_release_with_a_range(
+    plane: ControlPlane, fleet: KubernetesFleet
+) -> None:
+    """The server knows autoscalers as v2beta2 alone, and the real controller raises one replica to the least."""
+    place = f"/apis/apps/v1/namespaces/{RELEASES}/deployments/{V1.name}"
+    scaler = f"/apis/{VERSIONS[1]}/namespaces/{RELEASES}/horizontalpodautoscalers/{V1.name}"
+
+    def replicas() -> int:
+        return int(plane.call("GET", place)["spec"]["replicas"])
+
+    fleet.start(V1)
+    try:
+        found = plane.call("GET", scaler)
+        assert (found["spec"]["minReplicas"], found["spec"]["maxReplicas"]) == (2, 5)
+        assert found["metadata"]["labels"] == plane.call("GET", place)["metadata"]["labels"]
+        until(lambda: replicas() == 2, "two replicas", within_s=120, every_s=0.2)
+        plane.call("PATCH", f"{place}/scale", {"spec": {"replicas": 4}}, kind="application/merge-patch+json")
+        fleet.start(V1)
+        assert replicas() == 4
+    finally:
+        fleet.stop(V1)
+        fleet._wait_until_gone(V1)
+    with plane.client() as api:
+        assert api.get(scaler).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ export: champion.metric champion.max_loss champion.confidence champion.max_rows
 export: objectives.availability objectives.latency_ms objectives.latency_share
 export: serving.max_batch_rows serving.request_timeout serving.backend serving.device
 export: serving.accelerator serving.gpus serving.gpu_memory serving.instances serving.threads
-export: serving.queue_delay serving.max_string serving.replicas serving.rate_limit serving.rate_burst
+export: serving.queue_delay serving.max_string serving.replicas.min serving.replicas.max
+export: serving.rate_limit serving.rate_burst
 export: rollout.steps rollout.approve rollout.step_time rollout.min_requests rollout.false_rollback
 export: rollout.false_promotion rollout.latency.quantiles rollout.latency.margin
 export: rollout.latency.bad_margin rollout.error_tolerance
@@ -130,6 +131,7 @@ def whole_spec() -> PipelineSpec:
             },
             "features": [{"columns": ["fare"], "steps": ["normalize"]}],
             "training": {"prune": {"share": 0.5}},
+            "serving": {"replicas": {"max": 3}},
             "monitoring": {"capture": {"share": 0.1}, "drift": {"tolerance": 0.05}, "quality": {"margin": 0.01}},
             "search": {"space": {"training.learning_rate": {"log": [0.001, 0.1]}}},
         }

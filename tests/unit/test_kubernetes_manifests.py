@@ -18,10 +18,11 @@ from prefect.states import Pending
 
 from deployments.workers.kubernetes_worker import KubernetesStageWorker
 from serin.cluster.controller import BEAT, beat
+from serin.cluster.kubernetes.autoscaler import VERSIONS, Capacity, build_autoscaler
 from serin.cluster.kubernetes.release_objects import ReleaseTemplate, build_deployment, build_service
 from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
-from serin.spec.serving import ServingSpec
+from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 from serin.windows.valkey_place import ValkeyPlace
 from tests.kit.network_policies import Peer, allows
@@ -55,6 +56,10 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
             made = build_deployment(template, RELEASE, "serin-releases", ServingSpec(), gpus)
             yield f"{where}:deployment with {gpus} GPUs", made
         yield f"{where}:service", build_service(template, RELEASE, "serin-releases")
+        scaled = ServingSpec(replicas=ReplicaRange(min=2, max=8))
+        capacity = Capacity(in_flight=16, latency_ms=50.0)
+        made = build_autoscaler(template, RELEASE, "serin-releases", scaled, capacity, VERSIONS[0])
+        yield f"{where}:autoscaler", made
 
 
 def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -108,7 +113,7 @@ def _workloads() -> list[tuple[str, dict[str, Any]]]:
 
 WITHOUT_PODS = {
     "ConfigMap", "Namespace", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget", "PriorityClass", "Role",
-    "RoleBinding", "Service", "ServiceAccount",
+    "RoleBinding", "Service", "ServiceAccount", "HorizontalPodAutoscaler",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Releases as Kubernetes Deployments: the fleet port of the rollout controller.
 
-A release is a Deployment and a headless Service in one namespace, where Serin touches only objects with its label.
+A release is a Deployment and a headless Service in one namespace, with a HorizontalPodAutoscaler where its spec has a
+range of replicas. Serin touches only objects with its label.
 Nothing is kept in this process that another controller could not read from the cluster.
 """
 
@@ -15,6 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from serin.cluster.kubernetes.autoscaler import (
+    VERSIONS,
+    Capacity,
+    build_autoscaler,
+    floor_change,
+    rollout_floors,
+)
 from serin.cluster.kubernetes.release_objects import (
     MANAGED_BY,
     MANAGER,
@@ -39,10 +47,14 @@ from serin.errors import (
 from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
+from serin.rollout.decide.state import Rollout
 from serin.serving.triton.probe import RowTimes, answers
-from serin.serving.triton.repository import gpus_wanted, serving_settings
+from serin.serving.triton.repository import gpus_wanted, measured_in_flight, serving_settings
 from serin.serving.triton.verify import verify_release
-from serin.store.artifacts import Endpoint, Release
+from serin.spec.serving import ReplicaRange, ServingSpec
+from serin.spec.stored import stored_objectives
+from serin.store.artifacts import Bundle, Endpoint, Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 try:
@@ -51,16 +63,18 @@ try:
 except ModuleNotFoundError as error:
     raise ExtraMissing(package="kubernetes", extra="kubernetes") from error
 
-Resource = Literal["deployments", "services", "pods"]
+Resource = Literal["deployments", "services", "pods", "horizontalpodautoscalers"]
 
 FIELD_MANAGER: Final = "serin-controller"
 NOT_FOUND, CONFLICT = 404, 409
 
+_AUTOSCALERS: Final = "horizontalpodautoscalers"
 _GROUP: Final[Mapping[Resource, str]] = {
     "deployments": "/apis/apps/v1",
     "services": "/api/v1",
     "pods": "/api/v1",
 }
+_PARTS: Final[Sequence[Resource]] = ("horizontalpodautoscalers", "deployments", "services")
 _TIMEOUT_S: Final = 10.0
 _APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 
@@ -81,6 +95,20 @@ class Namespace:
                 ) from error
         self._settings = settings
         self._client = client.ApiClient(settings)
+
+    @functools.cached_property
+    def autoscaling(self) -> str:
+        """The version of autoscalers that the API server offers, the best that Serin can write."""
+        found = self._call("GET", "/apis/autoscaling").get("versions", [])
+        offered = [str(each["groupVersion"]) for each in found]
+        for version in VERSIONS:
+            if version in offered:
+                return version
+        raise KubernetesRefused(
+            action="GET /apis/autoscaling",
+            status=NOT_FOUND,
+            reason=f"it offers {', '.join(offered) or 'nothing'}, not {' or '.join(VERSIONS)}",
+        )
 
     def get(self, resource: Resource, name: str) -> Object | None:
         try:
@@ -116,7 +144,8 @@ class Namespace:
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground",
+            # On an autoscaler nothing depends: it is gone at once, and a new one can have its name.
+            "propagationPolicy": "Background" if resource == _AUTOSCALERS else "Foreground",
             "preconditions": {"uid": uid},
         }
         try:
@@ -126,7 +155,8 @@ class Namespace:
                 raise
 
     def _path(self, resource: Resource, name: str = "") -> str:
-        return f"{_GROUP[resource]}/namespaces/{self.name}/{resource}" + (f"/{name}" if name else "")
+        group = f"/apis/{self.autoscaling}" if resource == _AUTOSCALERS else _GROUP[resource]
+        return f"{group}/namespaces/{self.name}/{resource}" + (f"/{name}" if name else "")
 
     def _call(
         self,
@@ -254,7 +284,13 @@ class KubernetesFleet:
         self._namespace, self._template, self._store, self._reach = namespace, template, store, reach
         self._row_times = RowTimes()
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
+        # By pod. It may be lost: it only tells a restart from a pod that is gone.
+        self._restarts: dict[Release, dict[str, int]] = {}
+        self._restored: dict[
+            str, str
+        ] = {}  # by model: the ended rollout whose floors are gone. It may be lost
         self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
+        self._range = functools.cache(self._stored_range)
 
     def start(self, release: Release) -> None:
         """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""
@@ -273,6 +309,8 @@ class KubernetesFleet:
             self._ours("services", release)
             self._namespace.apply("services", build_service(self._template, release, self._namespace.name))
             self._namespace.apply("deployments", deployment)
+        if isinstance(serving.replicas, ReplicaRange):
+            self._scale(release, bundle, serving)
         self._row_times.forget(release)
         self._read_at = float("-inf")
 
@@ -296,17 +334,20 @@ class KubernetesFleet:
         return "dead" if self._row_times.known(release) else "starting"
 
     def instance(self, release: Release) -> int | None:
-        """Returns a number made of its pods and how often their containers were restarted."""
+        """Returns a number made of its Deployment and how often containers of its pods were restarted. A pod that is
+        added or removed does not change it."""
         self._look()
-        parts = []
-        for pod in pods_of(self._pods, release):
-            counts = [
-                str(each["restartCount"]) for each in pod.get("status", {}).get("containerStatuses", ())
-            ]
-            parts.append(f"{pod['metadata']['uid']}:{','.join(counts)}")
-        if not parts:
+        deployment, pods = self._deployments.get(object_name(release)), pods_of(self._pods, release)
+        if deployment is None or not pods:
             return None
-        return int.from_bytes(hashlib.sha256("\n".join(sorted(parts)).encode()).digest()[:6], "big")
+        seen = self._restarts.setdefault(release, {})
+        for pod in pods:
+            counts = [each["restartCount"] for each in pod.get("status", {}).get("containerStatuses", ())]
+            uid = pod["metadata"]["uid"]
+            seen[uid] = max(sum(counts), seen.get(uid, 0))
+        marks = deployment["spec"]["template"]["metadata"].get("annotations", {})
+        parts = (deployment["metadata"]["uid"], marks.get(_RESTARTED, ""), str(sum(seen.values())))
+        return int.from_bytes(hashlib.sha256("\n".join(parts).encode()).digest()[:6], "big")
 
     def endpoint(self, release: Release) -> Endpoint:
         self._look()
@@ -321,7 +362,7 @@ class KubernetesFleet:
 
     def stop(self, release: Release) -> None:
         """Deletes the objects of the release. Its pods finish requests in flight within their grace period."""
-        for resource in ("deployments", "services"):
+        for resource in _PARTS:
             found = self._ours(resource, release)
             if found:
                 self._namespace.delete(resource, object_name(release), uid=found["metadata"]["uid"])
@@ -332,6 +373,42 @@ class KubernetesFleet:
         """Returns every release with a Deployment that is not being deleted."""
         self._look()
         return sorted(release for found in self._deployments.values() if (release := release_of(found)))
+
+    def keep_floors(self, rollouts: Sequence[Rollout]) -> None:
+        """Raises the least replicas of autoscaled releases while a rollout runs, and restores them after it. All of it
+        follows from the rollouts and the cluster: repeating it changes nothing."""
+        for now in rollouts:
+            if self._restored.get(now.model) == now.id:
+                continue
+            self._look()
+            running = {release: self._replicas(release) for release in now.wanted}
+            floors = rollout_floors(now, running)
+            kept = True
+            for release in now.wanted:
+                if (limits := self._range(release)) is not None:
+                    noted = now.id if release in floors else None
+                    least = max(floors.get(release, 0), limits.min)
+                    kept = self._keep_floor(release, noted, least) and kept
+            if now.phase.final and kept:
+                self._restored[now.model] = now.id
+
+    def _keep_floor(self, release: Release, rollout: str | None, wanted: int) -> bool:
+        """Returns whether it was so already."""
+        found = self._ours(_AUTOSCALERS, release)
+        change = floor_change(found, rollout, wanted) if found else None
+        if change is None:
+            return True
+        try:
+            self._namespace.merge(_AUTOSCALERS, object_name(release), change)
+        except KubernetesRefused as error:
+            if error.status != CONFLICT:
+                raise
+            logger.info("the autoscaler of %s changed since it was read; it is looked at again", release.name)
+        return False
+
+    def _replicas(self, release: Release) -> int:
+        found = self._deployments.get(object_name(release))
+        return int(found["spec"].get("replicas", 1)) if found else 1
 
     def _look(self) -> None:
         if time.monotonic() - self._read_at < _FRESH_S:
@@ -352,6 +429,25 @@ class KubernetesFleet:
                 label=f"{MANAGED_BY}={MANAGER}",
             )
         return found
+
+    def _stored_range(self, release: Release) -> ReplicaRange | None:
+        if (Path(self._bundle(release).path) / SERVER).is_file():
+            return None
+        replicas = serving_settings(self._bundle(release)).replicas
+        return replicas if isinstance(replicas, ReplicaRange) else None
+
+    def _scale(self, release: Release, bundle: Bundle, serving: ServingSpec) -> None:
+        """Applies the autoscaler. A floor that a rollout has raised stays."""
+        capacity = Capacity(
+            in_flight=measured_in_flight(self._store, bundle),
+            latency_ms=stored_objectives(Path(bundle.path)).latency_ms,
+        )
+        version = self._namespace.autoscaling
+        wanted = build_autoscaler(self._template, release, self._namespace.name, serving, capacity, version)
+        existing = self._ours(_AUTOSCALERS, release)
+        if existing:
+            wanted["spec"]["minReplicas"] = existing["spec"].get("minReplicas", 1)
+        self._namespace.apply(_AUTOSCALERS, wanted)
 
     def _restart(self, release: Release, existing: Object) -> None:
         """Replaces the pods of a dead release, once: of two controllers that saw it dead one is too late."""

@@ -1,8 +1,8 @@
 """The Kubernetes objects of one release, made from a template. Pure but for reading the template.
 
-The template is a YAML file with one Deployment and one Service. In each of its strings {release}, {name}, {model} and
-{version} are replaced; names, namespace, labels and selectors are set here. What else it says is kept: images,
-resources, tolerations, volumes.
+The template is a YAML file with one Deployment, one Service and at most one HorizontalPodAutoscaler. In each of its
+strings {release}, {name}, {model} and {version} are replaced; names, namespace, labels and selectors are set here. What
+else it says is kept: images, resources, tolerations, volumes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import yaml
 
 from serin.errors import BackendRefused, NameInvalid, TemplateUnfit
 from serin.serving.triton.backends import names_gpus
-from serin.spec.serving import ServingSpec
+from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Endpoint, Release
 
 Object = dict[str, Any]
@@ -30,6 +30,7 @@ MODEL_LABEL: Final = "serin.dev/model"
 RELEASE_NAME: Final = "serin.dev/release-name"  # an annotation: a label cannot hold every name
 SELECTOR: Final = f"{MANAGED_BY}={MANAGER},{RELEASE_LABEL}"
 GPU: Final = "nvidia.com/gpu"
+AUTOSCALER: Final = "HorizontalPodAutoscaler"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 
 _LONGEST_NAME: Final = 52  # a pod's name adds 17 characters to it, and a label's value has at most 63
@@ -47,14 +48,16 @@ def object_name(release: Release) -> str:
 class ReleaseTemplate:
     deployment: Object
     service: Object
+    autoscaler: Object = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> ReleaseTemplate:
-        """Raises TemplateUnfit for a file that has not exactly one Deployment with containers and one Service."""
+        """Raises TemplateUnfit for a file that has not exactly one Deployment with containers and one Service, and at
+        most one HorizontalPodAutoscaler."""
         try:
             found = [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
             kinds = sorted(str(item["kind"]) for item in found)
-            if kinds != ["Deployment", "Service"]:
+            if kinds not in (["Deployment", "Service"], ["Deployment", AUTOSCALER, "Service"]):
                 raise TemplateUnfit(
                     path=str(path),
                     reason=f"it has {', '.join(kinds) or 'nothing'}, not one Deployment and one Service",
@@ -68,23 +71,27 @@ class ReleaseTemplate:
             raise TemplateUnfit(
                 path=str(path), reason=f"a key is missing or has the wrong type: {error}"
             ) from error
-        return cls(deployment=by_kind["Deployment"], service=by_kind["Service"])
+        return cls(
+            deployment=by_kind["Deployment"],
+            service=by_kind["Service"],
+            autoscaler=by_kind.get(AUTOSCALER, {}),
+        )
 
 
 def build_deployment(
     template: ReleaseTemplate, release: Release, namespace: str, serving: ServingSpec, gpus: int
 ) -> Object:
     """Returns the Deployment. Where the template asks for GPUs, each pod asks for `gpus`; for none, it does not
-    tolerate their nodes either.
+    tolerate their nodes either. Replicas are left to the autoscaler where the spec has a range of them.
 
     Raises BackendRefused for a spec that names GPUs which the template does not have.
     """
-    made: Object = _filled(template.deployment, release)
-    _name(made, release, namespace)
+    made = release_object(template.deployment, release, namespace)
     spec = made["spec"]
-    replicas = getattr(serving, "replicas", None)
-    if isinstance(replicas, int):
-        spec["replicas"] = replicas
+    if isinstance(serving.replicas, int):
+        spec["replicas"] = serving.replicas
+    elif isinstance(serving.replicas, ReplicaRange):
+        spec.pop("replicas", None)
     spec["selector"] = {"matchLabels": {RELEASE_LABEL: object_name(release)}}
     pod = spec["template"]
     pod.setdefault("metadata", {}).setdefault("labels", {}).update(_labels(release))
@@ -108,8 +115,7 @@ def build_deployment(
 
 
 def build_service(template: ReleaseTemplate, release: Release, namespace: str) -> Object:
-    made: Object = _filled(template.service, release)
-    _name(made, release, namespace)
+    made = release_object(template.service, release, namespace)
     made["spec"]["selector"] = {RELEASE_LABEL: object_name(release)}
     return made
 
@@ -131,11 +137,14 @@ def release_of(found: Mapping[str, Any]) -> Release | None:
         return None
 
 
-def _name(made: Object, release: Release, namespace: str) -> None:
+def release_object(part: Object, release: Release, namespace: str) -> Object:
+    """Returns a part of the template with its placeholders replaced, and with the name and labels of the release."""
+    made: Object = _filled(part, release)
     metadata = made.setdefault("metadata", {})
     metadata["name"], metadata["namespace"] = object_name(release), namespace
     metadata.setdefault("labels", {}).update(_labels(release))
     metadata.setdefault("annotations", {})[RELEASE_NAME] = release.name
+    return made
 
 
 def _labels(release: Release) -> dict[str, str]:

@@ -263,15 +263,39 @@ def _tuned_key(model: str) -> str:
     return f"tuned/{valid_model_name(model)}/{core_count()}-cores.yaml"
 
 
+def measured_in_flight(store: Store, bundle: Bundle) -> int | None:
+    """Returns how many requests one replica answered at the same time within the promised latency, by `serin tune`. Of
+    machines with different numbers of cores the least: a replica may run on any of them. None: nothing was measured."""
+    if store.local:
+        path = tuned_file(bundle)
+        texts = [path.read_bytes()] if path.is_file() else []
+    else:
+        files = store.shared_files()
+        found = (files.read(key) for key in files.keys(f"tuned/{valid_model_name(bundle.model)}/"))
+        texts = [each.content for each in found if each is not None]
+    counts = []
+    for text in texts:
+        try:
+            counts.append(int(_tuned_document(text)["capacity"]["in_flight"]))
+        except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+            logger.warning("%s: what `serin tune` measured cannot be read: %s", bundle.model, error)
+    return min(counts, default=None)
+
+
+def _tuned_document(text: str | bytes) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(text)
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"not a {FORMAT} version {VERSION} document")
+    return document
+
+
 def read_tuned(bundle: Bundle) -> dict[str, int | str]:
     """Returns the values for this machine; none when the model was not tuned here."""
     path = tuned_file(bundle)
     if not path.is_file():
         return {}
     try:
-        document: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"not a {FORMAT} version {VERSION} document")
+        document = _tuned_document(path.read_text(encoding="utf-8"))
         if document["machine"]["cores"] != core_count():
             return {}
         serving: dict[str, Any] = document["serving"]
@@ -286,10 +310,16 @@ def read_tuned(bundle: Bundle) -> dict[str, int | str]:
         raise TuningFailed(model=bundle.model, reason=reason) from error
 
 
-def write_tuned(bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]]) -> Path:
-    """Writes the file atomically. `values`: each with the comment that gives the reason."""
+def write_tuned(
+    bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]], in_flight: int | None = None
+) -> Path:
+    """Writes the file atomically. `values`: each with the comment that gives the reason. `in_flight`: how many requests
+    one replica answers at the same time."""
     lines = [f"# {line}".rstrip() for line in heading]
-    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}", "serving:"]
+    lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}"]
+    if in_flight is not None:
+        lines.append(f"capacity: {{in_flight: {in_flight}}}  # requests at the same time, for the autoscaler")
+    lines.append("serving:")
     wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())
     for key, (value, why) in values.items():
         lines.append(f"  {f'{key}: {value}':<{wide}}  # {why}")

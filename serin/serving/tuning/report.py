@@ -17,7 +17,10 @@ from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
 def write_report(tuning: Tuning) -> Path:
     """Writes the settings beside the model's versions."""
-    return write_tuned(tuning.bundle, list(heading(tuning)), values(tuning))
+    best = tuning.chosen.best(tuning.limit_ms)
+    return write_tuned(
+        tuning.bundle, list(heading(tuning)), values(tuning), in_flight=best.clients if best else None
+    )
 
 
 def heading(tuning: Tuning) -> Iterator[str]:

@@ -8,6 +8,14 @@ import pytest
 import yaml
 
 from serin.cluster.combined_fleet import CombinedFleet
+from serin.cluster.kubernetes.autoscaler import (
+    IN_FLIGHT,
+    QUEUE_TIME,
+    VERSIONS,
+    Capacity,
+    build_autoscaler,
+    quantity,
+)
 from serin.cluster.kubernetes.fleet import deployment_state, pods_of
 from serin.cluster.kubernetes.release_objects import (
     RELEASE_LABEL,
@@ -22,7 +30,7 @@ from serin.errors import BackendRefused, RequestsDiffer, TemplateUnfit
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.external import External
 from serin.serving.triton.repository import gpus_wanted
-from serin.spec.serving import ServingSpec
+from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.rollout import FakeFleet
@@ -115,6 +123,54 @@ def test_a_template_that_cannot_be_used_is_refused_with_the_reason(
     (tmp_path / "release.yaml").write_text(text)
     with pytest.raises(TemplateUnfit, match=reason):
         ReleaseTemplate.read(tmp_path / "release.yaml")
+
+
+RANGE = ServingSpec(replicas=ReplicaRange(min=2, max=8), instances=3)
+MEASURED = Capacity(in_flight=16, latency_ms=50.0)
+
+
+def test_an_autoscaler_follows_the_metrics_of_the_release_s_service(template: ReleaseTemplate) -> None:
+    made = build_autoscaler(template, V3, "models", RANGE, MEASURED, VERSIONS[0])
+    spec, service = made["spec"], build_service(template, V3, "models")["metadata"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "flights-v3"}
+    assert spec["behavior"] == template.autoscaler["spec"]["behavior"]
+    assert made["metadata"] == service
+    targets = {each["object"]["metric"]["name"]: each["object"] for each in spec["metrics"]}
+    assert targets[IN_FLIGHT]["target"] == {"type": "AverageValue", "averageValue": "11200m"}
+    assert targets[QUEUE_TIME]["target"] == {"type": "Value", "value": "12500m"}
+    for each in targets.values():
+        assert each["describedObject"] == {"apiVersion": "v1", "kind": "Service", "name": service["name"]}
+
+
+def test_what_a_replica_may_have_without_a_measurement_follows_from_its_instances() -> None:
+    unknown = Capacity(in_flight=None, latency_ms=1.0)
+    assert quantity(unknown.requests(RANGE)) == "4200m"
+    assert unknown.requests(ServingSpec(instances=3, gpus=2)) == 2 * unknown.requests(RANGE)
+    assert unknown.queue_ms == 1.0
+    assert Capacity(in_flight=1, latency_ms=1.0).requests(RANGE) == 1.0
+
+
+@pytest.mark.parametrize("name", ["base", "overlays/gpu"])
+def test_the_replicas_of_a_range_are_not_set_by_the_template_either(name: str) -> None:
+    template = ReleaseTemplate.read(FOLDER / name / "release.yaml")
+    assert "replicas" not in build_deployment(template, V3, "models", RANGE, 0)["spec"]
+    assert build_deployment(template, V3, "models", ServingSpec(), 0)["spec"]["replicas"] == 2
+    assert build_deployment(template, V3, "models", ServingSpec(replicas=3), 0)["spec"]["replicas"] == 3
+
+
+def test_a_template_without_an_autoscaler_scales_as_kubernetes_does(template: ReleaseTemplate) -> None:
+    bare = replace(template, autoscaler={})
+    made = build_autoscaler(bare, V3, "models", RANGE, MEASURED, VERSIONS[1])
+    assert made["apiVersion"] == "autoscaling/v2beta2"
+    assert "behavior" not in made["spec"]
+    assert release_of(made) == V3
+
+
+def test_a_release_whose_service_has_another_name_is_not_scaled(template: ReleaseTemplate) -> None:
+    long = Release(model="m" * 63, version=1)
+    with pytest.raises(BackendRefused, match=r"more than 52 characters.*set a number of replicas"):
+        build_autoscaler(template, long, "models", RANGE, MEASURED, VERSIONS[0])
 
 
 def _deployment(ready: int, progress: str, status: str = "True", observed: int = 1) -> dict[str, Any]:

@@ -231,6 +231,15 @@ def test_recorded_requests_that_the_live_version_lacks_are_named(
     assert f"shadow replays recorded requests of {says}" in text
 
 
+def test_a_range_of_replicas_is_refused_where_one_machine_serves(tmp_path: Path) -> None:
+    spec = {**good(), "serving": {"replicas": {"min": 1, "max": 8}}}
+    ((key, text),) = problems_of(tmp_path, spec)
+    assert key == "serving.replicas"
+    assert text.startswith(
+        "{min: 1, max: 8}: one machine runs one replica of a release; set a number, or serve on Kube"
+    )
+
+
 def test_columns_whose_drift_cannot_be_watched_are_named(tmp_path: Path) -> None:
     monitoring: dict[str, Any] = {"capture": {"share": 1, "mask": ["x"]}, "drift": {"tolerance": 0.05}}
     features = [{"columns": ["x", "size"], "steps": ["normalize"]}]

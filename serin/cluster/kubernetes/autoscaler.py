@@ -1,0 +1,169 @@
+"""The HorizontalPodAutoscaler of a release: how many replicas the load needs. Pure.
+
+It follows two metrics of the release's Service: the requests that the gateways have sent to it and that are not
+answered yet, and how long a request waits inside Triton. Both come from `custom.metrics.k8s.io`, such as
+prometheus-adapter with deployments/kubernetes/autoscaling. Not CPU: a replica that scores on a GPU or waits for memory
+is full long before its cores are.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from serin.cluster.kubernetes.release_objects import (
+    AUTOSCALER,
+    Object,
+    ReleaseTemplate,
+    object_name,
+    release_object,
+)
+from serin.errors import BackendRefused
+from serin.rollout.decide.state import Phase, Rollout
+from serin.spec.serving import ReplicaRange, ServingSpec
+from serin.store.artifacts import Release
+
+VERSIONS: Final = ("autoscaling/v2", "autoscaling/v2beta2")
+"""The versions of the API that it can be written in, the best first. What is used of them has the same form in both."""
+
+IN_FLIGHT: Final = "serin_requests_in_flight"
+QUEUE_TIME: Final = "serin_queue_time_milliseconds"
+FLOOR: Final = "serin.dev/floor"  # an annotation: the rollout that minReplicas was raised for
+
+_FULL: Final = 0.7  # the share of a replica's capacity in use at which another one starts
+_REQUESTS_PER_INSTANCE: Final = 2  # one that is scored and one that waits, where nothing was measured
+_QUEUE_SHARE: Final = 0.25  # of the promised latency that a request may wait
+_LEAST_QUEUE_MS: Final = 1.0
+_GAINS_TRAFFIC: Final = frozenset(
+    {Phase.LOADING, Phase.VERIFYING, Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING, Phase.DRAINING}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one replica may have. `in_flight`: requests at the same time; None: it was not measured."""
+
+    in_flight: int | None
+    latency_ms: float
+
+    def requests(self, serving: ServingSpec) -> float:
+        """Returns the requests per replica that the autoscaler aims at."""
+        scored = serving.instances * serving.gpus * _REQUESTS_PER_INSTANCE
+        return max(_FULL * (self.in_flight or scored), 1.0)
+
+    @property
+    def queue_ms(self) -> float:
+        return max(_QUEUE_SHARE * self.latency_ms, _LEAST_QUEUE_MS)
+
+
+def build_autoscaler(
+    template: ReleaseTemplate,
+    release: Release,
+    namespace: str,
+    serving: ServingSpec,
+    capacity: Capacity,
+    version: str,
+) -> Object:
+    """Returns the HorizontalPodAutoscaler of a release whose spec has a range of replicas. What else the template says
+    about it is kept, such as `behavior`.
+
+    Raises BackendRefused for a release whose Service has another name than its cluster at the gateway.
+    """
+    replicas = serving.replicas
+    assert isinstance(replicas, ReplicaRange)
+    name = object_name(release)
+    if name != release.name:
+        raise BackendRefused(
+            model=release.name,
+            asked=f"serving.replicas: {replicas}",
+            reason=f"its name has more than {len(name)} characters, so its Service has another name than its metrics",
+            instead="give the model a shorter name, or set a number of replicas",
+        )
+    made = release_object(template.autoscaler, release, namespace)
+    made.update(apiVersion=version, kind=AUTOSCALER)
+    metrics = (
+        _metric(name, IN_FLIGHT, "AverageValue", capacity.requests(serving)),
+        _metric(name, QUEUE_TIME, "Value", capacity.queue_ms),
+    )
+    made["spec"] = {
+        **made.get("spec", {}),
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": replicas.min,
+        "maxReplicas": replicas.max,
+        "metrics": list(metrics),
+    }
+    return made
+
+
+def _metric(service: str, name: str, kind: str, wanted: float) -> Object:
+    field = "averageValue" if kind == "AverageValue" else "value"
+    return {
+        "type": "Object",
+        "object": {
+            "describedObject": {"apiVersion": "v1", "kind": "Service", "name": service},
+            "metric": {"name": name},
+            "target": {"type": kind, field: quantity(wanted)},
+        },
+    }
+
+
+def quantity(number: float) -> str:
+    """Returns a number as the API server writes it, exact to a thousandth: `7`, `2800m`."""
+    thousandths = round(number * 1000)
+    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+
+
+def floor_change(found: Object, rollout: str | None, wanted: int) -> Object | None:
+    """Returns the change that makes minReplicas of an autoscaler what a rollout needs; None: it is that already.
+
+    `rollout`: the one that runs; None: minReplicas is again `wanted`, the spec's own. While one runs, minReplicas never
+    falls. That it was raised, and for which rollout, is noted in the object itself: another controller continues.
+    """
+    noted = found["metadata"].get("annotations", {}).get(FLOOR)
+    now, most = int(found["spec"].get("minReplicas", 1)), int(found["spec"]["maxReplicas"])
+    floor = min(wanted, most)
+    if rollout is not None and noted == rollout:
+        floor = max(floor, now)
+    if (now, noted) == (floor, rollout):
+        return None
+    metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {FLOOR: rollout}}
+    return {"metadata": metadata, "spec": {"minReplicas": floor, "metrics": _as_written(found)}}
+
+
+def _as_written(found: Object) -> list[Object]:
+    """Returns the metrics without what API servers that store version v1 add to them when they are read: the value 0
+    of a target that is an average. They refuse an object with it."""
+    metrics = copy.deepcopy(found["spec"]["metrics"])
+    for each in metrics:
+        target = each.get("object", {}).get("target", {})
+        if target.get("type") == "AverageValue":
+            target.pop("value", None)
+    return list(metrics)
+
+
+def rollout_floors(now: Rollout, running: Mapping[Release, int]) -> dict[Release, int]:
+    """Returns the least replicas of the releases of a rollout that runs; `running`: how many each of them has.
+
+    The stable release keeps what either of both has had, because all traffic may come back to it at any time. The
+    candidate, and a baseline beside it, have the share of that which the next step gives them, so that it is there
+    before the traffic is.
+    """
+    if now.phase.final or now.stable is None:
+        return {}
+    stable = max(running.get(now.stable, 1), running.get(now.candidate, 1))
+    floors: dict[Release, int] = {now.stable: stable}
+    if now.phase in _GAINS_TRAFFIC:
+        steps, step = now.plan.steps, -1 if now.step is None else now.step
+        share = steps[min(step + 1, len(steps) - 1)]
+        floors[now.candidate] = share_of(stable, share)
+        if now.baseline is not None:
+            floors[now.baseline] = share_of(stable, min(share, 50.0))
+    return floors
+
+
+def share_of(replicas: int, percent: float) -> int:
+    """Returns how many of `replicas` a share of their traffic needs."""
+    return max(math.ceil(replicas * percent / 100), 1)
