@@ -48,7 +48,7 @@ CASES: dict[str, str] = {
     "predict {model} {rows}": NOT_UP,
     "predict {model} {rows} --batch": ELSEWHERE,
     "explain {model} {rows}": ELSEWHERE,
-    "score {model} {rows} --out {out}": ELSEWHERE,
+    "score {model} {rows} --out {folder}": ELSEWHERE,
     "tune {model}": ELSEWHERE,
     "captures list {model}": "",
     "captures show {model}": NOT_SERVED,
@@ -96,7 +96,8 @@ def test_it_works_or_names_the_reason(
         register(Store.open(), MODEL, Endpoint(http=address, grpc=address, elsewhere=True))
     rows = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"x": [1.0]}), rows)
-    done = CliRunner().invoke(app, words.format(model=MODEL, rows=rows, out=tmp_path / "out.parquet").split())
+    places = {"model": MODEL, "rows": rows, "out": tmp_path / "out.parquet", "folder": tmp_path / "scores"}
+    done = CliRunner().invoke(app, words.format(**places).split())
     said = done.output + (str(done.exception) if done.exit_code and done.exception else "")
     assert done.exit_code == (1 if CASES[words] else 0), said
     assert re.search(CASES[words], said), said
