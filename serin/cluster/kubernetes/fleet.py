@@ -286,9 +286,8 @@ class KubernetesFleet:
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
         # By pod. It may be lost: it only tells a restart from a pod that is gone.
         self._restarts: dict[Release, dict[str, int]] = {}
-        self._restored: dict[
-            str, str
-        ] = {}  # by model: the ended rollout whose floors are gone. It may be lost
+        # By model: the ended rollout whose floors are gone. It may be lost, too.
+        self._restored: dict[str, str] = {}
         self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
         self._range = functools.cache(self._stored_range)
 
