@@ -50,12 +50,13 @@ def test_killed_pipelines_resume_inline_and_placed_to_the_same_model_which_is_se
     spec = write_spec(tmp_path, small_spec(tmp_path / "data", rows=6000, **sections))
 
     began = time.monotonic()
+    others = _trainings(stack)
     run = stack.start("run", str(spec))
-    killed = _kill_a_training_worker(stack, run)
+    folder, killed = _kill_a_training_worker(stack, run, others)
     said, _ = run.communicate(timeout=600)
     assert run.returncode == 0, said
     print(f"first run, killed at step {killed}: {time.monotonic() - began:.1f} s")
-    _was_resumed(stack, killed)
+    _was_resumed(folder, killed)
 
     _answers_as_it_was_trained(stack, tmp_path)
 
@@ -246,24 +247,26 @@ def _has_placed_a_stage(stack: Stack, run: str) -> bool:
     return run in found and bool(found[run].engines and stages & found.keys())
 
 
-def _kill_a_training_worker(stack: Stack, run: subprocess.Popen[str]) -> int:
-    """kill -9 as soon as there is a checkpoint to go on from; the step of that checkpoint."""
+def _kill_a_training_worker(stack: Stack, run: subprocess.Popen[str], others: set[Path]) -> tuple[Path, int]:
+    """kill -9 as soon as there is a checkpoint to go on from; the training's folder and the step of that checkpoint.
+
+    `others` are the trainings that other tests have left on this stack.
+    """
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         assert run.poll() is None, run.communicate()[0]
-        folder = _training_folder(stack)
-        saved = sorted(folder.glob("checkpoints/step-*/COMPLETE")) if folder else []
-        worker = _worker_of(folder) if folder and saved else None
-        if worker:
-            hit(worker)
-            return int(saved[-1].parent.name.removeprefix("step-"))
+        for folder in _trainings(stack) - others:
+            saved = sorted(folder.glob("checkpoints/step-*/COMPLETE"))
+            worker = _worker_of(folder) if saved else None
+            if worker:
+                hit(worker)
+                return folder, int(saved[-1].parent.name.removeprefix("step-"))
         time.sleep(0.02)
     raise AssertionError("no training worker with a checkpoint within 600 s")
 
 
-def _training_folder(stack: Stack) -> Path | None:
-    found = sorted((stack.home / "runs").glob("train-*"))
-    return found[0] if found else None
+def _trainings(stack: Stack) -> set[Path]:
+    return set((stack.home / "runs").glob("train-*"))
 
 
 def _worker_of(folder: Path) -> int | None:
@@ -278,9 +281,7 @@ def _worker_of(folder: Path) -> int | None:
     return None
 
 
-def _was_resumed(stack: Stack, killed: int) -> None:
-    folder = _training_folder(stack)
-    assert folder is not None
+def _was_resumed(folder: Path, killed: int) -> None:
     lines = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
     starts = [line["step"] for line in lines if line["event"] == "started"]
     assert starts[0] == 0
