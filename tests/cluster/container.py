@@ -19,6 +19,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 ROOT = Path(__file__).resolve().parents[2]
 # What the images have: Serin's environment and Triton's.
 IMAGE = {"/opt/serin": Path(sys.prefix), "/opt/serin-triton": Path(f"{sys.prefix}-triton")}
@@ -45,8 +46,14 @@ class Container:
         self.log = log
         self._began = time.time()
         self._user = _user(spec, pod)
+        self._variables = {
+            **IMAGE_VARIABLES,
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **variables,
+        }
         root = place.folder / f"{self.name}-{time.monotonic_ns()}"
-        script = _script(spec, pod, place, variables, root)
+        self._reason = root / "reason"
+        script = _script(spec, pod, place, self._variables, root)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 ["ip", "netns", "exec", place.space, "unshare", "--mount", "--uts", "--pid", "--fork", "bash", "-c",
@@ -59,27 +66,38 @@ class Container:
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
+    def reason(self) -> str:
+        """What it has left in /dev/termination-log."""
+        return self._reason.read_text() if self._reason.exists() else ""
+
+    def has_started(self) -> bool:
+        """Returns whether it sees its own files: until then, its first process is still the one that mounts them."""
+        try:
+            (first,) = self._children()
+            return os.readlink(f"/proc/{first}/root") != "/"
+        except (OSError, ValueError):
+            return False
+
+    def _children(self) -> list[str]:
+        return Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the container's first process."""
         try:
-            children = (
-                Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-            )
-            for child in children:
+            for child in self._children():
                 os.kill(int(child), number)
         except (FileNotFoundError, ProcessLookupError):
             pass
 
     def run(self, command: Sequence[str], within_s: float) -> bool:
         """Runs a command in the container, as its user; returns whether it succeeded."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         try:
-            (first,) = children.read_text().split()
+            (first,) = self._children()
             into = ["nsenter", "--target", first, "--mount", "--uts", "--net", "--pid", "--root", "--wd=/"]
             user, group = (str(each) for each in self._user)
             done = subprocess.run(
                 [*into, "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", *command],
-                capture_output=True, timeout=within_s, check=False,
+                capture_output=True, timeout=within_s, check=False, env=self._variables,
             )  # fmt: skip
             return done.returncode == 0
         except (OSError, ValueError, subprocess.TimeoutExpired):  # it has ended, or does not answer
@@ -158,8 +176,7 @@ def _user(spec: Object, pod: Object) -> tuple[int, int]:
     return context.get("runAsUser", 0), context.get("runAsGroup", 0)
 
 
-def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str], root: Path) -> str:
-    given = {**IMAGE_VARIABLES, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
+def _script(spec: Object, pod: Object, place: Place, given: Mapping[str, str], root: Path) -> str:
     context = _context(spec, pod)
     user, group = _user(spec, pod)
     if context.get("runAsNonRoot"):
@@ -173,7 +190,12 @@ def _script(spec: Object, pod: Object, place: Place, variables: Mapping[str, str
         f"printf {shlex.quote(names)} > {root}/up/etc/resolv.conf",
         f"printf '127.0.0.1 localhost\\n%s %s\\n' {place.address} {place.hostname} > {root}/up/etc/hosts",
         f"mount -t overlay overlay -o lowerdir=/,upperdir={root}/up,workdir={root}/work {tree}",
-        f"mount -t proc proc {tree}/proc", f"mount --rbind /sys {tree}/sys", f"mount --rbind /dev {tree}/dev",
+        f"mount -t proc proc {tree}/proc", f"mount --rbind /sys {tree}/sys",
+        f"mount -t tmpfs -o mode=755 tmpfs {tree}/dev", f"mkdir {tree}/dev/shm", f"ln -s /proc/self/fd {tree}/dev/fd",
+        *(f"touch {tree}/dev/{name} && mount --bind /dev/{name} {tree}/dev/{name}" for name in _DEVICES),
+        # Kubernetes reads it when the container ends.
+        f"touch {root}/reason {tree}/dev/termination-log", f"chmod 666 {root}/reason",
+        f"mount --bind {root}/reason {tree}/dev/termination-log",
         f"mount -t tmpfs -o mode=1777 tmpfs {tree}/dev/shm",  # pods share no memory
     ]  # fmt: skip
     # The interpreter may be in a home folder that only its owner enters.

@@ -29,14 +29,15 @@ class Statuses:
         code: int | None = None,
         last: int | None = None,
         waiting: str = "",
+        reason: str = "",
     ) -> None:
-        """`code`: of a container that ended. `last`: of one that ended and is started again."""
+        """`code`: of a container that ended. `last`: of one that ended and is started again. `reason`: why it did."""
         before = self._found.get(name, {})
         state: Object = {"running": {"startedAt": _now()}}
         if waiting:
             state = {"waiting": {"reason": waiting}}
         elif code is not None:
-            state = {"terminated": _ended(code)}
+            state = {"terminated": _ended(code, reason)}
         if before.get("state", {}).keys() == state.keys():
             state = before["state"]
         self._found[name] = {
@@ -47,7 +48,9 @@ class Statuses:
             "started": "running" in state,
             "restartCount": restarts,
             "state": state,
-            "lastState": before.get("lastState", {}) if last is None else {"terminated": _ended(last)},
+            "lastState": (
+                before.get("lastState", {}) if last is None else {"terminated": _ended(last, reason)}
+            ),
         }
 
     def of(self, spec: Object, phase: str, *, leaving: bool) -> Object:
@@ -69,9 +72,10 @@ class Statuses:
         }
 
 
-def _ended(code: int) -> Object:
+def _ended(code: int, reason: str) -> Object:
     times = {"startedAt": _now(), "finishedAt": _now()}
-    return {"exitCode": code, "reason": "Error" if code else "Completed", **times}
+    message = {"message": reason} if reason else {}
+    return {"exitCode": code, "reason": "Error" if code else "Completed", **message, **times}
 
 
 def _now() -> str:
@@ -117,12 +121,16 @@ class Supervised:
             self._pod.statuses.note(name, ready=self._probes.ready(), restarts=self._restarts)
         elif self._pod.restarts(code):
             waiting = "CrashLoopBackOff" if self._restarts else "ContainerRestarting"
-            self._pod.statuses.note(name, restarts=self._restarts, last=code, waiting=waiting)
+            reason = container.reason()
+            self._pod.statuses.note(
+                name, restarts=self._restarts, last=code, waiting=waiting, reason=reason
+            )
             self._waits = True
             self._start_at = time.monotonic() + _BACKOFF_S[min(self._restarts, 2)]
         else:
             self.code = code
-            self._pod.statuses.note(name, restarts=self._restarts, code=code)
+            reason = container.reason()
+            self._pod.statuses.note(name, restarts=self._restarts, code=code, reason=reason)
 
 
 class Pod:

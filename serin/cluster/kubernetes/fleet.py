@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -241,18 +242,40 @@ def deployment_state(deployment: Object, pods: Sequence[Object]) -> tuple[Releas
     return ("dead", reason) if reason else ("starting", "")
 
 
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often the containers of a pod were restarted: until it was first seen ready, and until now."""
+
+    when_ready: int
+    now: int
+
+
+def count_restarts(seen: dict[str, Restarts], pods: Sequence[Object]) -> None:
+    """Notes the restarts of pods that are ready, or were, in `seen`, by uid."""
+    for pod in pods:
+        containers, uid = pod.get("status", {}).get("containerStatuses", ()), pod["metadata"]["uid"]
+        count = sum(each["restartCount"] for each in containers)
+        before = seen.get(uid)
+        if before is not None:
+            seen[uid] = Restarts(before.when_ready, max(count, before.now))
+        elif containers and all(each["ready"] for each in containers):
+            seen[uid] = Restarts(count, count)
+
+
 def _why(pods: Sequence[Object]) -> str:
     """Returns why a pod cannot start; empty when none says so."""
     for pod in pods:
         for container in _containers(pod):
             waiting = container.get("state", {}).get("waiting", {})
-            if waiting.get("reason") in _STUCK:
-                return f"{container['name']}: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
             ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get(
                 "terminated"
             )
-            if ended and ended.get("exitCode"):
-                return f"{container['name']} exited with code {ended['exitCode']}"
+            said = (ended or {}).get("message", "").strip()
+            if waiting.get("reason") in _STUCK:
+                why = said or waiting.get("message", "")
+                return f"{container['name']}: {waiting['reason']}: {why}".rstrip(": ")
+            if ended and (ended.get("exitCode") or said):
+                return f"{container['name']} exited with code {ended['exitCode']}: {said}".rstrip(": ")
     return ""
 
 
@@ -284,8 +307,8 @@ class KubernetesFleet:
         self._namespace, self._template, self._store, self._reach = namespace, template, store, reach
         self._row_times = RowTimes()
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
-        # By pod. It may be lost: it only tells a restart from a pod that is gone.
-        self._restarts: dict[Release, dict[str, int]] = {}
+        # By pod, since it was first seen ready. It may be lost: it only tells a restart from a pod that is gone.
+        self._restarts: dict[Release, dict[str, Restarts]] = {}
         # By model: the ended rollout whose floors are gone. It may be lost, too.
         self._restored: dict[str, str] = {}
         self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
@@ -334,18 +357,16 @@ class KubernetesFleet:
 
     def instance(self, release: Release) -> int | None:
         """Returns a number made of its Deployment and how often containers of its pods were restarted. A pod that is
-        added or removed does not change it."""
+        added, removed, or restarted before it was ever ready, does not change it: it had no requests to fail."""
         self._look()
         deployment, pods = self._deployments.get(object_name(release)), pods_of(self._pods, release)
         if deployment is None or not pods:
             return None
         seen = self._restarts.setdefault(release, {})
-        for pod in pods:
-            counts = [each["restartCount"] for each in pod.get("status", {}).get("containerStatuses", ())]
-            uid = pod["metadata"]["uid"]
-            seen[uid] = max(sum(counts), seen.get(uid, 0))
+        count_restarts(seen, pods)
+        restarts = sum(each.now - each.when_ready for each in seen.values())
         marks = deployment["spec"]["template"]["metadata"].get("annotations", {})
-        parts = (deployment["metadata"]["uid"], marks.get(_RESTARTED, ""), str(sum(seen.values())))
+        parts = (deployment["metadata"]["uid"], marks.get(_RESTARTED, ""), str(restarts))
         return int.from_bytes(hashlib.sha256("\n".join(parts).encode()).digest()[:6], "big")
 
     def endpoint(self, release: Release) -> Endpoint:
