@@ -18,10 +18,12 @@ from prefect.states import Pending
 
 from deployments.workers.kubernetes_worker import KubernetesStageWorker
 from serin.cluster.controller import BEAT, beat
-from serin.cluster.kubernetes.autoscaler import VERSIONS, Capacity, build_autoscaler
+from serin.cluster.kubernetes.autoscaler import VERSIONS, build_autoscaler
 from serin.cluster.kubernetes.release_objects import ReleaseTemplate, build_deployment, build_service
+from serin.cluster.kubernetes.release_pod import LOADS_S
 from serin.errors import KeyFileBroken
 from serin.serving.envoy.keys import KeyFile
+from serin.serving.triton.repository import Capacity
 from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 from serin.windows.valkey_place import ValkeyPlace
@@ -57,7 +59,7 @@ def _releases() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{where}:deployment with {gpus} GPUs", made
         yield f"{where}:service", build_service(template, RELEASE, "serin-releases")
         scaled = ServingSpec(replicas=ReplicaRange(min=2, max=8))
-        capacity = Capacity(in_flight=16, latency_ms=50.0)
+        capacity = Capacity(in_flight=16, requests_per_s=500.0)
         made = build_autoscaler(template, RELEASE, "serin-releases", scaled, capacity, VERSIONS[0])
         yield f"{where}:autoscaler", made
 
@@ -260,7 +262,7 @@ def test_a_container_that_stays_has_three_probes_and_one_that_ends_has_none(
         assert [probe in container for probe in PROBES] == [stays] * 3, container["name"]
         if stays:  # it is given longer to start than to be replaced
             start, live = container["startupProbe"], container["livenessProbe"]
-            assert start["failureThreshold"] * start["periodSeconds"] >= 60
+            assert start["failureThreshold"] * max(start["periodSeconds"], start.get("timeoutSeconds", 1)) >= 60
             assert live.get("failureThreshold", 3) * live["periodSeconds"] >= 45
     assert not [probe for each in pod.get("initContainers", ()) for probe in PROBES if probe in each]
     ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
@@ -481,8 +483,10 @@ def test_a_release_is_probed_at_its_version() -> None:
     for where, found in _releases():
         if found["kind"] == "Deployment":
             (container,) = found["spec"]["template"]["spec"]["containers"]
-            for probe in ("startupProbe", "readinessProbe"):
-                assert container[probe]["httpGet"]["path"] == "/v2/models/flights/versions/3/ready", where
+            assert container["readinessProbe"]["httpGet"]["path"] == "/v2/models/flights/versions/3/ready", where
+            start = container["startupProbe"]
+            assert start["exec"]["command"][-2:] == ["verify", "flights-v3"], where
+            assert LOADS_S < start["timeoutSeconds"]
 
 
 def test_the_gpu_overlay_asks_for_gpus_and_tolerates_their_nodes() -> None:

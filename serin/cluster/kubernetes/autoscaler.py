@@ -1,9 +1,10 @@
 """The HorizontalPodAutoscaler of a release: how many replicas the load needs. Pure.
 
-It follows two metrics of the release's Service: the requests that the gateways have sent to it and that are not
-answered yet, and how long a request waits inside Triton. Both come from `custom.metrics.k8s.io`, such as
-prometheus-adapter with deployments/kubernetes/autoscaling. Not CPU: a replica that scores on a GPU or waits for memory
-is full long before its cores are.
+It follows two metrics of the release's Service: the requests per second that the gateways send to it, and those that
+are not answered yet. The first says how many replicas a load needs, the second finds that requests take longer than
+those that were measured. Both come from `custom.metrics.k8s.io`, such as prometheus-adapter with
+deployments/kubernetes/autoscaling. Not CPU: a replica that scores on a GPU or waits for memory is full long before its
+cores are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from serin.cluster.kubernetes.release_objects import (
@@ -23,6 +23,7 @@ from serin.cluster.kubernetes.release_objects import (
 )
 from serin.errors import BackendRefused
 from serin.rollout.decide.state import Phase, Rollout
+from serin.serving.triton.repository import Capacity
 from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 
@@ -30,33 +31,14 @@ VERSIONS: Final = ("autoscaling/v2", "autoscaling/v2beta2")
 """The versions of the API that it can be written in, the best first. What is used of them has the same form in both."""
 
 IN_FLIGHT: Final = "serin_requests_in_flight"
-QUEUE_TIME: Final = "serin_queue_time_milliseconds"
+PER_SECOND: Final = "serin_requests_per_second"
 FLOOR: Final = "serin.dev/floor"  # an annotation: the rollout that minReplicas was raised for
 
-_FULL: Final = 0.7  # the share of a replica's capacity in use at which another one starts
+_FULL: Final = 0.7  # the share of a replica's capacity that is aimed at: see `python -m benchmarks elastic`
 _REQUESTS_PER_INSTANCE: Final = 2  # one that is scored and one that waits, where nothing was measured
-_QUEUE_SHARE: Final = 0.25  # of the promised latency that a request may wait
-_LEAST_QUEUE_MS: Final = 1.0
 _GAINS_TRAFFIC: Final = frozenset(
     {Phase.LOADING, Phase.VERIFYING, Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING, Phase.DRAINING}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """What one replica may have. `in_flight`: requests at the same time; None: it was not measured."""
-
-    in_flight: int | None
-    latency_ms: float
-
-    def requests(self, serving: ServingSpec) -> float:
-        """Returns the requests per replica that the autoscaler aims at."""
-        scored = serving.instances * serving.gpus * _REQUESTS_PER_INSTANCE
-        return max(_FULL * (self.in_flight or scored), 1.0)
-
-    @property
-    def queue_ms(self) -> float:
-        return max(_QUEUE_SHARE * self.latency_ms, _LEAST_QUEUE_MS)
 
 
 def build_autoscaler(
@@ -64,11 +46,11 @@ def build_autoscaler(
     release: Release,
     namespace: str,
     serving: ServingSpec,
-    capacity: Capacity,
+    capacity: Capacity | None,
     version: str,
 ) -> Object:
     """Returns the HorizontalPodAutoscaler of a release whose spec has a range of replicas. What else the template says
-    about it is kept, such as `behavior`.
+    about it is kept, such as `behavior`. `capacity`: None where it was not measured.
 
     Raises BackendRefused for a release whose Service has another name than its cluster at the gateway.
     """
@@ -84,28 +66,35 @@ def build_autoscaler(
         )
     made = release_object(template.autoscaler, release, namespace)
     made.update(apiVersion=version, kind=AUTOSCALER)
-    metrics = (
-        _metric(name, IN_FLIGHT, "AverageValue", capacity.requests(serving)),
-        _metric(name, QUEUE_TIME, "Value", capacity.queue_ms),
-    )
     made["spec"] = {
         **made.get("spec", {}),
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": replicas.min,
         "maxReplicas": replicas.max,
-        "metrics": list(metrics),
+        "metrics": [_metric(name, metric, wanted) for metric, wanted in targets(serving, capacity).items()],
     }
     return made
 
 
-def _metric(service: str, name: str, kind: str, wanted: float) -> Object:
-    field = "averageValue" if kind == "AverageValue" else "value"
+def targets(serving: ServingSpec, capacity: Capacity | None) -> dict[str, float]:
+    """Returns what the autoscaler aims at, per replica. Without a measurement nobody knows how many requests per second
+    a replica answers."""
+    if capacity is None:
+        scored = serving.instances * serving.gpus * _REQUESTS_PER_INSTANCE
+        return {IN_FLIGHT: max(_FULL * scored, 1.0)}
+    return {
+        PER_SECOND: max(_FULL * capacity.requests_per_s, 0.01),
+        IN_FLIGHT: max(_FULL * capacity.in_flight, 1.0),
+    }
+
+
+def _metric(service: str, name: str, wanted: float) -> Object:
     return {
         "type": "Object",
         "object": {
             "describedObject": {"apiVersion": "v1", "kind": "Service", "name": service},
             "metric": {"name": name},
-            "target": {"type": kind, field: quantity(wanted)},
+            "target": {"type": "AverageValue", "averageValue": quantity(wanted)},
         },
     }
 

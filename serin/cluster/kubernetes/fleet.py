@@ -19,7 +19,6 @@ from typing import Final, Literal
 
 from serin.cluster.kubernetes.autoscaler import (
     VERSIONS,
-    Capacity,
     build_autoscaler,
     floor_change,
     rollout_floors,
@@ -50,10 +49,9 @@ from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
 from serin.serving.triton.probe import RowTimes, answers
-from serin.serving.triton.repository import gpus_wanted, measured_in_flight, serving_settings
+from serin.serving.triton.repository import gpus_wanted, measured_capacity, serving_settings
 from serin.serving.triton.verify import verify_release
 from serin.spec.serving import ReplicaRange, ServingSpec
-from serin.spec.stored import stored_objectives
 from serin.store.artifacts import Bundle, Endpoint, Release
 from serin.store.published import SERVER
 from serin.store.store import Store
@@ -458,10 +456,7 @@ class KubernetesFleet:
 
     def _scale(self, release: Release, bundle: Bundle, serving: ServingSpec) -> None:
         """Applies the autoscaler. A floor that a rollout has raised stays."""
-        capacity = Capacity(
-            in_flight=measured_in_flight(self._store, bundle),
-            latency_ms=stored_objectives(Path(bundle.path)).latency_ms,
-        )
+        capacity = measured_capacity(self._store, bundle)
         version = self._namespace.autoscaling
         wanted = build_autoscaler(self._template, release, self._namespace.name, serving, capacity, version)
         existing = self._ours(_AUTOSCALERS, release)

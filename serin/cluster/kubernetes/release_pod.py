@@ -32,7 +32,7 @@ from serin.store.store import Store
 from serin.store.trust import Trust
 
 REASON: Final = Path("/dev/termination-log")  # Kubernetes shows its content as the reason of a container that ended
-_LOG: Final = Path("/proc/1/fd/2")  # of the container: Triton is its first process
+LOG: Final = Path("/proc/1/fd/2")  # of the container: Triton is its first process
 LOADS_S: Final = 590.0  # a little less than timeoutSeconds of the startup probe
 _BUNDLE: Final = "bundle"
 _LOOK_S: Final = 0.5
@@ -108,7 +108,7 @@ def _prepared(release: Release, folder: Path) -> Record:
 def _fail(step: str, reason: str) -> None:
     """Ends this process. What a probe prints is an event of the pod alone, so it is also written where people look for
     it: to the log of the container, and as the reason of its end."""
-    for path, mode in ((_LOG, "a"), (REASON, "w")) if step == "verify" else ():
+    for path, mode in ((LOG, "a"), (REASON, "w")) if step == "verify" else ():
         with suppress(OSError), path.open(mode, encoding="utf-8") as file:
             file.write(f"{reason}\n")
     sys.exit(reason)

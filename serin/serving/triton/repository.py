@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -263,9 +264,19 @@ def _tuned_key(model: str) -> str:
     return f"tuned/{valid_model_name(model)}/{core_count()}-cores.yaml"
 
 
-def measured_in_flight(store: Store, bundle: Bundle) -> int | None:
-    """Returns how many requests one replica answered at the same time within the promised latency, by `serin tune`. Of
-    machines with different numbers of cores the least: a replica may run on any of them. None: nothing was measured."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one replica answers within the promised latency, as `serin tune` measured it. `in_flight`: requests at the
+    same time, where it answers the most of them. `requests_per_s`: when they come whether or not others were answered.
+    """
+
+    in_flight: int
+    requests_per_s: float
+
+
+def measured_capacity(store: Store, bundle: Bundle) -> Capacity | None:
+    """Returns the capacity of a replica. Of machines with different numbers of cores the least: a replica may run on
+    any of them. None: nothing was measured."""
     if store.local:
         path = tuned_file(bundle)
         texts = [path.read_bytes()] if path.is_file() else []
@@ -273,13 +284,17 @@ def measured_in_flight(store: Store, bundle: Bundle) -> int | None:
         files = store.shared_files()
         found = (files.read(key) for key in files.keys(f"tuned/{valid_model_name(bundle.model)}/"))
         texts = [each.content for each in found if each is not None]
-    counts = []
+    measured = []
     for text in texts:
         try:
-            counts.append(int(_tuned_document(text)["capacity"]["in_flight"]))
+            known = _tuned_document(text)["capacity"]
+            measured.append((int(known["in_flight"]), float(known["requests_per_s"])))
         except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("%s: what `serin tune` measured cannot be read: %s", bundle.model, error)
-    return min(counts, default=None)
+    if not measured:
+        return None
+    in_flight, requests_per_s = (min(values) for values in zip(*measured, strict=True))
+    return Capacity(in_flight=int(in_flight), requests_per_s=requests_per_s)
 
 
 def _tuned_document(text: str | bytes) -> dict[str, Any]:
@@ -311,14 +326,17 @@ def read_tuned(bundle: Bundle) -> dict[str, int | str]:
 
 
 def write_tuned(
-    bundle: Bundle, heading: list[str], values: dict[str, tuple[int | str, str]], in_flight: int | None = None
+    bundle: Bundle,
+    heading: list[str],
+    values: dict[str, tuple[int | str, str]],
+    capacity: Capacity | None = None,
 ) -> Path:
-    """Writes the file atomically. `values`: each with the comment that gives the reason. `in_flight`: how many requests
-    one replica answers at the same time."""
+    """Writes the file atomically. `values`: each with the comment that gives the reason."""
     lines = [f"# {line}".rstrip() for line in heading]
     lines += [f"format: {FORMAT}", f"version: {VERSION}", f"machine: {{cores: {core_count()}}}"]
-    if in_flight is not None:
-        lines.append(f"capacity: {{in_flight: {in_flight}}}  # requests at the same time, for the autoscaler")
+    if capacity is not None:
+        known = f"in_flight: {capacity.in_flight}, requests_per_s: {capacity.requests_per_s:.4g}"
+        lines.append(f"capacity: {{{known}}}  # of one replica, for the autoscaler")
     lines.append("serving:")
     wide = max(len(f"{key}: {value}") for key, (value, _) in values.items())
     for key, (value, why) in values.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from serin.evidence.histogram import latency_name
 from serin.machine.hardware import core_count
-from serin.serving.triton.repository import DEVICE, KEYS, write_tuned
+from serin.serving.triton.repository import DEVICE, KEYS, Capacity, write_tuned
 from serin.serving.tuning.requests import in_words
 from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 
@@ -18,9 +18,10 @@ from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 def write_report(tuning: Tuning) -> Path:
     """Writes the settings beside the model's versions."""
     best = tuning.chosen.best(tuning.limit_ms)
-    return write_tuned(
-        tuning.bundle, list(heading(tuning)), values(tuning), in_flight=best.clients if best else None
+    capacity = (
+        Capacity(in_flight=best.clients, requests_per_s=tuning.steady_requests_per_s) if best else None
     )
+    return write_tuned(tuning.bundle, list(heading(tuning)), values(tuning), capacity)
 
 
 def heading(tuning: Tuning) -> Iterator[str]:

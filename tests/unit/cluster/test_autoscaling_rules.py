@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serin.cluster.kubernetes.autoscaler import IN_FLIGHT, QUEUE_TIME
-from serin.cluster.kubernetes.release_objects import RELEASE_LABEL
+from serin.cluster.kubernetes.autoscaler import IN_FLIGHT, PER_SECOND
 from serin.serving.envoy.clusters import PROTOCOLS, aggregate_name, cluster_name, every_host_name
 from serin.store.artifacts import Release
 from tests.unit.test_kubernetes_manifests import ALL
@@ -18,8 +17,7 @@ from tests.unit.test_kubernetes_manifests import ALL
 FOLDER = Path(__file__).resolve().parents[3] / "deployments" / "kubernetes" / "autoscaling"
 V1, V2 = (Release(model="flights", version=version) for version in (1, 2))
 PROMTOOL = shutil.which("promtool")
-ACTIVE = "envoy_cluster_upstream_rq_active"
-WAITED, ASKED = "nv_inference_queue_duration_us", "nv_inference_request_success"
+ACTIVE, SENT = "envoy_cluster_upstream_rq_active", "envoy_cluster_upstream_rq_total"
 
 
 def read(name: str) -> Any:
@@ -29,7 +27,7 @@ def read(name: str) -> Any:
 def test_the_adapter_offers_what_autoscalers_ask_for_and_prometheus_records() -> None:
     (group,) = read("rules.yml")["groups"]
     offered = {rule["name"]["as"]: rule for rule in read("prometheus-adapter.yml")["rules"]}
-    assert offered.keys() == {rule["record"] for rule in group["rules"]} == {IN_FLIGHT, QUEUE_TIME}
+    assert offered.keys() == {rule["record"] for rule in group["rules"]} == {IN_FLIGHT, PER_SECOND}
     for name, rule in offered.items():
         assert rule["seriesQuery"].partition("{")[0] == name
         resources = {key: each["resource"] for key, each in rule["resources"]["overrides"].items()}
@@ -38,7 +36,9 @@ def test_the_adapter_offers_what_autoscalers_ask_for_and_prometheus_records() ->
 
 def test_the_pods_that_are_scraped_have_the_labels_and_ports_of_the_manifests() -> None:
     pods = {
-        found["metadata"]["namespace"]: found["spec"]["template"] for _, found in ALL if _is_scraped(found)
+        found["metadata"]["namespace"]: found["spec"]["template"]
+        for _, found in ALL
+        if found["kind"] == "Deployment" and found["metadata"].get("name") == "gateway"
     }
     for job in read("prometheus.yml")["scrape_configs"]:
         ((space,),) = [each["namespaces"]["names"] for each in job["kubernetes_sd_configs"]]
@@ -54,12 +54,6 @@ def test_the_pods_that_are_scraped_have_the_labels_and_ports_of_the_manifests() 
             assert any(re.fullmatch(rule["regex"], value) for value in values), (job["job_name"], source)
 
 
-def _is_scraped(found: dict[str, Any]) -> bool:
-    return found["kind"] == "Deployment" and (
-        found["metadata"]["name"] == "gateway" or RELEASE_LABEL in found["metadata"]["labels"]
-    )
-
-
 def rules_test() -> dict[str, Any]:
     """Two gateways and two replicas of one release, beside another one and clusters that fall back between them."""
     series = []
@@ -67,16 +61,14 @@ def rules_test() -> dict[str, Any]:
         for protocol in PROTOCOLS:
             labels = f'job="serin-gateway", pod="{pod}", envoy_cluster_name="{cluster_name(V1, protocol)}"'
             series.append({"series": f"{ACTIVE}{{{labels}}}", "values": f"{active}x12"})
+            series.append({"series": f"{SENT}{{{labels}}}", "values": f"0+{50 * active}x12"})  # in 5 s
         for name in (aggregate_name(V1, V2, "http"), every_host_name(V1, "http"), "windows"):
             other = f'job="serin-gateway", pod="{pod}", envoy_cluster_name="{name}"'
             series.append({"series": f"{ACTIVE}{{{other}}}", "values": "100x12"})
+            series.append({"series": f"{SENT}{{{other}}}", "values": "0+5000x12"})
     v2 = f'job="serin-gateway", pod="a", envoy_cluster_name="{cluster_name(V2, "http")}"'
     series.append({"series": f"{ACTIVE}{{{v2}}}", "values": "1x12"})
-    for pod, waited, asked in (("p", 200_000, 10), ("q", 100_000, 40)):  # 20 ms and 2.5 ms a request
-        labels = f'job="serin-releases", namespace="serin-releases", service="{V1.name}", pod="{pod}"'
-        series.append({"series": f"{WAITED}{{{labels}}}", "values": f"0+{waited}x12"})
-        series.append({"series": f"{ASKED}{{{labels}}}", "values": f"0+{asked}x12"})
-    found = {V1.name: 14, V2.name: 1}
+    in_flight, per_second = {V1.name: 14, V2.name: 1}, {V1.name: 140}
     return {
         "rule_files": [str(FOLDER / "rules.yml")],
         "evaluation_interval": "5s",
@@ -85,11 +77,10 @@ def rules_test() -> dict[str, Any]:
                 "interval": "5s",
                 "input_series": series,
                 "promql_expr_test": [
-                    {"expr": IN_FLIGHT, "eval_time": "1m", "exp_samples": [
-                        {"labels": f'{IN_FLIGHT}{{namespace="serin-releases", service="{name}"}}', "value": value}
-                        for name, value in found.items()]},
-                    {"expr": QUEUE_TIME, "eval_time": "1m", "exp_samples": [
-                        {"labels": f'{QUEUE_TIME}{{namespace="serin-releases", service="{V1.name}"}}', "value": 6}]},
+                    {"expr": metric, "eval_time": "1m", "exp_samples": [
+                        {"labels": f'{metric}{{namespace="serin-releases", service="{name}"}}', "value": value}
+                        for name, value in found.items()]}
+                    for metric, found in ((IN_FLIGHT, in_flight), (PER_SECOND, per_second))
                 ],
             }
         ],

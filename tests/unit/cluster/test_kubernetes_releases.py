@@ -10,13 +10,12 @@ import yaml
 from serin.cluster.combined_fleet import CombinedFleet
 from serin.cluster.kubernetes.autoscaler import (
     IN_FLIGHT,
-    QUEUE_TIME,
+    PER_SECOND,
     VERSIONS,
-    Capacity,
     build_autoscaler,
-    quantity,
+    targets,
 )
-from serin.cluster.kubernetes.fleet import deployment_state, pods_of
+from serin.cluster.kubernetes.fleet import Restarts, count_restarts, deployment_state, pods_of
 from serin.cluster.kubernetes.release_objects import (
     RELEASE_LABEL,
     ReleaseTemplate,
@@ -29,7 +28,7 @@ from serin.cluster.kubernetes.release_objects import (
 from serin.errors import BackendRefused, RequestsDiffer, TemplateUnfit
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.external import External
-from serin.serving.triton.repository import gpus_wanted
+from serin.serving.triton.repository import Capacity, gpus_wanted
 from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -126,7 +125,7 @@ def test_a_template_that_cannot_be_used_is_refused_with_the_reason(
 
 
 RANGE = ServingSpec(replicas=ReplicaRange(min=2, max=8), instances=3)
-MEASURED = Capacity(in_flight=16, latency_ms=50.0)
+MEASURED = Capacity(in_flight=16, requests_per_s=1000.5)
 
 
 def test_an_autoscaler_follows_the_metrics_of_the_release_s_service(template: ReleaseTemplate) -> None:
@@ -136,19 +135,18 @@ def test_an_autoscaler_follows_the_metrics_of_the_release_s_service(template: Re
     assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "flights-v3"}
     assert spec["behavior"] == template.autoscaler["spec"]["behavior"]
     assert made["metadata"] == service
-    targets = {each["object"]["metric"]["name"]: each["object"] for each in spec["metrics"]}
-    assert targets[IN_FLIGHT]["target"] == {"type": "AverageValue", "averageValue": "11200m"}
-    assert targets[QUEUE_TIME]["target"] == {"type": "Value", "value": "12500m"}
-    for each in targets.values():
+    found = {each["object"]["metric"]["name"]: each["object"] for each in spec["metrics"]}
+    assert found[IN_FLIGHT]["target"] == {"type": "AverageValue", "averageValue": "11200m"}
+    assert found[PER_SECOND]["target"] == {"type": "AverageValue", "averageValue": "700350m"}
+    for each in found.values():
         assert each["describedObject"] == {"apiVersion": "v1", "kind": "Service", "name": service["name"]}
 
 
 def test_what_a_replica_may_have_without_a_measurement_follows_from_its_instances() -> None:
-    unknown = Capacity(in_flight=None, latency_ms=1.0)
-    assert quantity(unknown.requests(RANGE)) == "4200m"
-    assert unknown.requests(ServingSpec(instances=3, gpus=2)) == 2 * unknown.requests(RANGE)
-    assert unknown.queue_ms == 1.0
-    assert Capacity(in_flight=1, latency_ms=1.0).requests(RANGE) == 1.0
+    assert targets(RANGE, None) == pytest.approx({IN_FLIGHT: 4.2})
+    assert targets(ServingSpec(instances=3, gpus=2), None) == pytest.approx({IN_FLIGHT: 8.4})
+    slow = Capacity(in_flight=1, requests_per_s=0.001)
+    assert targets(RANGE, slow) == {PER_SECOND: 0.01, IN_FLIGHT: 1.0}
 
 
 @pytest.mark.parametrize("name", ["base", "overlays/gpu"])
@@ -204,6 +202,15 @@ STATES = {
         _deployment(0, ON_THE_WAY), [_pod("{state: {running: {}}, lastState: {terminated: {exitCode: 137}}}")],
         "dead", "triton exited with code 137",
     ),
+    "it answered its golden rows wrongly": (
+        _deployment(0, ON_THE_WAY), [_pod("{state: {running: {}}, lastState: {terminated: {exitCode: 0, message: 2 rows differ}}}")],
+        "dead", "triton exited with code 0: 2 rows differ",
+    ),
+    "the same, again and again": (
+        _deployment(0, ON_THE_WAY),
+        [_pod("{state: {waiting: {reason: CrashLoopBackOff, message: back-off}}, lastState: {terminated: {exitCode: 0, message: 2 rows differ}}}")],
+        "dead", "triton: CrashLoopBackOff: 2 rows differ",
+    ),
     "it starts": (_deployment(0, ON_THE_WAY), [_pod("{state: {waiting: {reason: PodInitializing}}}")], "starting", ""),
 }  # fmt: skip
 
@@ -217,6 +224,18 @@ def test_the_state_of_a_release_follows_from_its_deployment_and_pods(case: str) 
 def test_pods_that_are_being_deleted_do_not_count() -> None:
     leaving = {**CRASHED, "metadata": {**CRASHED["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     assert pods_of([leaving, CRASHED], V3) == [CRASHED]
+
+
+def test_a_restart_counts_once_its_pod_was_ready() -> None:
+    seen: dict[str, Restarts] = {}
+
+    def look(ready: bool, restarts: int) -> int:
+        pod = _pod(f"{{ready: {str(ready).lower()}, restartCount: {restarts}}}")
+        pod["metadata"]["uid"] = "a"
+        count_restarts(seen, [pod])
+        return sum(each.now - each.when_ready for each in seen.values())
+
+    assert [look(False, 0), look(False, 3), look(True, 3), look(False, 4), look(True, 4)] == [0, 0, 0, 1, 1]
 
 
 LIVE, NEW = Release(model="m", version=1), Release(model="m", version=2)

@@ -1,5 +1,6 @@
 """A range of replicas: taken on Kubernetes, refused by name everywhere else; and what an autoscaler is given."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from serin.formats.cluster.host_report import AgentReport, agent_key
 from serin.formats.cluster.replicas import place_without_autoscaler
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
-from serin.serving.triton.repository import measured_in_flight, share_tuned, tuned_file
+from serin.serving.triton.repository import Capacity, measured_capacity, share_tuned, tuned_file
 from serin.serving.tuning.report import write_report
+from serin.serving.tuning.trials import Tuning
 from serin.spec.elsewhere import load_elsewhere
 from serin.spec.load import load_spec
 from serin.spec.serving import ReplicaRange, ServingSpec
-from serin.store.artifacts import Release
+from serin.store.artifacts import Bundle, Release
 from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.unit.serving import bundles
@@ -90,20 +92,27 @@ def test_the_capacity_is_the_least_that_any_machine_has_measured(
 ) -> None:
     store = Store(bucket, cache=tmp_path / "cache")
     bundle = bundles.publish(store, bias=0.0)
-    assert measured_in_flight(store, bundle) is None
-    write_report(tuning(bundle))
-    share_tuned(store, bundle)
-    measured = yaml.safe_load(tuned_file(bundle).read_text())["capacity"]["in_flight"]
-    assert measured == tuning(bundle).chosen.best(tuning(bundle).limit_ms).clients  # type: ignore[union-attr]
-    assert measured_in_flight(store, bundle) == measured
+    assert measured_capacity(store, bundle) is None
+    found = tuning(bundle)
+    best = found.chosen.best(found.limit_ms)
+    assert best is not None
+    here = Capacity(in_flight=best.clients, requests_per_s=found.steady_requests_per_s)
+    text = tuned_file(write_and_share(store, bundle, found)).read_text()
+    assert measured_capacity(store, bundle) == here
     monkeypatch.setattr("serin.serving.triton.repository.core_count", lambda: 64)
-    tuned_file(bundle).write_text(
-        tuned_file(bundle).read_text().replace(f"in_flight: {measured}", "in_flight: 2")
-    )
+    other = f"in_flight: 2, requests_per_s: {9 * here.requests_per_s}"
+    tuned_file(bundle).write_text(re.sub(r"in_flight: .*(?=})", other, text))
     share_tuned(store, bundle)
-    assert measured_in_flight(store, bundle) == 2
+    least = Capacity(in_flight=2, requests_per_s=here.requests_per_s)
+    assert measured_capacity(store, bundle) == least
     store.shared_files().put(f"tuned/{bundle.model}/8-cores.yaml", b"format: [")
-    assert measured_in_flight(store, bundle) == 2
+    assert measured_capacity(store, bundle) == least
+
+
+def write_and_share(store: Store, bundle: Bundle, found: Tuning) -> Bundle:
+    write_report(found)
+    share_tuned(store, bundle)
+    return bundle
 
 
 def _metric(read: dict[str, str]) -> dict[str, Any]:
