@@ -99,7 +99,7 @@ class Behavior:
                 for kind, value, period_s in self.up.policies
                 for begun in (replicas - _changed(self._added, now, period_s),)
             ]
-            return min(wanted, self.most, max(max(limits), replicas))
+            return min(wanted, self.most, max(*limits, replicas))
         if wanted < replicas:
             limits = [
                 int(begun * (1 - value / 100)) if kind == "Percent" else begun - int(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -102,11 +102,13 @@ class Counters:
         return np.mean([row[name] for row in rows], axis=0) if rows else np.zeros(self._runs)
 
     def increase(self, name: str, window_s: float) -> Array:
-        rows = list(self._rows)[: -1][-1 - int(window_s / SCRAPE_S) :]
+        rows = list(self._rows)[:-1][-1 - int(window_s / SCRAPE_S) :]
         return rows[-1][name] - rows[0][name] if len(rows) > 1 else np.zeros(self._runs)
 
 
-def simulate(replica: Replica, policies: Sequence[Policy], days: Sequence[Array], *, start_s: float) -> list[Outcome]:
+def simulate(
+    replica: Replica, policies: Sequence[Policy], days: Sequence[Array], *, start_s: float
+) -> list[Outcome]:
     """`days`: the requests of each tick. `start_s`: from the creation of a replica until it gets traffic."""
     return _Fleets(replica, policies, days, start_s).run()
 

@@ -74,7 +74,7 @@ class Container:
         """Returns whether it sees its own files: until then, its first process is still the one that mounts them."""
         try:
             (first,) = self._children()
-            return os.readlink(f"/proc/{first}/root") != "/"
+            return str(Path(f"/proc/{first}/root").readlink()) != "/"
         except (OSError, ValueError):
             return False
 

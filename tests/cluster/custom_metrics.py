@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from serin.cluster.kubernetes.autoscaler import IN_FLIGHT, QUEUE_TIME
+from serin.cluster.kubernetes.autoscaler import IN_FLIGHT, PER_SECOND
 from tests.cluster.kubernetes import ControlPlane
 from tests.kit.threads import beside
 from tests.kit.waiting import running, until
@@ -100,7 +100,7 @@ def _answer(path: str, measure: Measure) -> dict[str, Any] | None:
     if path == _ROOT:
         resources = [
             {"name": f"services/{name}", "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
-            for name in (IN_FLIGHT, QUEUE_TIME)
+            for name in (IN_FLIGHT, PER_SECOND)
         ]
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api, "resources": resources}
     parts = path.removeprefix(f"{_ROOT}/").split("/")

@@ -6,7 +6,7 @@ of ConfigMaps, Secrets, claims and empty folders; network policies. What it does
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -20,6 +20,8 @@ from tests.kit.network_policies import Peer, Way, openings
 from tests.kit.waiting import T, until
 
 _LOOK_S = 0.3
+Prepared = Callable[[Pod, Mapping[str, Path]], None]
+"""Gets a pod and the folders of its volumes by name: a fault of its node."""
 
 
 class Kubelet:
@@ -29,6 +31,7 @@ class Kubelet:
         self.plane, self.network, self.folder, self.node = plane, network, folder, node
         self.pods: dict[str, Pod] = {}  # by uid
         self.errors: list[str] = []
+        self.prepared: Prepared = lambda _, __: None  # called between a pod's init containers and the others
         self._services: dict[str, list[str]] = {}
         self._policies: list[Object] = []
         self._labels: dict[str, dict[str, str]] = {}  # of namespaces

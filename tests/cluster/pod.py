@@ -122,9 +122,7 @@ class Supervised:
         elif self._pod.restarts(code):
             waiting = "CrashLoopBackOff" if self._restarts else "ContainerRestarting"
             reason = container.reason()
-            self._pod.statuses.note(
-                name, restarts=self._restarts, last=code, waiting=waiting, reason=reason
-            )
+            self._pod.statuses.note(name, restarts=self._restarts, last=code, waiting=waiting, reason=reason)
             self._waits = True
             self._start_at = time.monotonic() + _BACKOFF_S[min(self._restarts, 2)]
         else:
@@ -209,6 +207,7 @@ class Pod:
         for spec in self.spec.get("initContainers", ()):
             if not self._run_init(spec, place):
                 return "Failed"
+        self._kubelet.prepared(self, place.volumes)
         running = [Supervised(spec, self, place) for spec in self.spec["containers"]]
         while not self._leave.is_set() and not self._kill.is_set():
             for each in running:

@@ -42,7 +42,9 @@ class Probes:
             return self._started
         if not self._container.has_started():
             return False
-        if self._command is None and time.monotonic() - self._asked_at < min(probe.get("periodSeconds", 10), 2):
+        if self._command is None and time.monotonic() - self._asked_at < min(
+            probe.get("periodSeconds", 10), 2
+        ):
             return self._ready
         answered = self._ask(probe)
         if answered is None:

@@ -124,8 +124,11 @@ def rollouts() -> Rollouts:
     return Rollouts(open_objects(os.environ["SERIN_STORE"]))
 
 
-def start(version: int, model: str = MODEL) -> None:
-    command = Command(kind="start", model=model, version=version, by="test", plan=PLAN)
+def start(version: int, model: str = MODEL, plan: Plan = PLAN) -> None:
+    ask(Command(kind="start", model=model, version=version, by="test", plan=plan))
+
+
+def ask(command: Command) -> None:
     answer = rollouts().mailbox.ask(command, timeout_s=60.0)
     assert answer.accepted, answer.reason
 

@@ -18,9 +18,7 @@ from serin.serving.tuning.trials import Settings, Trial, Tuning, as_spec
 def write_report(tuning: Tuning) -> Path:
     """Writes the settings beside the model's versions."""
     best = tuning.chosen.best(tuning.limit_ms)
-    capacity = (
-        Capacity(in_flight=best.clients, requests_per_s=tuning.steady_requests_per_s) if best else None
-    )
+    capacity = Capacity(in_flight=best.clients, requests_per_s=tuning.steady_requests_per_s) if best else None
     return write_tuned(tuning.bundle, list(heading(tuning)), values(tuning), capacity)
 
 

@@ -186,6 +186,7 @@ def _pod(container: str) -> dict[str, Any]:
 
 DONE, ON_THE_WAY = "NewReplicaSetAvailable", "ReplicaSetUpdated"
 CRASHED = _pod("{state: {waiting: {reason: CrashLoopBackOff}}, lastState: {terminated: {exitCode: 1}}}")
+WRONG = "lastState: {terminated: {exitCode: 0, message: 2 rows differ}}"
 STATES = {
     "it is not looked at yet": (_deployment(0, ON_THE_WAY, observed=0), [], "starting", ""),
     "one of two replicas is ready for the first time": (_deployment(1, ON_THE_WAY), [], "starting", ""),
@@ -203,12 +204,11 @@ STATES = {
         "dead", "triton exited with code 137",
     ),
     "it answered its golden rows wrongly": (
-        _deployment(0, ON_THE_WAY), [_pod("{state: {running: {}}, lastState: {terminated: {exitCode: 0, message: 2 rows differ}}}")],
+        _deployment(0, ON_THE_WAY), [_pod(f"{{state: {{running: {{}}}}, {WRONG}}}")],
         "dead", "triton exited with code 0: 2 rows differ",
     ),
     "the same, again and again": (
-        _deployment(0, ON_THE_WAY),
-        [_pod("{state: {waiting: {reason: CrashLoopBackOff, message: back-off}}, lastState: {terminated: {exitCode: 0, message: 2 rows differ}}}")],
+        _deployment(0, ON_THE_WAY), [_pod(f"{{state: {{waiting: {{reason: CrashLoopBackOff, message: later}}}}, {WRONG}}}")],
         "dead", "triton: CrashLoopBackOff: 2 rows differ",
     ),
     "it starts": (_deployment(0, ON_THE_WAY), [_pod("{state: {waiting: {reason: PodInitializing}}}")], "starting", ""),

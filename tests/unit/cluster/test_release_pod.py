@@ -44,7 +44,9 @@ def answer(server: KServe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     golden = read_golden(Path(bundle.path)).outputs["score"]
 
     def set_to(by: float) -> None:
-        def predict(_: str, __: str, rows: dict[str, Array], *___: object, **____: object) -> dict[str, Array]:
+        def predict(
+            _: str, __: str, rows: dict[str, Array], *___: object, **____: object
+        ) -> dict[str, Array]:
             return {"score": np.resize(golden, (len(rows["temp"]), 1)) + np.float32(by)}
 
         monkeypatch.setattr("serin.serving.triton.verify.predict", predict)
