@@ -16,6 +16,7 @@ from benchmarks.report import show, write
 BENCHMARKS = {
     "bulk": "benchmarks.bulk.benchmark",
     "claims": "benchmarks.claims.benchmark",
+    "elastic": "benchmarks.elastic.benchmark",
     "etl": "benchmarks.etl.benchmark",
     "hosts": "benchmarks.scale.hosts_benchmark",
     "loader": "benchmarks.loader.benchmark",

@@ -64,8 +64,8 @@ class Behavior:
     up: Rules = DEFAULT_UP
     down: Rules = DEFAULT_DOWN
     _recommended: list[tuple[float, int]] = field(default_factory=list)
-    _added: list[tuple[float, int]] = field(default_factory=list)
-    _removed: list[tuple[float, int]] = field(default_factory=list)
+    added: list[tuple[float, int]] = field(default_factory=list)
+    removed: list[tuple[float, int]] = field(default_factory=list)
 
     def decide(self, now: float, replicas: int, wanted: int) -> int:
         """Returns the replicas to have from `now` on."""
@@ -75,9 +75,9 @@ class Behavior:
             return self.least
         decided = self._limited(now, replicas, self._stabilized(now, replicas, wanted))
         if decided > replicas:
-            self._added.append((now, decided - replicas))
+            self.added.append((now, decided - replicas))
         elif decided < replicas:
-            self._removed.append((now, replicas - decided))
+            self.removed.append((now, replicas - decided))
         return decided
 
     def _stabilized(self, now: float, replicas: int, wanted: int) -> int:
@@ -97,14 +97,14 @@ class Behavior:
             limits = [
                 math.ceil(begun * (1 + value / 100)) if kind == "Percent" else begun + int(value)
                 for kind, value, period_s in self.up.policies
-                for begun in (replicas - _changed(self._added, now, period_s),)
+                for begun in (replicas - _changed(self.added, now, period_s),)
             ]
             return min(wanted, self.most, max(*limits, replicas))
         if wanted < replicas:
             limits = [
                 int(begun * (1 - value / 100)) if kind == "Percent" else begun - int(value)
                 for kind, value, period_s in self.down.policies
-                for begun in (replicas + _changed(self._removed, now, period_s),)
+                for begun in (replicas + _changed(self.removed, now, period_s),)
             ]
             return max(wanted, self.least, min(*limits, replicas))
         return wanted

@@ -20,11 +20,12 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Row:
-    """`ready`: replicas by release. `share`: the candidate's percentage of the traffic."""
+    """`wanted`, `ready`: replicas by release. `share`: the candidate's percentage of the traffic."""
 
     t: float
     clients: int
     share: float
+    wanted: dict[str, int]
     ready: dict[str, int]
 
 
@@ -54,9 +55,10 @@ class Recording:
                 except httpx.HTTPError:
                     continue
                 last = decided.last(rollout.MODEL)
+                wanted = {each["metadata"]["name"]: each["spec"].get("replicas", 0) for each in found}
                 ready = {each["metadata"]["name"]: each["status"].get("readyReplicas", 0) for each in found}
                 share = last.weight if last and not rollout.decision2rollout(last).phase.final else 0.0
-                self.rows.append(Row(time.monotonic() - began, self.clients(), share, ready))
+                self.rows.append(Row(time.monotonic() - began, self.clients(), share, wanted, ready))
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -77,8 +79,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     part.set_ylim(0, 100)
     names = sorted({name for row in rows for name in row.ready})
     for name, colour in zip(names, ("#2a8c6a", "#8a4fa3", "#b0413e"), strict=False):
+        bottom.step(t, [row.wanted.get(name, 0) for row in rows], color=colour, ls=":", where="post")
         bottom.step(t, [row.ready.get(name, 0) for row in rows], color=colour, label=name, where="post")
-    bottom.set_ylabel("ready replicas")
+    bottom.set_ylabel("replicas: ready (line), wanted (dots)")
     bottom.set_xlabel("seconds")
     bottom.legend(frameon=False, loc="upper left")
     figure.savefig(path, metadata={"Date": None})

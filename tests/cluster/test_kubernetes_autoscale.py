@@ -115,7 +115,7 @@ class Load:
     """Clients that send one request after the other; only the first `clients` of them do."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.clients, self.answered, self.errors = CALM, 0, list[str]()
+        self.clients, self.answered, self.errors = 0, 0, list[str]()
         self._places, self._stop = rollout.gateways(cluster), threading.Event()
 
     def _call(self, number: int) -> None:
@@ -189,7 +189,6 @@ def test_a_release_grows_and_shrinks_with_its_load_and_no_client_notices(
     cluster: Cluster, load: Load
 ) -> None:
     rollout.start(1)
-    load.clients = 0
     now = rollout.ended(cluster, 1)
     assert now.phase is Phase.PROMOTED, now.reason
     assert ready(cluster, 1) == 1
@@ -239,6 +238,7 @@ def test_a_replica_that_answers_its_golden_rows_wrongly_gets_no_traffic(cluster:
 
 def test_replicas_come_and_go_beside_a_canary_and_no_client_notices(cluster: Cluster, load: Load) -> None:
     """The controller is killed while floors are raised: the next one continues, and restores them."""
+    load.clients = CALM
     rollout.start(2, plan=replace(rollout.PLAN, steps=(25.0, 50.0, 100.0)))
     rollout.until(cluster, 2, Phase.SHIFTING)
     rollout.ask(Command(kind="pause", model=MODEL, by="test"))

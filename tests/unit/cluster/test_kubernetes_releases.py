@@ -208,7 +208,7 @@ STATES = {
         "dead", "triton exited with code 0: 2 rows differ",
     ),
     "the same, again and again": (
-        _deployment(0, ON_THE_WAY), [_pod(f"{{state: {{waiting: {{reason: CrashLoopBackOff, message: later}}}}, {WRONG}}}")],
+        _deployment(0, ON_THE_WAY), [_pod(f"{{state: {{waiting: {{reason: CrashLoopBackOff}}}}, {WRONG}}}")],
         "dead", "triton: CrashLoopBackOff: 2 rows differ",
     ),
     "it starts": (_deployment(0, ON_THE_WAY), [_pod("{state: {waiting: {reason: PodInitializing}}}")], "starting", ""),
