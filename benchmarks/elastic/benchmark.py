@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from benchmarks.elastic.day import requests
-from benchmarks.elastic.kubernetes_rules import Rules
+from benchmarks.elastic.kubernetes_rules import DEFAULT_UP, Rules
 from benchmarks.elastic.picture import draw
 from benchmarks.elastic.replica import RECORDED
 from benchmarks.elastic.simulate import Outcome, Policy, simulate
@@ -100,6 +100,7 @@ def policies() -> list[Policy]:
     ours = Policy(OURS, in_flight=aims[IN_FLIGHT] / whole, rate=aims[PER_SECOND] / whole, up=up, down=down)
     return [
         ours,
+        replace(ours, name="twice as many in 15 s", up=DEFAULT_UP),
         replace(ours, name="requests/s alone", in_flight=None),
         replace(ours, name="in flight alone", rate=None),
         replace(ours, name="in flight and queue", rate=None, queue=0.25),

@@ -36,7 +36,7 @@ class Replica:
 
     @property
     def requests_per_s(self) -> float:
-        """... and the requests/s: the highest of the rates that it tries in an open loop, which keeps the promise here."""
+        """... and the requests/s: of the rates that it tries in an open loop the highest, which keeps the promise."""
         return STEADY[0] * max(rate for _, rate, _, p99 in self.points if p99 <= self.limit_ms)
 
     @property

@@ -34,6 +34,7 @@ GOALS: Mapping[str, Mapping[str, Goal]] = {
         "sooner_than_kayenta": Goal(least=5.0),
         "sooner_than_flagger": Goal(least=5.0),
     },
+    "elastic": {"replica_hours": Goal(most=0.5), "slow_over_fixed": Goal(most=1.0)},
     "watch": {
         "capture_cost": Goal(most=0.05),
         "capture_p99_ms": Goal(most=0.2),

@@ -20,10 +20,13 @@ _EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Row:
-    """`wanted`, `ready`: replicas by release. `share`: the candidate's percentage of the traffic."""
+    """`wanted`, `ready`: replicas by release. `share`: the candidate's percentage of the traffic. `answered`, `errors`:
+    of the test that runs, so far."""
 
     t: float
     clients: int
+    answered: int
+    errors: int
     share: float
     wanted: dict[str, int]
     ready: dict[str, int]
@@ -32,9 +35,13 @@ class Row:
 class Recording:
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.rows: list[Row] = []
-        self.clients: Callable[[], int] = lambda: 0
+        self._load: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self._cluster, self._path = cluster, f"/apis/apps/v1/namespaces/{namespace}/deployments"
         self._stop = threading.Event()
+
+    def follow(self, load: Callable[[], tuple[int, int, int]]) -> None:
+        """`load`: returns clients, answers and errors."""
+        self._load = load
 
     @contextmanager
     def running(self) -> Iterator[Recording]:
@@ -58,7 +65,7 @@ class Recording:
                 wanted = {each["metadata"]["name"]: each["spec"].get("replicas", 0) for each in found}
                 ready = {each["metadata"]["name"]: each["status"].get("readyReplicas", 0) for each in found}
                 share = last.weight if last and not rollout.decision2rollout(last).phase.final else 0.0
-                self.rows.append(Row(time.monotonic() - began, self.clients(), share, wanted, ready))
+                self.rows.append(Row(time.monotonic() - began, *self._load(), share, wanted, ready))
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -169,8 +169,8 @@ def grows_to(cluster: Cluster, version: int, replicas: int) -> None:
 
 @pytest.fixture(scope="module")
 def recording(cluster: Cluster) -> Iterator[Recording]:
-    """What happened, second by second. SERIN_AUTOSCALE_PICTURE names a file for a picture of it."""
-    path = os.environ.get("SERIN_AUTOSCALE_PICTURE")
+    """What happened, second by second. AUTOSCALE_PICTURE names a file for a picture of it."""
+    path = os.environ.get("AUTOSCALE_PICTURE")
     with Recording(cluster, RELEASES).running() as made:
         yield made
     if path:
@@ -180,9 +180,8 @@ def recording(cluster: Cluster) -> Iterator[Recording]:
 @pytest.fixture
 def load(cluster: Cluster, recording: Recording) -> Iterator[Load]:
     with Load(cluster).running() as running:
-        recording.clients = lambda: running.clients
+        recording.follow(lambda: (running.clients, running.answered, len(running.errors)))
         yield running
-        recording.clients = lambda: 0
 
 
 def test_a_release_grows_and_shrinks_with_its_load_and_no_client_notices(
