@@ -32,7 +32,7 @@ RISES_S: Final = {"in five minutes": 300.0, "in one minute": 60.0}
 USUAL, SUDDEN = RISES_S
 BUSY_REPLICAS: Final = 5  # of a fixed fleet, at the busiest time without the burst
 PROMISED: Final = 0.01  # of a day's requests may be slow
-QUICK_DAYS, FULL_DAYS = 3, 8
+QUICK_DAYS, FULL_DAYS = 5, 12
 OURS: Final = "serin"
 
 

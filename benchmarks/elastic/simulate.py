@@ -29,7 +29,7 @@ from benchmarks.elastic.replica import Replica
 Array = np.ndarray[Any, Any]
 
 SCRAPE_S: Final = 5.0  # deployments/kubernetes/autoscaling/prometheus.yml: what is read is that old
-IN_FLIGHT_S, RATE_S, CPU_S = 20.0, 30.0, 15.0  # windows: rules.yml, and the one of metrics-server
+IN_FLIGHT_S, RATE_S, QUEUE_S, CPU_S = 20.0, 20.0, 30.0, 15.0  # windows: rules.yml, and metrics-server's
 LEAVES_S: Final = 13.0  # a replica that leaves has its cores for so long: preStop, then Triton's exit
 _PER_SCRAPE: Final = int(SCRAPE_S / TICK_S)
 _PER_SYNC: Final = int(SYNC_S / TICK_S)
@@ -60,8 +60,10 @@ class Run:
     day: int
     behavior: Behavior = field(init=False)
     starting: list[float] = field(default_factory=list)
+    draw: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
+        self.draw = np.random.default_rng(self.day)
         self.behavior = Behavior(self.policy.least, self.policy.most, self.policy.up, self.policy.down)
 
 
@@ -88,7 +90,7 @@ class Counters:
     """What Prometheus has scraped: one row per scrape, the newest last."""
 
     def __init__(self, runs: int) -> None:
-        kept = int(max(IN_FLIGHT_S, RATE_S, CPU_S) / SCRAPE_S) + 2
+        kept = int(max(IN_FLIGHT_S, RATE_S, QUEUE_S, CPU_S) / SCRAPE_S) + 2
         self._rows: deque[dict[str, Array]] = deque(maxlen=kept)
         self._runs = runs
 
@@ -128,7 +130,6 @@ class _Fleets:
         self._wanted = self._ready.copy()
         self._next_start = np.full(count, np.inf)
         self._counters = Counters(count)
-        self._draw = np.random.default_rng(0)
         self._history: list[Array] = []
 
     def run(self) -> list[Outcome]:
@@ -187,8 +188,8 @@ class _Fleets:
         counters = self._counters
         in_flight = counters.average("in_flight", IN_FLIGHT_S)
         rate = counters.increase("asked", RATE_S) / RATE_S
-        answered = counters.increase("answered", RATE_S)
-        queue_ms = counters.increase("waited_ms", RATE_S) / np.maximum(answered, 0.001 * RATE_S)
+        answered = counters.increase("answered", QUEUE_S)
+        queue_ms = counters.increase("waited_ms", QUEUE_S) / np.maximum(answered, 0.001 * QUEUE_S)
         cpu = counters.increase("used", CPU_S) / CPU_S
         for index in scaled:
             run, replicas = self.runs[index], int(self._wanted[index])
@@ -213,7 +214,7 @@ class _Fleets:
         """Starts replicas, or ends some: those that are not ready yet are the first to go."""
         run, more = self.runs[index], wanted - int(self._wanted[index])
         if more > 0:
-            run.starting += (now + self._start_s * self._draw.uniform(0.8, 1.2, more)).tolist()
+            run.starting += (now + self._start_s * run.draw.uniform(0.8, 1.2, more)).tolist()
         else:
             unready = min(len(run.starting), -more)
             run.starting = sorted(run.starting)[: len(run.starting) - unready]
