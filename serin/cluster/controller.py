@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
 from serin.cluster.combined_fleet import CombinedFleet
@@ -48,6 +48,9 @@ from serin.store.artifacts import Endpoint, Release
 from serin.store.objects import Objects
 from serin.store.open import check_conditional, open_objects
 from serin.store.store import Store
+
+if TYPE_CHECKING:
+    from serin.cluster.kubernetes.fleet import KubernetesFleet
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,9 @@ class LedController:
         self._desired = DesiredStates(objects, leadership, term, time.time)
         agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
         self._agents = agents if fleet == "agents" else None
-        self._background, self._keep_floors = _kubernetes(store) if fleet == "kubernetes" else (None, None)
+        releases = _kubernetes(store) if fleet == "kubernetes" else None
+        self._background = BackgroundFleet(releases) if releases else None
+        self._keep_floors = releases.keep_floors if releases else None
         processes: Processes = self._background or agents
         external = External(store)
         timeouts = stored_timeouts(store)
@@ -113,6 +118,7 @@ class LedController:
             replayer=Replayer(objects, self._desired, self._hosts, store, external, endpoint_of),
             check=self._check(store, external, shared=wait is None),
             approval=lambda: read_policy(store).approval,
+            lacks=releases.lacks if releases else lambda _: "",
         )
 
     def take_over(self) -> None:
@@ -160,12 +166,10 @@ class LedController:
         return self._controller.rollouts()
 
 
-def _kubernetes(store: Store) -> tuple[BackgroundFleet, KeepFloors]:
-    """Returns the fleet, and how it keeps the least replicas of its autoscalers."""
+def _kubernetes(store: Store) -> KubernetesFleet:
     from serin.cluster.kubernetes.fleet import build_fleet  # its client is in an extra
 
-    fleet = build_fleet(store)
-    return BackgroundFleet(fleet), fleet.keep_floors
+    return build_fleet(store)
 
 
 def run(home: Path, fleet: Fleets, stop: threading.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -86,9 +87,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     part.set_ylim(0, 100)
     names = sorted({name for row in rows for name in row.ready})
     for name, colour in zip(names, ("#2a8c6a", "#8a4fa3", "#b0413e"), strict=False):
-        bottom.step(t, [row.wanted.get(name, 0) for row in rows], color=colour, ls=":", where="post")
-        bottom.step(t, [row.ready.get(name, 0) for row in rows], color=colour, label=name, where="post")
-    bottom.set_ylabel("replicas: ready (line), wanted (dots)")
+        wanted = [row.wanted.get(name, math.nan) for row in rows]
+        ready = [row.ready.get(name, math.nan) for row in rows]
+        bottom.step(t, wanted, color=colour, ls=":", where="post")
+        bottom.step(t, ready, color=colour, label=name, where="post")
+    bottom.set_yticks(range(4))
+    bottom.set_ylabel("replicas")
     bottom.set_xlabel("seconds")
-    bottom.legend(frameon=False, loc="upper left")
+    bottom.legend(frameon=False, loc="upper left", ncols=3)
+    bottom.set_ylim(-0.2, 4.0)
     figure.savefig(path, metadata={"Date": None})

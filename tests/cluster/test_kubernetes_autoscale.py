@@ -235,7 +235,9 @@ def test_a_replica_that_answers_its_golden_rows_wrongly_gets_no_traffic(cluster:
     assert load.errors == []
 
 
-def test_replicas_come_and_go_beside_a_canary_and_no_client_notices(cluster: Cluster, load: Load) -> None:
+def test_replicas_come_and_go_beside_a_canary_and_no_client_notices(
+    cluster: Cluster, load: Load, recording: Recording
+) -> None:
     """The controller is killed while floors are raised: the next one continues, and restores them."""
     load.clients = CALM
     rollout.start(2, plan=replace(rollout.PLAN, steps=(25.0, 50.0, 100.0)))
@@ -261,6 +263,8 @@ def test_replicas_come_and_go_beside_a_canary_and_no_client_notices(cluster: Clu
     now = rollout.ended(cluster, 2)
     assert now.phase is Phase.PROMOTED, now.reason
     check_evidence(now)
+    whole = [row for row in recording.rows if row.share == 100 and f"{MODEL}-v2" in row.ready]
+    assert whole[0].ready[f"{MODEL}-v2"] == 3, "all replicas of the last step were ready before it began"
     wait_until(lambda: floor(cluster, 2) == (1, False), "the floor restored", cluster.kubelet, 120.0)
     load.clients = CALM
     grows_to(cluster, 2, 1)

@@ -410,6 +410,18 @@ class KubernetesFleet:
             if now.phase.final and kept:
                 self._restored[now.model] = now.id
 
+    def lacks(self, now: Rollout) -> str:
+        """Says how many replicas of the candidate are missing that its next step needs; empty: none."""
+        limits = self._range(now.candidate)
+        if limits is None:
+            return ""
+        self._look()
+        floors = rollout_floors(now, {release: self._replicas(release) for release in now.wanted})
+        wanted = min(max(floors.get(now.candidate, 0), limits.min), limits.max)
+        found = self._deployments.get(object_name(now.candidate), {})
+        ready = int(found.get("status", {}).get("readyReplicas", 0))
+        return f"{ready} of {wanted} replicas are ready for the next step" if ready < wanted else ""
+
     def _keep_floor(self, release: Release, rollout: str | None, wanted: int) -> bool:
         """Returns whether it was so already."""
         found = self._ours(_AUTOSCALERS, release)

@@ -37,6 +37,7 @@ class Seen:
     routed: bool = True  # the gateway has applied the journal's weights
     active_requests: int | None = 0  # at the release that is to be stopped; None: unknown
     verified: bool = False
+    lacks: str = ""  # what the candidate still lacks for its next step
     problem: str = ""  # why the candidate could not be started, or its golden rows were not answered
     judgement: Judgement | None = None
 
@@ -100,6 +101,8 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         if needs_approval(now, 0):
             return _ask(now, 0, reason)
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
+    if seen.lacks:
+        return replace(now, reason=seen.lacks)
     reason = "its golden rows are answered"
     if now.plan.shadow and now.step is None:
         return replace(move(now, t, Phase.SHADOWING, reason, verdict=Verdict.PASS), evidence={})
@@ -154,11 +157,11 @@ def _shift(now: Rollout, seen: Seen, t: float) -> Rollout:
             return abort(now, t, found.reason, verdict=found.verdict)
         case Verdict.NO_TRAFFIC | Verdict.INCIDENT | Verdict.INCONCLUSIVE | Verdict.INVALID:
             if begun and now.hold is Hold.INCIDENT and found.verdict is Verdict.NO_TRAFFIC:
-                return _go_on(now, told, found, t, begun=begun)
+                return _go_on(now, seen, told, found, t, begun=begun)
             keep = now.hold is not None and not now.hold.ends_by_itself
             return _hold(told, now.hold if keep and now.hold else Hold(found.verdict.value))
         case Verdict.WAIT | Verdict.PASS:
-            return _go_on(now, told, found, t, begun=begun)
+            return _go_on(now, seen, told, found, t, begun=begun)
         case _ as never:
             assert_never(never)
 
@@ -184,7 +187,7 @@ def _had_traffic(now: Rollout) -> bool:
     return evidence.epoch == now.epoch and evidence.candidate.requests > 0 and evidence.split[1] > 0
 
 
-def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float, *, begun: bool) -> Rollout:
+def _go_on(now: Rollout, seen: Seen, told: Rollout, found: Judgement, t: float, *, begun: bool) -> Rollout:
     if now.hold is Hold.INCIDENT:
         return begin_again(now, t, "the incident is over; the step begins again")
     if now.hold is Hold.NO_TRAFFIC and begun:
@@ -197,6 +200,8 @@ def _go_on(now: Rollout, told: Rollout, found: Judgement, t: float, *, begun: bo
     if now.hold is not None or found.verdict is Verdict.WAIT:
         return told
     following = 0 if now.step is None else now.step + 1
+    if seen.lacks:
+        return replace(told, verdict=Verdict.WAIT, reason=f"{seen.lacks}; {found.reason}")
     if needs_approval(now, following):
         return _ask(told, following, found.reason)
     return shift(now, t, following, found.reason)

@@ -33,7 +33,7 @@ from serin.rollout.run.ports import (
     Router,
     Versions,
 )
-from serin.rollout.run.reconciler import Reconciler
+from serin.rollout.run.reconciler import Lacks, Reconciler
 from serin.rollout.run.record import decision2rollout, lost_advice, rollout2decision
 from serin.rollout.run.shadow import Shadows
 from serin.rollout.run.verification import FOREIGN, Beside
@@ -78,9 +78,10 @@ class Controller:
         replayer: Replayer | None = None,
         check: Callable[[Release], None] | None = None,
         approval: Callable[[], bool] | None = None,
+        lacks: Lacks = lambda _: "",
     ) -> None:
         """`check` raises a SerinError for a release that must not be rolled out, before its rollout begins. `approval`:
-        whether every rollout needs one, whatever its plan says."""
+        whether every rollout needs one, whatever its plan says. `lacks`: see Lacks."""
         self._clock, self._shadows = clock or EvenClock(), Shadows(replayer)
         self._world = Reconciler(
             router=router,
@@ -90,6 +91,7 @@ class Controller:
             clock=self._clock,
             shadows=self._shadows,
             beside=beside,
+            lacks=lacks,
         )
         self._journals, self._versions, self._commands = journals, versions, commands
         self._check, self._approval = check or (lambda _: None), approval or (lambda: False)

@@ -7,7 +7,7 @@ and the action retried later: one model's problem does not stop another's rollou
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,10 @@ _DEAD_S: Final = (
     10.0  # a live release may be busy, or be restarted by its host: killing it then makes it worse
 )
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+
+
+Lacks = Callable[[Rollout], str]
+"""Says what the candidate of a rollout still lacks for its next step; empty: nothing."""
 
 
 @dataclass(slots=True)
@@ -70,10 +74,11 @@ class Reconciler:
         clock: EvenClock,
         shadows: Shadows,
         beside: Beside | None = None,
+        lacks: Lacks = lambda _: "",
     ) -> None:
         self._router, self._fleet, self._judge, self._versions = router, fleet, judge, versions
         self._clock, self._shadows = clock, shadows
-        self._verifications = Verifications(fleet, beside)
+        self._verifications, self._lacks = Verifications(fleet, beside), lacks
         self._memories: dict[str, Memory] = {}
         self._states: dict[Release, ReleaseState] = {}
         self._applied: object = None
@@ -108,9 +113,19 @@ class Reconciler:
             routed=self._routed,
             active_requests=self._active_requests(now),
             verified=verified,
+            lacks=self._lacking(now),
             problem=problem,
             judgement=self._judgement(now, t),
         )
+
+    def _lacking(self, now: Rollout) -> str:
+        """A rollout that needs no evidence, as a rollback, waits for nothing else either."""
+        if now.phase not in (Phase.VERIFYING, Phase.SHIFTING) or not now.plan.min_requests:
+            return ""
+        try:
+            return self._lacks(now)
+        except FOREIGN as error:
+            return str(error)
 
     def _judgement(self, now: Rollout, t: float) -> Judgement | None:
         if now.phase is Phase.SHADOWING:

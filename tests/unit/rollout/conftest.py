@@ -61,6 +61,7 @@ class Scene:
     said: list[str] = field(default_factory=list)
     check: Callable[[Release], None] | None = None
     approval: Callable[[], bool] | None = None
+    lacks: str = ""  # what every candidate lacks
     _controller: Controller | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class Scene:
                 replayer=self.replayer,
                 check=self.check,
                 approval=self.approval,
+                lacks=lambda _: self.lacks,
             )
         return self._controller
 

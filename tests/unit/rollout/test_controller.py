@@ -40,6 +40,19 @@ def test_a_good_candidate_takes_over_step_by_step_and_the_old_release_goes(scene
     assert scene.versions.aliases("flights") == {"live": 2, "previous": 1}
 
 
+def test_a_step_waits_for_what_the_candidate_lacks_and_a_rollback_does_not(scene: Scene) -> None:
+    scene.roll_out(Phase.PROMOTED)
+    scene.lacks = "1 of 3 replicas are ready"
+    scene.command("start", 3)
+    waiting = scene.until_true(lambda now: now.reason == scene.lacks)
+    assert (waiting.phase, scene.router.shares("flights")[-1]) == (Phase.VERIFYING, ("flights-v2", 100))
+    scene.lacks = ""
+    scene.until(Phase.PROMOTED)
+    scene.lacks = "1 of 3 replicas are ready"
+    scene.command("rollback", 2)
+    assert scene.until(Phase.PROMOTED).live == release(2)
+
+
 def test_the_aliases_say_who_is_candidate_while_it_is_one(scene: Scene) -> None:
     scene.roll_out(Phase.SHIFTING)
     assert scene.versions.aliases("flights") == {"live": 1, "candidate": 2}
