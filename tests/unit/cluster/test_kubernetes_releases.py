@@ -15,7 +15,6 @@ from serin.cluster.kubernetes.autoscaler import (
     build_autoscaler,
     targets,
 )
-from serin.cluster.kubernetes.fleet import Restarts, count_restarts, deployment_state, pods_of
 from serin.cluster.kubernetes.release_objects import (
     RELEASE_LABEL,
     ReleaseTemplate,
@@ -25,6 +24,7 @@ from serin.cluster.kubernetes.release_objects import (
     release_of,
     service_endpoint,
 )
+from serin.cluster.kubernetes.release_state import Restarts, count_restarts, deployment_state, pods_of
 from serin.errors import BackendRefused, RequestsDiffer, TemplateUnfit
 from serin.formats.schema import InputColumn, OutputTensor, Schema
 from serin.serving.external import External
