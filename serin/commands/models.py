@@ -131,6 +131,8 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
     show(f"  metrics  {_metrics(manifest.metrics)}")
     reason = read_reason(manifest.lineage)
     for name, value in manifest.lineage.items():
+        if name == "edition":  # is above, in words
+            continue
         if name == "reason" and reason is not None:
             show(f"  {name:<8} {reason}")
             continue
