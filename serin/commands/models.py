@@ -159,7 +159,7 @@ def _show_inputs(folder: Path, schema: Schema) -> None:
 
 
 def _lineage_lines(lineage: Mapping[str, Any]) -> Iterator[str]:
-    """What the version was made of. The edition has lines of its own."""
+    """What the version was made of. The edition is described elsewhere."""
     from serin.formats.reason import read_reason
 
     reason = read_reason(lineage)
