@@ -19,8 +19,8 @@ _AT_ONCE = 100
 
 
 async def read_pushed(body: bytes, plan: WindowPlan) -> dict[str, list[Any]]:
-    """The columns of the events, with None for null. EventRefused names the first event that does not fit. Other requests
-    are answered in between."""
+    """The columns of the events, with None for null. EventRefused names the first event that does not fit. Other
+    requests are answered in between."""
     try:
         events = json.loads(body)["events"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
