@@ -234,7 +234,7 @@ def tell_controller(
         model=model,
         version=release.version if release else None,
         edition=release.edition if release else 1,
-        by=environment.user(),
+        by=environment.actor(),
         why=why,
         plan=plan,
     )

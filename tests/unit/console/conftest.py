@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serin.console.app import build_app
-from serin.host.console import ConsoleSettings, Role, role_secret
+from serin.host.console import Account, ConsoleSettings, account_secret
 from tests.fakes.gpus import write_inventory
 from tests.unit.console.scenes import furnish
 
@@ -27,8 +27,8 @@ class Visitor:
     client: TestClient
     home: Path
 
-    def login(self, role: Role, name: str = "") -> Visitor:
-        fields = {"secret": role_secret(self.home, role), "name": name}
+    def login(self, account: Account, name: str = "") -> Visitor:
+        fields = {"secret": account_secret(self.home, account), "name": name}
         assert self.post("/login", fields).status_code == 303
         return self
 

@@ -19,7 +19,7 @@ from serin.console import app
 from serin.console.app import VIEWS, build_app
 from serin.console.views import machines
 from serin.formats.serving.journal import NOT_PROMISED
-from serin.host.console import ConsoleSettings, role_secret, rotate_secret
+from serin.host.console import ConsoleSettings, account_secret, rotate_secret
 from serin.machine.ports import free_ports
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
@@ -305,7 +305,7 @@ def test_a_stream_sends_a_view_when_it_changes_and_ends_with_the_session(
 ) -> None:
     monkeypatch.setattr(app, "VIEWS", [replace(view, every_s=0.05) for view in app.VIEWS])
     with served(home) as url, httpx.Client(base_url=url, timeout=30) as browser:
-        fields = {"secret": role_secret(home, "viewer")}
+        fields = {"secret": account_secret(home, "viewer")}
         browser.post("/login", data=fields, headers={"origin": url})
         page = browser.get("/alerts").text
         place = page.partition('sse-connect="')[2].partition('"')[0].replace("&amp;", "&")
