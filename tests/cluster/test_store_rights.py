@@ -1,18 +1,38 @@
-"""What the credential of CI may do in a store, with the policy of the docs on a real S3 server (SeaweedFS)."""
+"""What the credentials of CI and of roles may do in a store, with the policies of the docs on a real S3 server
+(SeaweedFS)."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from serin.cluster.shared_keys import SharedKeys
 from serin.errors import StoreError
 from serin.formats.cluster.leader import KEY
+from serin.formats.serving.journal import DecisionCache
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.book import AlertBook
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Answer, Command, Inbox
+from serin.rollout.run.journal import StoreJournals
+from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.record import rollout2decision
+from serin.serving.envoy.keys import KeyFile
+from serin.spec.roles import ACTS, ROLES, Role
+from serin.store.artifacts import Release
+from serin.store.objects import Objects
 from serin.store.open import open_objects
 from serin.store.store import Store
+from serin.watcher.cluster_watch import RequestsDuty
 from tests.architecture.sources import ROOT
-from tests.cluster.documented_rights import URL, ci_rights
+from tests.cluster.documented_rights import URL, ci_rights, role_rights
 from tests.cluster.seaweedfs import running_seaweedfs
+from tests.fakes.live_quality import spec
 from tests.kit.commands import serin
+from tests.kit.threads import beside
+from tests.kit.waiting import until
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -33,7 +53,9 @@ FORBIDDEN = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("seaweedfs") / "server"
-    with running_seaweedfs(folder, others={"ci": ci_rights()}) as variables:
+    with running_seaweedfs(
+        folder, others={"ci": ci_rights(), **{role: role_rights(role) for role in ("view", "release")}}
+    ) as variables:
         yield variables
 
 
@@ -79,3 +101,138 @@ def test_ci_writes_nothing_that_is_served_or_decides(as_ci: str, key: str) -> No
         objects.put(key, b"{}")
     with pytest.raises(StoreError, match="AccessDenied"):
         objects.remove(key)
+
+
+ROLE_URL = f"{URL}-roles"
+OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
+TRIED = {  # the acts that go through the store, and how each is asked for
+    "rollout status": ["{}"],
+    "models show": ["{}:1"],
+    "rollout start": ["{}:2", "--no-follow"],
+    "rollout pause": ["{}"],
+    "rollout resume": ["{}"],
+    "rollout approve": ["{}"],
+    "rollout promote": ["{}"],
+    "rollout abort": ["{}"],
+    "rollout rollback": ["{}:1", "--no-follow"],
+    "retire": ["{}", "--yes"],
+    "alerts ack": ["{}/disk", "--note", "mine"],
+    "models sign": ["{}:1"],
+    "alerts silence": ["{}/*"],
+    "alerts receivers add": ["for-{}", "http://127.0.0.1:9/x"],
+    "keys create": ["for-{}"],
+    "trust policy": ["--check", "gate"],
+}
+NEVER_TO_RELEASE = [
+    *(f"rollouts/{box}/{OTHER}.1.json" for box in ("inbox", "approvals")),
+    *(f"rollouts/{box}/{NEAR}.1.json" for box in ("inbox", "approvals")),
+    "rollouts/inbox/fraud.1.json", "rollouts/inbox/Fraud-eu.1.json", "rollouts/inbox/1.json",
+    f"rollouts/{OWN}/decisions/000000000009.json", f"rollouts/answers/{OWN}.1.json",
+    f"models/{NEAR}/aliases.json", f"published/models/{OTHER}/versions/3.json", f"captures/forget/{OWN}/1.json",
+    "cluster/keys.json", "cluster/leader.json", "cluster/watch/state.json", "cluster/watch/labels/payments.1.parquet",
+    "cluster/watch/requests/20260101T000000-abc.json", f"cluster/watch/requests/{NEAR}.1.json", "policy.json",
+]  # fmt: skip
+
+
+class Leaders:
+    """A controller that takes every command, and a watcher: both with all rights."""
+
+    def __init__(self, objects: Objects, state: Path) -> None:
+        self.taken: list[tuple[str, str]] = []
+        self._inbox, self._watch = Inbox(objects), RequestsDuty(state, objects, lambda: None)
+
+    def tick(self) -> None:
+        for command in self._inbox.pending():
+            self.taken.append((command.kind, command.model))
+            self._inbox.answer(Answer(id=command.name, accepted=True, reason="", rollout="r1"))
+        self._watch.tick(0.0)
+
+
+@pytest.fixture(scope="module")
+def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaders]:
+    """Three models with a version that is live and another one, an alert each, keys that all hosts share."""
+    folder = tmp_path_factory.mktemp("leaders")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (server | {"SERIN_STORE": ROLE_URL, "SERIN_HOME": str(folder / "home")}).items():
+            patch.setenv(name, value)
+        store = Store(ROLE_URL, cache=folder / "cache")
+        objects = store.shared_files()
+        leadership = Leadership(objects, "one")
+        leadership.step()
+        assert leadership.term == 1
+        journals = StoreJournals(objects, leadership, 1, cache=DecisionCache(objects))
+        for model in (OWN, NEAR, OTHER):
+            for bias in (0.0, 0.1):
+                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
+            live = Rollout(
+                id="r1", candidate=Release(model=model, version=1), stable=None, previous=None, plan=Plan(),
+                phase=Phase.PROMOTED, began=1.0, since=1.0, evidence_from=1.0,
+            )  # fmt: skip
+            journals.open(model).append(rollout2decision(live, 1.0))
+            about = {"kind": "capture", "severity": "ticket", "title": "t", "text": "x", "since": 1.0}
+            AlertBook(folder / "state").fire(Alert(key=f"{model}/disk", model=model, **about), 2.0)
+        SharedKeys(objects, KeyFile(path=folder / "keys.json")).change(lambda keys: keys.create("first"))
+    found, stop = Leaders(objects, folder / "state"), threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.02):
+            found.tick()
+
+    with beside(run, stop=stop):
+        yield found
+
+
+@pytest.fixture(params=ROLES)
+def role(
+    request: pytest.FixtureRequest, leaders: Leaders, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Role:
+    """This process has the credential of a role for fraud-*; who administers has all rights."""
+    found: Role = request.param
+    for name, value in (server | {"SERIN_STORE": ROLE_URL}).items():
+        monkeypatch.setenv(name, value)
+    if found != "administer":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", found)
+    leaders.taken.clear()
+    return found
+
+
+def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
+    role: Role, leaders: Leaders, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serin("trust", "create", str(home / "own.key"))
+    monkeypatch.setenv("SERIN_SIGNING_KEY", str(home / "own.key"))
+    for act, words in TRIED.items():
+        for model in (OWN, NEAR, OTHER):
+            may = ROLES.index(role) >= ROLES.index(ACTS[act] or "view")
+            may &= role == "administer" or model == OWN
+            given = [word.format(f"{model}-{role}" if word.startswith("for-") else model) for word in words]
+            said = serin(*act.split(), *given, code=0 if may else 1)
+            assert may or "AccessDenied" in said, (act, model, said)
+    kinds = [
+        act.split()[-1] for act in TRIED if ACTS[act] == "release" and act.startswith(("rollout", "retire"))
+    ]
+    models = {"view": (), "release": (OWN,), "administer": (OWN, NEAR, OTHER)}[role]
+    assert leaders.taken == [(kind, model) for kind in kinds for model in models]
+
+
+@pytest.mark.parametrize("role", ["release"], indirect=True)
+@pytest.mark.parametrize("key", NEVER_TO_RELEASE)
+def test_a_release_credential_writes_for_no_other_model_and_nothing_that_decides(
+    role: Role, key: str
+) -> None:
+    objects = open_objects(ROLE_URL)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        objects.put(key, b"{}")
+
+
+@pytest.mark.parametrize("role", ["release"], indirect=True)
+def test_a_release_credential_cannot_ask_for_another_model_in_an_object_of_its_own(
+    role: Role, leaders: Leaders
+) -> None:
+    objects = open_objects(ROLE_URL)
+    command = Command(kind="promote", model=OTHER, by="nobody", id="20260101T000000-abc")
+    objects.put(f"rollouts/approvals/{OWN}.{command.id}.json", command.dump())
+    until(lambda: objects.read(f"rollouts/approvals/{OWN}.{command.id}.json") is None)
+    answer = Answer.load(objects.read(f"rollouts/answers/{OWN}.{command.id}.json").content)  # type: ignore[union-attr]
+    assert not answer.accepted
+    assert leaders.taken == []

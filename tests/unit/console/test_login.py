@@ -219,7 +219,10 @@ OIDC = "oidc: {issuer: 'https://login.example.com', client_id: x"
         (f"{OIDC}, operators: [ml]}}", r"write `groups: \{ml: \[\{models: '\*', role: administer\}\]\}`"),
         (f"{OIDC}, viewers: [all]}}", r"write `groups: \{all: \[\{models: '\*', role: view\}\]\}`"),
         (f"{OIDC}, groups: {{ml: [{{models: '*', role: viewer}}]}}}}", "oidc.groups.ml.0.role: .*'release'"),
-        (f"{OIDC}, groups: {{ml: [{{models: 'Fraud*', role: view}}]}}}}", "oidc.groups.ml.0.models: .*pattern"),
+        (
+            f"{OIDC}, groups: {{ml: [{{models: 'Fraud*', role: view}}]}}}}",
+            "oidc.groups.ml.0.models: .*pattern",
+        ),
         (f"{OIDC}, groups: {{ml: [{{model: fraud, role: view}}]}}}}", "did you mean 'models'"),
         (f"{OIDC}, groups: {{}}}}", "oidc.groups: .*at least 1"),
         ("secrets: false", "nobody can log in"),
