@@ -8,6 +8,7 @@ from tests.architecture.sources import ROOT
 from tests.cluster.seaweedfs import BUCKET
 
 URL = f"s3://{BUCKET}/serin"
+ROLES_URL = f"{URL}-roles"
 PAGE = ROOT / "docs" / "how-to" / "dev-to-production.md"
 ACTIONS = {"s3:GetObject": "Read", "s3:PutObject": "Write", "s3:ListBucket": "List"}
 
@@ -47,7 +48,7 @@ def role_rights(role: str) -> list[str]:
     text = (ROOT / "docs" / "how-to" / "roles.md").read_text(encoding="utf-8")
     rights = {"read": "Read"} | ({"write as release": "Write"} if role == "release" else {})
     return [f"List:{BUCKET}"] + [
-        f"{right}:{BUCKET}/serin/{key}"
+        f"{right}:{BUCKET}/{ROLES_URL.rpartition('/')[2]}/{key}"
         for name, right in rights.items()
         for row in re.findall(rf"^\| {name} \| (.+) \|$", text, re.MULTILINE)
         for key in re.findall(r"`([^`]+)`", row)

@@ -33,7 +33,7 @@ from serin.store.open import open_objects
 from serin.store.store import Store
 from serin.watcher.cluster_watch import RequestsDuty
 from tests.architecture.sources import ROOT
-from tests.cluster.documented_rights import URL, ci_rights, role_rights
+from tests.cluster.documented_rights import ROLES_URL, URL, ci_rights, role_rights
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.fakes.live_quality import spec
 from tests.kit.commands import serin
@@ -110,7 +110,6 @@ def test_ci_writes_nothing_that_is_served_or_decides(as_ci: str, key: str) -> No
 
 
 T = TypeVar("T")
-ROLE_URL = f"{URL}-roles"
 OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
 TRIED = {  # the acts that go through the store, and how each is asked for
     "rollout status": ["{}"],
@@ -160,17 +159,18 @@ def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     """Three models with a version that is live and another one, an alert each, keys that all hosts share."""
     folder = tmp_path_factory.mktemp("leaders")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (server | {"SERIN_STORE": ROLE_URL, "SERIN_HOME": str(folder / "home")}).items():
+        for name, value in (server | {"SERIN_STORE": ROLES_URL, "SERIN_HOME": str(folder / "home")}).items():
             patch.setenv(name, value)
-        store = Store(ROLE_URL, cache=folder / "cache")
+        store = Store(ROLES_URL, cache=folder / "cache")
         objects = store.shared_files()
+        for model in (OWN, NEAR, OTHER):
+            for bias in (0.0, 0.1):
+                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
         leadership = Leadership(objects, "one")
         leadership.step()
         assert leadership.term == 1
         journals = StoreJournals(objects, leadership, 1, cache=DecisionCache(objects))
         for model in (OWN, NEAR, OTHER):
-            for bias in (0.0, 0.1):
-                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
             live = Rollout(
                 id="r1", candidate=Release(model=model, version=1), stable=None, previous=None, plan=Plan(),
                 phase=Phase.PROMOTED, began=1.0, since=1.0, evidence_from=1.0,
@@ -196,14 +196,18 @@ class Somebody:
     def __init__(self, role: Role, variables: Mapping[str, str], home: Path) -> None:
         self.role = role
         key = {} if role == "administer" else {"AWS_ACCESS_KEY_ID": role}
-        self._variables = {**variables, **key, "SERIN_STORE": ROLE_URL, "SERIN_HOME": str(home)}
+        self._variables = {**variables, **key, "SERIN_STORE": ROLES_URL, "SERIN_HOME": str(home)}
 
     def __call__(self, act: Callable[..., T], *given: object) -> T:
-        context = get_context("spawn")
         with ProcessPoolExecutor(
-            1, mp_context=context, initializer=os.environ.update, initargs=(self._variables,)
+            1, mp_context=get_context("spawn"), initializer=become, initargs=(self._variables,)
         ) as one:
             return one.submit(act, *given).result(timeout=300)
+
+
+def become(variables: Mapping[str, str]) -> None:
+    """This process has these variables."""
+    os.environ.update(variables)
 
 
 def run_commands(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
@@ -214,7 +218,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
 
 def refusals(keys: Sequence[str]) -> dict[str, str]:
     """Tries to write objects; what the store says to each."""
-    objects, said = open_objects(ROLE_URL), {}
+    objects, said = open_objects(ROLES_URL), {}
     for key in keys:
         try:
             objects.put(key, b"{}")
@@ -225,7 +229,7 @@ def refusals(keys: Sequence[str]) -> dict[str, str]:
 
 
 def put(key: str, content: bytes) -> None:
-    open_objects(ROLE_URL).put(key, content)
+    open_objects(ROLES_URL).put(key, content)
 
 
 @pytest.fixture
@@ -240,6 +244,7 @@ def somebody(
 def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
     somebody: Somebody, leaders: Leaders, home: Path
 ) -> None:
+    home.mkdir(exist_ok=True)
     serin("trust", "create", str(home / "own.key"))
     role, cells = somebody.role, [(act, model) for act in TRIED for model in (OWN, NEAR, OTHER)]
     given = [[*act.split(), *(word.format(model) for word in TRIED[act])] for act, model in cells]
@@ -264,7 +269,7 @@ def test_a_release_credential_writes_for_no_other_model_and_nothing_that_decides
 def test_a_release_credential_cannot_ask_for_another_model_in_an_object_of_its_own(
     somebody: Somebody, leaders: Leaders
 ) -> None:
-    objects = open_objects(ROLE_URL)
+    objects = open_objects(ROLES_URL)
     command = Command(kind="promote", model=OTHER, by="nobody", id="20260101T000000-abc")
     name = f"{OWN}.{command.id}.json"
     somebody(put, f"rollouts/approvals/{name}", command.dump())

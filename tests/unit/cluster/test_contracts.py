@@ -198,6 +198,19 @@ def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: st
     assert answer.reason.startswith("not a command: ")
 
 
+@pytest.mark.parametrize("name", ["flights.c1", "flight.c1", "payments.c2", "c1", "payments-x"])
+def test_a_command_is_taken_from_the_object_of_its_model_and_id_alone(place: Place, name: str) -> None:
+    """A store's rules say who may write which of them."""
+    inbox = place.inbox()
+    place.put_command(name, json.dumps(command(model="payments", id="c1").to_json()))
+    assert inbox.pending() == []
+    answer = place.rollouts.mailbox.read_answer(name)
+    assert answer is not None
+    assert "differs from its object's name" in answer.reason
+    assert place.rollouts.mailbox.read_answer("payments.c1") is None
+    assert not list(place.inbox_folder.iterdir())
+
+
 def test_commands_of_both_boxes_come_in_their_order_and_are_withdrawn(place: Place) -> None:
     box, given = (
         place.rollouts.mailbox,
