@@ -48,7 +48,7 @@ def role_rights(role: str) -> list[str]:
     text = (ROOT / "docs" / "how-to" / "roles.md").read_text(encoding="utf-8")
     rights = {"read": "Read"} | ({"write as release": "Write"} if role == "release" else {})
     return [f"List:{BUCKET}"] + [
-        f"{right}:{BUCKET}/{ROLES_URL.rpartition('/')[2]}/{key}"
+        f"{right}:{BUCKET}/{ROLES_URL.rpartition('/')[2]}/{key.rstrip('*')}*"
         for name, right in rights.items()
         for row in re.findall(rf"^\| {name} \| (.+) \|$", text, re.MULTILINE)
         for key in re.findall(r"`([^`]+)`", row)

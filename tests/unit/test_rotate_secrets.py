@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.host.console import account_secret, matching_role
+from serin.host.console import account_secret, matching_account
 from serin.host.wiring import key_file
 from tests.kit.commands import serin
 
@@ -40,11 +40,11 @@ def test_a_secret_of_the_console_is_replaced_for_its_role_alone(home: Path) -> N
     viewer, operator = account_secret(home, "viewer"), account_secret(home, "operator")
     rotate_viewer, rotate_operator = commands("The console")
     serin(*rotate_viewer)
-    assert matching_role(home, viewer) is None
-    assert matching_role(home, operator) == "operator"
-    assert matching_role(home, account_secret(home, "viewer")) == "viewer"
+    assert matching_account(home, viewer) is None
+    assert matching_account(home, operator) == "operator"
+    assert matching_account(home, account_secret(home, "viewer")) == "viewer"
     serin(*rotate_operator)
-    assert matching_role(home, operator) is None
+    assert matching_account(home, operator) is None
 
 
 def test_a_receiver_is_replaced_while_both_exist(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
