@@ -15,7 +15,6 @@ from serin.spec.training import TrainingSpec
 from serin.training.launch.job import Status, TrainingJob, write_status
 
 DATASET = "d" * 64
-STARTED = {"device": "cpu", "ranks": 1, "rows": 1000, "batch_rows": 100, "step": 0, "precision": "fp32"}
 
 
 def leave_training(
@@ -47,7 +46,7 @@ def leave_training(
     )  # fmt: skip
     (folder / "training.json").write_text(job.model_dump_json())
     records = _epochs(auc, epochs)
-    lines = [{"t": began, "event": "started", **STARTED}, *({"event": "epoch", **each} for each in records)]
+    lines = [{"t": began, "event": "started"}, *({"event": "epoch", **each} for each in records)]
     (folder / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (folder / "receipt.json").write_text(json.dumps(_receipt(began, seconds, cost)))
     if state == "done":
