@@ -55,7 +55,7 @@ def test_keys_are_made_listed_and_revoked_from_the_command_line(
         (("create", "ada", "--lasts", "soon"), "'soon' is not a valid duration"),
         (("create", "ada", "--lasts", "0s"), "must be longer than 0"),
         (("create", "Ada"), "a name is made of"),
-        (("create", "ada", "--model", "../x"), "not a valid model name"),
+        (("create", "ada", "--model", "../x"), "a model's name is made of"),
         (("remove", "ada"), "there is no such key"),
     ],
 )
