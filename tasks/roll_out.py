@@ -90,7 +90,7 @@ async def _follow(release: Release, rollout: str, *, until_asked: bool = False) 
 
 
 def _who() -> str:
-    return f"{environment.user()} (flow run {flow_run.name})"
+    return f"{environment.actor()} (flow run {flow_run.name})"
 
 
 def _emit(release: Release, decision: Decision) -> None:

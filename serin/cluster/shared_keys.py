@@ -8,9 +8,12 @@ As long as nobody has changed keys where several hosts share a store, there is n
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from serin.errors import KeyFileBroken, ObjectChanged, ObjectExists
+from serin.host.wiring import key_file
+from serin.rollout.run.access import find_cluster
 from serin.serving.envoy.keys import KeyFile, KeyRing
 from serin.store.objects import Objects, swap
 
@@ -58,3 +61,11 @@ class SharedKeys:
             except (ObjectChanged, ObjectExists):
                 continue  # somebody else was faster: done again to what they have left
             return result
+
+
+def current_keys(home: Path) -> KeyRing:
+    """Returns the keys of this home, or of all hosts where they share some."""
+    file = key_file(home)
+    if (objects := find_cluster(home)) is not None:
+        SharedKeys(objects, file).pull()
+    return file.read()

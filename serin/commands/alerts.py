@@ -73,7 +73,7 @@ def ack(
 
     An alert that is acknowledged already is only taken over with a note.
     """
-    user = environment.user()
+    user = environment.actor()
     before = _book().acknowledge(key, by=user, note=note, now=time.time())
     if before.acknowledged is None:
         show(f"{key} is acknowledged by {user}")
@@ -104,7 +104,7 @@ def silence(
         raise typer.BadParameter("give either a PATTERN or --model")
     now = time.time()
     made = _book().silence(
-        pattern=pattern, model=model, until=now + lasts, by=environment.user(), why=why, now=now
+        pattern=pattern, model=model, until=now + lasts, by=environment.actor(), why=why, now=now
     )
     show(f"silence {made.id} lasts until {when(made.until)}; `serin alerts unsilence {made.id}` ends it")
     _hint_if_nothing_matches(made, now)
@@ -114,7 +114,7 @@ def unsilence(
     number: Annotated[int, typer.Argument(help="The silence, as `serin alerts list` numbers it.")],
 ) -> None:
     """End a silence before its time."""
-    _book().end_silence(number, by=environment.user(), now=time.time())
+    _book().end_silence(number, by=environment.actor(), now=time.time())
     show(f"silence {number} has ended")
 
 

@@ -44,7 +44,19 @@ def register(app: typer.Typer) -> None:
 def create(
     name: Name,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model that the key may call; can be repeated. [default: all]")
+        list[str] | None,
+        typer.Option(
+            help="A model that the key is for, or the beginning of names with a * behind it; can be repeated. "
+            "[default: all]"
+        ),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="What the key may do at the console: view, release or administer. [default: nothing]",
+            show_default=False,
+        ),
     ] = None,
     lasts: Annotated[
         float | None,
@@ -58,7 +70,9 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
-    entry, key = _change(lambda keys: keys.create(name, models=model, lasts_s=lasts, rate=rate, burst=burst))
+    entry, key = _change(
+        lambda keys: keys.create(name, models=model, role=role, lasts_s=lasts, rate=rate, burst=burst)
+    )
     _publish()
     if as_json:
         show_json({**_facts(entry), "key": key})
@@ -78,13 +92,14 @@ def list_keys(as_json: Json = False) -> None:
             entry.name,
             entry.state(time.time()),
             ", ".join(entry.models) if entry.models else "all",
+            entry.role,
             when(entry.made),
             when(entry.expires) if entry.expires else None,
             str(entry.limit) if entry.limit else None,
         )
         for entry in ring.keys
     ]
-    show_table(("name", "state", "models", "made", "expires", "rate"), rows, empty="no keys yet")
+    show_table(("name", "state", "models", "role", "made", "expires", "rate"), rows, empty="no keys yet")
     if not ring.required:
         show("no key is required: anyone who can reach the gateway's port gets answers")
 
@@ -150,13 +165,9 @@ def _keys() -> KeyFile:
 
 
 def _current() -> KeyRing:
-    """The keys of this home, or of all hosts where they share some."""
-    from serin.cluster.shared_keys import SharedKeys
-    from serin.rollout.run.access import find_cluster
+    from serin.cluster.shared_keys import current_keys
 
-    if (objects := find_cluster(environment.home())) is not None:
-        SharedKeys(objects, _keys()).pull()
-    return _keys().read()
+    return current_keys(environment.home())
 
 
 def _change(act: Callable[[KeyFile], T]) -> T:
@@ -205,7 +216,10 @@ def add_issuer(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model that its tokens may call; can be repeated. [default: all]"),
+        typer.Option(
+            help="A model that its tokens may call, or the beginning of names with a * behind it; can be repeated. "
+            "[default: all]"
+        ),
     ] = None,
     models_claim: Annotated[
         str | None, typer.Option(help="The claim that names the models a token may call.")

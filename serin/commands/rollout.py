@@ -35,7 +35,7 @@ from serin.commands.output import (
     when,
     write_file,
 )
-from serin.errors import CommandRefused, NotFound, RolloutRefused
+from serin.errors import CommandRefused, NotFound, RolloutRefused, StoreError
 from serin.machine import environment
 from serin.spec.names import split_version
 
@@ -200,7 +200,10 @@ def _unwatched(model: str, release: Release | None) -> str:
     from serin.store.packages import stored_spec
     from serin.watcher.cluster_state import watch_home
 
-    found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
+    try:
+        found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
+    except StoreError:
+        return ""  # who may release need not be allowed to read what the watcher keeps of all models
     alerts = [each for each in found if each.alert.kind == "drift"]
     if release is None and alerts:
         (now,) = _statuses(model)
@@ -234,7 +237,7 @@ def tell_controller(
         model=model,
         version=release.version if release else None,
         edition=release.edition if release else 1,
-        by=environment.user(),
+        by=environment.actor(),
         why=why,
         plan=plan,
     )

@@ -19,7 +19,7 @@ from serin.machine.ports import LOOPBACK
 if TYPE_CHECKING:
     from serin.cluster.agent.status import AgentStatus
     from serin.cluster.status import ClusterStatus
-    from serin.host.console import Role
+    from serin.host.console import Account
     from serin.host.state import Stack
     from serin.stack.status import ServerStatus, Status
 
@@ -269,7 +269,7 @@ def install_kernels() -> None:
 
 
 def secret(
-    role: Annotated[
+    account: Annotated[
         str | None, typer.Argument(help="viewer or operator. [default: both]", show_default=False)
     ] = None,
     rotate: Annotated[
@@ -277,12 +277,12 @@ def secret(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the secrets of the two roles: a viewer reads, an operator may also act."""
-    from serin.host.console import role_secret, rotate_secret
+    """Show the secrets of the console: with that of the viewer one reads, with that of the operator one may do all."""
+    from serin.host.console import account_secret, rotate_secret
     from serin.host.state import read_stack
 
     home = environment.home()
-    found = {name: (rotate_secret if rotate else role_secret)(home, name) for name in _roles(role)}
+    found = {name: (rotate_secret if rotate else account_secret)(home, name) for name in _accounts(account)}
     if as_json:
         show_json(found)
         return
@@ -290,25 +290,25 @@ def secret(
     if stack is not None and stack.is_alive and stack.console_url:
         say(f"the console is at {stack.console_url}")
     for name, value in found.items():
-        show(value if role else f"{name:<9} {value}")
+        show(value if account else f"{name:<9} {value}")
 
 
 def run_console() -> None:
     """Run the console of hosts that share a store, in the foreground, on any machine that can use the store.
 
-    It listens where the file says that SERIN_CONSOLE names, by default on port 8090 of this machine. The secrets of
-    its roles are those of SERIN_HOME (`serin console secret`). On one machine `serin up` runs it.
+    It listens where the file says that SERIN_CONSOLE names, by default on port 8090 of this machine. The secrets
+    that it takes are those of SERIN_HOME (`serin console secret`). On one machine `serin up` runs it.
     """
     os.execv(sys.executable, [sys.executable, "-m", "serin.console.server"])
 
 
-def _roles(role: str | None) -> tuple[Role, ...]:
+def _accounts(account: str | None) -> tuple[Account, ...]:
     from serin.errors import NameInvalid
-    from serin.host.console import ROLES
+    from serin.host.console import ACCOUNTS
 
-    if role is not None and role not in ROLES:
-        raise NameInvalid(kind="role", name=role, rule="one of viewer, operator")
-    return tuple(name for name in ROLES if role in (None, name))
+    if account is not None and account not in ACCOUNTS:
+        raise NameInvalid(kind="secret", name=account, rule="one of viewer, operator")
+    return tuple(name for name in ACCOUNTS if account in (None, name))
 
 
 def create_copy(

@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command_name, get_group
 from typer.models import CommandInfo
 
+from serin.commands.audited import audit_commands
+
 MEANT = {
     "abort": "`serin rollout abort MODEL` ends a rollout and keeps the live version.",
     "cancel": "`serin runs cancel RUN` cancels a run.",
@@ -78,7 +80,10 @@ class LazyCommands(Mapping[str, Any]):
             importlib.import_module(f"serin.commands.{self._modules[name]}").register(part)
             part.registered_commands = [each for each in part.registered_commands if _name(each) == name]
             part.registered_groups = [each for each in part.registered_groups if each.name == name]
-            self._commands |= get_group(part).commands
+            found = get_group(part).commands
+            for each, command in found.items():
+                audit_commands(each, command)
+            self._commands |= found
         return self._commands[name]
 
     def __iter__(self) -> Iterator[str]:

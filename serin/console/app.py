@@ -25,7 +25,7 @@ from starlette.types import Scope
 from serin.console.actions import ACTIONS, Actions
 from serin.console.guard import Guard
 from serin.console.login import Login
-from serin.console.state import STATIC, Console
+from serin.console.state import STATIC, Console, check_sees, sent_key, unknown_visitor
 from serin.console.views import (
     experiments,
     machines,
@@ -85,8 +85,8 @@ class Live:
 
     def handler(self, view: View) -> Callable[[Request], Awaitable[Response]]:
         async def stream(request: Request) -> Response:
-            if self._console.session(request) is None:
-                raise HTTPException(401, "log in first")
+            session = await self._console.required_session(request)
+            check_sees(session.access, request.path_params.get("model"))
             if self._streams >= _MOST_STREAMS:
                 raise HTTPException(503, "too many open pages")
             headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -102,14 +102,17 @@ class Live:
             sent, quiet_s = request.query_params.get("seen", ""), 0.0
             yield "retry: 3000\n\n"
             while not await request.is_disconnected():
-                session = self._console.session(request)
+                session = await self._console.session(request)
                 if session is None:
                     yield event("ended", "")
                     return
                 try:
                     html = await run_in_threadpool(
-                        self._console.fragment, view, view_parameters(view, request), may_act=session.may_act
+                        self._console.fragment, view, view_parameters(view, request), session.access
                     )
+                except HTTPException:  # the role for this model is gone
+                    yield event("ended", "")
+                    return
                 except (SerinError, OSError) as error:
                     log.warning("%s cannot be read: %s", view.path, error)
                 else:
@@ -142,9 +145,12 @@ _TITLES: Final = {401: "Not logged in", 403: "Not allowed", 404: "Not found", 40
 _YEAR = "max-age=31536000, immutable"
 
 
-def build_app(home: Path, settings: ConsoleSettings, port: int) -> Starlette:
-    """Returns the console of the stack in `home`."""
-    console = Console(home, settings, port)
+def build_app(
+    home: Path, settings: ConsoleSettings, port: int, follow: Callable[[], ConsoleSettings] | None = None
+) -> Starlette:
+    """Returns the console of the stack in `home`. `follow` returns the settings as they are at each request; None:
+    they do not change."""
+    console = Console(home, follow or (lambda: settings), port)
     login, actions, live = Login(console), Actions(console), Live(console)
     action = "/models/{model}/rollout/{kind}"
     alert = "/alerts/{alert}/{what}"
@@ -187,11 +193,13 @@ async def _palette(_: Request) -> Response:
 
 def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Response]]:
     async def page(request: Request) -> Response:
-        session = console.session(request)
-        if session is None:
+        session = await console.session(request)
+        if session is None and sent_key(request) is None:
             return RedirectResponse(f"/login?next={request.url.path}", 303)
+        if session is None:
+            raise unknown_visitor(request)
         parameters = view_parameters(view, request)
-        html = await run_in_threadpool(console.fragment, view, parameters, may_act=session.may_act)
+        html = await run_in_threadpool(console.fragment, view, parameters, session.access)
         seen = urlencode({**query_parameters(view, request), "seen": fingerprint(html)})
         done = request.query_params.get("done")
         return console.page(
@@ -209,10 +217,12 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
 
 
 def _handlers(console: Console) -> Mapping[Any, Any]:
-    def problem(request: Request, status: int, text: str) -> Response:
+    async def problem(request: Request, status: int, text: str) -> Response:
+        if sent_key(request) is not None:
+            return JSONResponse({"error": text}, status)
         title = _TITLES.get(status) or ("Not done" if request.method == "POST" else "Not shown")
         try:
-            session = console.session(request)
+            session = await console.session(request)
         except SerinError:  # the key that signs sessions may be what cannot be read
             session = None
         return console.page(request, "problem", status=status, session=session, title=title, text=text)
@@ -221,22 +231,22 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
         assert isinstance(error, HTTPException)
         unnamed = error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase
         text = f"the console has no page {request.url.path}" if unnamed else error.detail
-        return problem(request, error.status_code, text)
+        return await problem(request, error.status_code, text)
 
     async def unknown(request: Request, error: Exception) -> Response:
-        return problem(request, 404, str(error))
+        return await problem(request, 404, str(error))
 
     async def failed(request: Request, error: Exception) -> Response:
-        return problem(request, 503, str(error))
+        return await problem(request, 503, str(error))
 
     async def unreadable(request: Request, error: Exception) -> Response:
         assert isinstance(error, OSError)
         log.error("%s failed", request.url.path, exc_info=error)
-        return problem(request, 503, file_trouble(error))
+        return await problem(request, 503, file_trouble(error))
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s failed", request.url.path, exc_info=error)
-        return problem(
+        return await problem(
             request, 500, f"this page cannot be shown: {type(error).__name__}; the console's log says more"
         )
 
@@ -275,12 +285,13 @@ def stylesheet() -> str:
 
 def history_data(console: Console) -> Callable[[Request], Awaitable[Response]]:
     async def data(request: Request) -> Response:
-        if console.session(request) is None:
-            raise HTTPException(401, "log in first")
+        session = await console.required_session(request)
+        model = request.path_params["model"]
+        check_sees(session.access, model)
         what, span = request.query_params.get("what", ""), chosen_span(request.query_params)
         if what not in _WHAT:
             raise HTTPException(404, "there is no such chart")
-        found = await run_in_threadpool(chart_data, console.home, request.path_params["model"], what, span)
+        found = await run_in_threadpool(chart_data, console.home, model, what, span)
         return JSONResponse(found)
 
     return data

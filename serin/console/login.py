@@ -1,4 +1,4 @@
-"""Login and logout, with the secret of a role or an OpenID Connect provider; and forms that change something, which are
+"""Login and logout, with a secret or an OpenID Connect provider; and forms that change something, which are
 read within limits and only from the console's own pages."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from serin.console import oidc
 from serin.console.guard import from_own_page, source_of
 from serin.console.state import Console, Session, csrf_token, new_session, seal, session2cookie, unseal
-from serin.host.console import Role, matching_role, signing_key
+from serin.host.console import matching_account, signing_key
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Login:
         self._console = console
 
     async def form(self, request: Request) -> Response:
-        if self._console.session(request):
+        if await self._console.session(request):
             return RedirectResponse(local_path(request.query_params), 303)
         return self._page(request)
 
@@ -47,19 +47,17 @@ class Login:
         console = self._console
         fields = await read_form(console, request)
         source = await run_in_threadpool(source_of, request)
-        role = (
-            matching_role(console.home, fields.get("secret", "").strip())
-            if console.settings.secrets
-            else None
-        )
-        if role is None:
+        accepted = console.settings.secrets
+        account = matching_account(console.home, fields.get("secret", "").strip()) if accepted else None
+        if account is None:
             return self._refuse(request, source, fields)
         name = fields.get("name", "").strip()
         if not _NAME.fullmatch(name):
             return self._page(request, _NAME_REFUSED, 400, fields)
-        log.info("%s logged in from %s%s", role, source, f" as {name}" if name else "")
+        log.info("%s logged in from %s%s", account, source, f" as {name}" if name else "")
         answer = RedirectResponse(local_path(fields), 303)
-        self._remember(request, answer, role, f"{name} (console {role})" if name else f"console {role}")
+        who = f"{name} (console {account})" if name else f"console {account}"
+        self._remember(request, answer, new_session(account, who, lasts_s=console.settings.session))
         return answer
 
     def _refuse(self, request: Request, source: str, fields: Mapping[str, str]) -> Response:
@@ -73,7 +71,7 @@ class Login:
         return refused
 
     async def logout(self, request: Request) -> Response:
-        session = self._console.session(request)
+        session = await self._console.session(request)
         if session is not None:
             await read_signed_form(self._console, request, session)
         answer = RedirectResponse("/login", 303)
@@ -119,21 +117,23 @@ class Login:
         except oidc.LoginRefused as refusal:
             log.warning("an OpenID Connect login was refused: %s", refusal)
             return self._page(request, str(refusal), 403)
-        log.info("%s logged in as %s", person.who, person.role)
+        log.info("%s logged in", person.who)
         # A redirect would still count as coming from the provider's site, and carry no strict cookie.
         answer = self._console.page(request, "continue", title="Logged in", target=started["next"])
-        self._remember(request, answer, person.role, f"{person.who} (console {person.role})")
+        lasts_s = self._console.settings.session
+        session = new_session(
+            "oidc", person.who, lasts_s=lasts_s, subject=person.subject, groups=person.groups
+        )
+        self._remember(request, answer, session)
         answer.delete_cookie(_STARTED, path="/login")
         return answer
 
-    def _remember(self, request: Request, answer: Response, role: Role, who: str) -> None:
+    def _remember(self, request: Request, answer: Response, session: Session) -> None:
         console = self._console
-        lasts_s = console.settings.session
-        session = new_session(role, who, lasts_s=lasts_s)
         answer.set_cookie(
             console.cookie(request),
             session2cookie(console.home, session),
-            max_age=int(lasts_s),
+            max_age=int(console.settings.session),
             path="/",
             secure=console.is_secure(request),
             httponly=True,
@@ -156,9 +156,10 @@ class Login:
         )
 
     def _provider(self) -> oidc.OidcSettings:
-        if self._console.settings.oidc is None:
+        settings = self._console.settings.oidc
+        if settings is None:
             raise HTTPException(404, "no OpenID Connect provider is configured")
-        return self._console.settings.oidc
+        return settings
 
     @property
     def _callback_url(self) -> str:
@@ -193,8 +194,10 @@ async def read_form(console: Console, request: Request) -> dict[str, str]:
 
 
 async def read_signed_form(console: Console, request: Request, session: Session) -> dict[str, str]:
-    """Returns the fields of a form that this session's page contained."""
+    """Returns the fields of a form that this session's page contained, or that a program sends with its key."""
     fields = await read_form(console, request)
+    if session.is_key:
+        return fields
     expected = csrf_token(console.home, session)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), expected.encode()):
         raise HTTPException(403, "this form is not from your session; open the page again and repeat")

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import httpx
 import jwt
 
-from serin.host.console import OidcSettings, Role
+from serin.host.console import OidcSettings
 
 __all__ = ["Begun", "LoginRefused", "OidcSettings", "Person", "begin", "finish"]
 
@@ -45,8 +45,11 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
+    """`groups`: those with a role. `subject`: what the provider calls the person; it never names another one."""
+
     who: str
-    role: Role
+    subject: str
+    groups: tuple[str, ...]
 
 
 def begin(settings: OidcSettings, callback: str) -> Begun:
@@ -69,22 +72,24 @@ def begin(settings: OidcSettings, callback: str) -> Begun:
 
 
 def finish(settings: OidcSettings, begun: Begun, code: str, callback: str) -> Person:
-    """Exchanges the code for an ID token, verifies it, and returns the person with the role of their claim."""
+    """Exchanges the code for an ID token, verifies it, and returns the person with the groups of their claim that have
+    a role. Raises LoginRefused when none has."""
     claims = _verified(settings, _exchange(settings, begun, code, callback))
     if not hmac.compare_digest(str(claims.get("nonce", "")), begun.nonce):
         raise LoginRefused("the provider's answer belongs to another login")
-    who = next((str(claims[name]) for name in _NAMES if claims.get(name)), "somebody")
-    return Person(who=who[:120], role=_role(settings, claims, who))
+    names = (name for name in _NAMES if name != "email" or claims.get("email_verified") is not False)
+    who = next(str(claims[name]) for name in names if claims.get(name))[:120]
+    groups = settings.known(_groups(settings, claims))
+    if not groups:
+        raise LoginRefused(f"{who} is known to the provider, but has no role here (claim {settings.claim!r})")
+    return Person(who=f"{who} ({', '.join(groups)})", subject=str(claims["sub"])[:255], groups=groups)
 
 
-def _role(settings: OidcSettings, claims: Mapping[str, Any], who: str) -> Role:
-    given = claims.get(settings.claim, ())
-    values = {given} if isinstance(given, str) else set(map(str, given if isinstance(given, list) else ()))
-    if values & set(settings.operators):
-        return "operator"
-    if values & set(settings.viewers):
-        return "viewer"
-    raise LoginRefused(f"{who} is known to the provider, but has no role here (claim {settings.claim!r})")
+def _groups(settings: OidcSettings, claims: Mapping[str, Any]) -> list[str]:
+    """Returns the claim's texts: it is one, or a list of them. Anything else names no group."""
+    given = claims.get(settings.claim)
+    listed = given if isinstance(given, list) else [given]
+    return [each for each in listed if isinstance(each, str)]
 
 
 def _exchange(settings: OidcSettings, begun: Begun, code: str, callback: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from serin.console.app import build_app
-from serin.host.console import ROLES, read_settings, role_secret
+from serin.host.console import ACCOUNTS, FollowedSettings, account_secret
 from serin.host.standing import begin_beats, log_to_stdout, run_server
 from serin.host.state import read_stack
 from serin.host.wiring import console_socket
@@ -24,18 +24,19 @@ _PORT = 8090
 
 def main() -> None:
     log_to_stdout()
-    home, settings = environment.home(), read_settings()
+    home, follow = environment.home(), FollowedSettings()
+    settings = follow()
     stack = read_stack(home)
     port = stack.console_port if stack else None
     if port is None and find_cluster(home) is None:
         sys.exit(f"no stack with a console was started in {home}; run `serin up`")
-    for role in ROLES:
-        role_secret(home, role)
+    for account in ACCOUNTS:
+        account_secret(home, account)
     own = port is not None  # else it is of several hosts, and runs on any machine
     port = port or settings.port or _PORT
     log.info("the console listens on %s:%d", settings.address, port)
     config = uvicorn.Config(
-        build_app(home, settings, port),
+        build_app(home, settings, port, follow),
         host=settings.address,
         port=port,
         access_log=False,

@@ -1,7 +1,8 @@
-"""What the console's handlers share: settings, templates, rendered views, and who is logged in.
+"""What the console's handlers share: settings, templates, rendered views, and who asks.
 
 A session is a signed cookie that only the browser's requests to the console carry. Nothing is stored on the server. A
-session ends with its time, or when the secret of its role is replaced.
+session ends with its time, or when the secret of its login is replaced. What it may do is decided anew for each
+request, from the settings as they are then. A program has no session: it sends an API key with each request.
 """
 
 from __future__ import annotations
@@ -11,66 +12,89 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import jwt
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from serin.cluster.shared_keys import current_keys
 from serin.console import formats
 from serin.console.guard import Attempts
 from serin.console.views.view import Parameters, Recent, View
 from serin.errors import SerinError
-from serin.host.console import ROLES, ConsoleSettings, Role, signing_key
+from serin.host.console import ACCOUNT_ROLES, Account, ConsoleSettings, signing_key
 from serin.host.state import read_stack
+from serin.spec.roles import NOTHING, Access
 
 STATIC = Path(__file__).parent / "static"
 _MOST_KEPT = 500
 
 
+Login = Literal[Account, "oidc"]
+_LOGINS: Final[tuple[Login, ...]] = ("viewer", "operator", "oidc")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Somebody who is logged in. `who` is written into the journal with what they do."""
+    """Somebody who is logged in, or a key that a program sends. `who` is written into the journal with what they do.
 
-    role: Role
+    `subject` and `groups`: of a person whom the provider has named. `access` is decided for each request; no cookie
+    has it."""
+
+    login: Login | Literal["key"]
     who: str
     ends: float
     id: str
+    subject: str = ""
+    groups: tuple[str, ...] = ()
+    access: Access = NOTHING
 
     @property
-    def may_act(self) -> bool:
-        return self.role == "operator"
+    def is_key(self) -> bool:
+        return self.login == "key"
 
 
-def new_session(role: Role, who: str, *, lasts_s: float) -> Session:
-    return Session(role=role, who=who, ends=time.time() + lasts_s, id=secrets.token_urlsafe(16))
+def new_session(
+    login: Login, who: str, *, lasts_s: float, subject: str = "", groups: tuple[str, ...] = ()
+) -> Session:
+    ends, name = time.time() + lasts_s, secrets.token_urlsafe(16)
+    return Session(login=login, who=who, ends=ends, id=name, subject=subject, groups=groups)
 
 
 def session2cookie(home: Path, session: Session) -> str:
-    return seal(asdict(session), signing_key(home, session.role))
+    assert session.login != "key", "a key is sent with each request"
+    fields = asdict(session)
+    del fields["access"]
+    return seal(fields, signing_key(home, session.login))
 
 
 def cookie2session(home: Path, cookie: str) -> Session | None:
-    """Returns the session of a cookie; None for one that is forged, expired or signed with an old secret."""
-    for role in ROLES:
-        value = unseal(cookie, signing_key(home, role))
-        if value is not None and value.get("role") == role:
-            session = Session(**value)
+    """Returns the session of a cookie, without its access; None for one that is forged, expired or signed with an old
+    secret."""
+    for login in _LOGINS:
+        value = unseal(cookie, signing_key(home, login))
+        if value is not None and value.get("login") == login:
+            session = Session(**{**value, "groups": tuple(value["groups"])})
             return session if session.ends > time.time() else None
     return None
 
 
 def csrf_token(home: Path, session: Session) -> str:
-    """Returns what a form must contain: another site can neither read nor guess it."""
-    return hmac.new(
-        signing_key(home, session.role), f"csrf:{session.id}".encode(), hashlib.sha256
-    ).hexdigest()
+    """Returns what a form must contain: another site can neither read nor guess it. A key needs none: no browser
+    sends it by itself."""
+    if session.login == "key":
+        return ""
+    signed = f"csrf:{session.id}".encode()
+    return hmac.new(signing_key(home, session.login), signed, hashlib.sha256).hexdigest()
 
 
 def seal(value: Mapping[str, Any], key: bytes) -> str:
@@ -89,8 +113,8 @@ def unseal(text: str, key: bytes) -> dict[str, Any] | None:
 class Console:
     """One console. `port` makes the cookie's name: two stacks on one machine have different ones."""
 
-    def __init__(self, home: Path, settings: ConsoleSettings, port: int) -> None:
-        self.home, self.settings, self.port = home, settings, port
+    def __init__(self, home: Path, settings: Callable[[], ConsoleSettings], port: int) -> None:
+        self.home, self._follow, self.port = home, settings, port
         self.attempts = Attempts()
         self._rendered = Recent[str](_MOST_KEPT)
         self._environment = Environment(
@@ -101,10 +125,46 @@ class Console:
             lstrip_blocks=True,
         )
         self._environment.filters.update(formats.FILTERS)
-        self._environment.globals.update(asset=_asset, home_name=str(home))
+        self._environment.globals.update(asset=_asset, act_of=act_of, home_name=str(home))
 
-    def session(self, request: Request) -> Session | None:
-        return cookie2session(self.home, request.cookies.get(self.cookie(request), ""))
+    @property
+    def settings(self) -> ConsoleSettings:
+        """As they are now."""
+        return self._follow()
+
+    async def session(self, request: Request) -> Session | None:
+        """Returns who asks; None for nobody who may see anything."""
+        return await run_in_threadpool(self._session, request)
+
+    async def required_session(self, request: Request) -> Session:
+        session = await self.session(request)
+        if session is None:
+            raise unknown_visitor(request)
+        return session
+
+    def _session(self, request: Request) -> Session | None:
+        if (key := sent_key(request)) is not None:
+            return self._session_of_key(key)
+        session = cookie2session(self.home, request.cookies.get(self.cookie(request), ""))
+        if session is None:
+            return None
+        session = replace(session, access=self._access(session))
+        return session if session.access.grants else None
+
+    def _session_of_key(self, key: str) -> Session | None:
+        found = current_keys(self.home).find(key)
+        if found is None or found.role is None or found.state(time.time()) != "good":
+            return None
+        access = Access.of(found.models or ("*",), found.role)
+        return Session(login="key", who=f"key {found.name}", ends=0.0, id="", access=access)
+
+    def _access(self, session: Session) -> Access:
+        settings = self.settings
+        if session.login == "oidc":
+            return settings.oidc.access(session.groups) if settings.oidc else NOTHING
+        if session.login == "key" or not settings.secrets:
+            return NOTHING
+        return Access.of(("*",), ACCOUNT_ROLES[session.login])
 
     def is_secure(self, request: Request) -> bool:
         """Returns whether the browser uses TLS: a proxy in front does, or the stack's gateway."""
@@ -113,15 +173,17 @@ class Console:
     def cookie(self, request: Request) -> str:
         return "__Host-serin" if self.is_secure(request) else f"serin-{self.port}"
 
-    def fragment(self, view: View, parameters: Parameters, *, may_act: bool) -> str:
-        """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for everybody."""
+    def fragment(self, view: View, parameters: Parameters, access: Access) -> str:
+        """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for all with this access.
+        Raises HTTPException for a model that they may not view."""
+        check_sees(access, parameters.get("model") if "{model}" in view.path else None)
 
         def render() -> str:
-            shown = view.read(self.home, parameters)
+            shown = view.read(self.home, parameters, access)
             template = self._environment.get_template(f"views/{view.template}.html")
-            return template.render(shown, may_act=may_act, now=time.time())
+            return template.render(shown, access=access, now=time.time())
 
-        key = (view.template, repr(sorted(parameters.items())), may_act)
+        key = (view.template, repr(sorted(parameters.items())), access)
         return self._rendered.get(key, view.every_s, render)
 
     def forget(self) -> None:
@@ -154,6 +216,30 @@ class Console:
     @property
     def provider_name(self) -> str | None:
         return urlsplit(self.settings.oidc.issuer).hostname if self.settings.oidc else None
+
+
+def act_of(kind: str) -> str:
+    """Returns the name of a command to the controller in the table of acts."""
+    return kind if kind == "retire" else f"rollout {kind}"
+
+
+def sent_key(request: Request) -> str | None:
+    """Returns the API key that a program has sent; None: it has sent none."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+def unknown_visitor(request: Request) -> HTTPException:
+    """Returns the answer to somebody who has no session and no key with a role."""
+    if sent_key(request) is None:
+        return HTTPException(401, "log in first")
+    return HTTPException(401, "this key is not known here, has expired, or has no role (`serin keys list`)")
+
+
+def check_sees(access: Access, model: str | None) -> None:
+    """Raises HTTPException for a model that somebody may not view; it does not say whether there is one."""
+    if not access.sees(model):
+        raise HTTPException(403, f"you have no role for {model}; ask those who administer this console")
 
 
 @functools.cache

@@ -6,20 +6,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib.util
+import logging
 import secrets
 import urllib.request
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from serin.errors import SpecError, StackUnusable, nearest
 from serin.machine import environment
-from serin.machine.durable import create_secret, make_private, write_secret
+from serin.machine.durable import create_secret, file_signature, make_private, write_secret
 from serin.machine.ports import Claims, choose_port, is_loopback
+from serin.spec.roles import Access, Grant, Role
 from serin.spec.section import Duration, Section
 from serin.spec.yaml_file import read_mapping
 
@@ -31,10 +34,19 @@ NOT_INSTALLED = (
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound)
 _PORTS = (8090, 8091, 8092)
 _NEEDED = ("starlette", "uvicorn", "jinja2", "jwt")
-Role = Literal["viewer", "operator"]
-ROLES: tuple[Role, ...] = get_args(Role)
+Account = Literal["viewer", "operator"]
+"""Who logs in with a generated secret."""
+ACCOUNTS: tuple[Account, ...] = get_args(Account)
+ACCOUNT_ROLES: dict[Account, Role] = {"viewer": "view", "operator": "administer"}
+"""Their roles, for all models."""
 
 _SIGNING = "session-key"
+_BEFORE = {
+    "viewers": "view",
+    "operators": "administer",
+}  # keys of an earlier version, and what they stood for
+
+log = logging.getLogger(__name__)
 
 
 class OidcSettings(Section):
@@ -49,11 +61,26 @@ class OidcSettings(Section):
     scopes: tuple[str, ...] = ("openid", "profile", "email")
     """What is asked of the provider."""
     claim: str = "groups"
-    """The claim of the ID token that decides the role: a text or a list of texts."""
-    viewers: tuple[str, ...] = ()
-    """Values of the claim that make a viewer."""
-    operators: tuple[str, ...] = ()
-    """Values of the claim that make an operator."""
+    """The claim of the ID token that names the groups of a person: a text or a list of texts."""
+    groups: Mapping[str, tuple[Grant, ...]] = Field(min_length=1)
+    """For each group, roles for models. The roles of several groups add up."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_groups(cls, given: Any) -> Any:
+        for name, role in _BEFORE.items():
+            if isinstance(given, dict) and name in given:
+                groups = given[name] if isinstance(given[name], list) and given[name] else ["GROUP"]
+                entry = f"{groups[0]}: [{{models: '*', role: {role}}}]"
+                raise ValueError(f"the key `{name}` is now a part of `groups`; write `groups: {{{entry}}}`")
+        return given
+
+    def known(self, groups: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of the groups that have a role."""
+        return tuple(each for each in dict.fromkeys(groups) if self.groups.get(each))
+
+    def access(self, groups: Iterable[str]) -> Access:
+        return Access(frozenset(grant for each in groups for grant in self.groups.get(each, ())))
 
     @field_validator("issuer")
     @classmethod
@@ -123,11 +150,35 @@ def read_settings() -> ConsoleSettings:
     return found
 
 
+class FollowedSettings:
+    """The settings of the file, read again when it has changed: a group that loses its role loses it at the next
+    request. While a changed file cannot be used, the settings before it hold."""
+
+    def __init__(self) -> None:
+        self._signature = self._sign()
+        self._settings = read_settings()
+
+    def __call__(self) -> ConsoleSettings:
+        signature = self._sign()
+        if signature != self._signature:
+            self._signature = signature
+            try:
+                self._settings = read_settings()
+            except SpecError as error:
+                log.warning("the settings before this change hold: %s", error)
+        return self._settings
+
+    def _sign(self) -> tuple[int, ...] | None:
+        path = environment.path("SERIN_CONSOLE")
+        return None if path is None else file_signature(path)
+
+
 def _sentence(item: ErrorDetails) -> str:
     if item["type"] == "missing":
         return "is missing; add it"
     if item["type"] == "extra_forbidden":
-        section = OidcSettings if item["loc"][0] == "oidc" else ConsoleSettings
+        sections: dict[object, type[Section]] = {"oidc": OidcSettings}
+        section = Grant if "groups" in item["loc"][1:-1] else sections.get(item["loc"][0], ConsoleSettings)
         return f"unknown key{nearest(str(item['loc'][-1]), list(section.model_fields))}"
     return item["msg"].removeprefix("Value error, ")
 
@@ -165,35 +216,36 @@ def answers(address: str, port: int, *, seconds: float = 2.0) -> bool:
         return False
 
 
-# They are on no command line, in no URL and in no log. Changing a role's secret ends the sessions of that role.
-def secret_file(home: Path, role: Role) -> Path:
-    return _folder(home) / f"{role}-secret"
+# They are on no command line, in no URL and in no log. Changing a secret ends the logins with it.
+def secret_file(home: Path, account: Account) -> Path:
+    return _folder(home) / f"{account}-secret"
 
 
-def role_secret(home: Path, role: Role) -> str:
-    """Returns the secret of a role and creates it if needed; two concurrent calls get the same."""
-    return own_secret(secret_file(home, role))
+def account_secret(home: Path, account: Account) -> str:
+    """Returns the secret of an account and creates it if needed; two concurrent calls get the same."""
+    return own_secret(secret_file(home, account))
 
 
-def rotate_secret(home: Path, role: Role) -> str:
-    """Replaces the secret of a role. Everyone who logged in with the old one must log in again."""
+def rotate_secret(home: Path, account: Account) -> str:
+    """Replaces the secret of an account. Everyone who logged in with the old one must log in again."""
     make_private(_folder(home))
-    write_secret(secret_file(home, role), f"{secrets.token_urlsafe(32)}\n")
-    return role_secret(home, role)
+    write_secret(secret_file(home, account), f"{secrets.token_urlsafe(32)}\n")
+    return account_secret(home, account)
 
 
-def signing_key(home: Path, role: Role) -> bytes:
-    """Returns the key that signs the sessions of a role: it changes with the role's secret."""
-    key = own_secret(_folder(home) / _SIGNING)
-    return hmac.digest(key.encode(), f"{role}:{role_secret(home, role)}".encode(), hashlib.sha256)
+def signing_key(home: Path, login: Account | Literal["oidc"]) -> bytes:
+    """Returns the key that signs the sessions of a kind of login: it changes with the account's secret, that of a
+    provider's people with the operator's."""
+    key, account = own_secret(_folder(home) / _SIGNING), "operator" if login == "oidc" else login
+    return hmac.digest(key.encode(), f"{login}:{account_secret(home, account)}".encode(), hashlib.sha256)
 
 
-def matching_role(home: Path, given: str) -> Role | None:
-    """Returns the role whose secret was given. Takes the same time for every answer."""
-    found: Role | None = None
-    for role in ROLES:
-        if hmac.compare_digest(role_secret(home, role).encode(), given.encode()):
-            found = role
+def matching_account(home: Path, given: str) -> Account | None:
+    """Returns the account whose secret was given. Takes the same time for every answer."""
+    found: Account | None = None
+    for account in ACCOUNTS:
+        if hmac.compare_digest(account_secret(home, account).encode(), given.encode()):
+            found = account
     return found
 
 

@@ -256,6 +256,11 @@ def user() -> str:
         return f"uid {os.getuid()}"
 
 
+def actor() -> str:
+    """Returns who acts, for journals and the audit log: the user, at this host."""
+    return f"{user()}@{host()}"
+
+
 def torchrun_place() -> tuple[int, int, int, int]:
     """(rank, rank on this machine, number of ranks, of those on this machine) as torchrun gave them to this worker;
     (0, 0, 1, 1) outside of torchrun."""

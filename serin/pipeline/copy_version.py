@@ -15,11 +15,9 @@ from serin.errors import BundleBroken, CommandRefused, RolloutRefused, VersionTa
 from serin.formats.bundle import MANIFEST, Manifest, check_has_graph, read_manifest
 from serin.formats.policy import check_policy
 from serin.machine import environment
-from serin.pipeline.roll_out import submit_rollout
+from serin.pipeline.roll_out import stored_plan, submit_rollout
 from serin.pipeline.stage import StageResult
-from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import Rollouts, rollouts_at
-from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Release
 from serin.store.origin import Origin, Stop, read_origin, write_origin
 from serin.store.store import Store
@@ -120,10 +118,5 @@ def find_target_rollouts(target: Store, name: str) -> Rollouts:
 
 def start_copied(rollouts: Rollouts, bundle: Bundle, *, why: str) -> str | None:
     """Starts the rollout of a copied version by its own plan; returns its id. None: the version is live already."""
-    spec = Path(bundle.path) / "spec.yaml"
-    plan = Plan()
-    if spec.is_file():
-        wanted = load_spec(spec)
-        plan = Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
-    release = Release(model=bundle.model, version=bundle.version)
-    return submit_rollout(rollouts, release, plan, by=environment.user(), why=lambda: why)
+    release, by = Release(model=bundle.model, version=bundle.version), environment.actor()
+    return submit_rollout(rollouts, release, stored_plan(bundle), by=by, why=lambda: why)

@@ -83,7 +83,7 @@ def refresh_lookups(
         find_rollouts(),
         edition.release,
         plan if canary else plan.at_once(),
-        by=by or environment.user(),
+        by=by or environment.actor(),
         why=lambda: reason,
     )
     if running is None or not follow:

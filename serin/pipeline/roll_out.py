@@ -31,8 +31,9 @@ from serin.rollout.decide.state import Hold, Phase
 from serin.rollout.run.access import Rollouts, find_rollouts
 from serin.rollout.run.commands import Command, Kind
 from serin.rollout.run.status import status_of
+from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
-from serin.store.artifacts import Release
+from serin.store.artifacts import Bundle, Release
 from serin.store.store import Store
 
 DECISIONS = __name__
@@ -65,8 +66,17 @@ def begin_rollout(spec: PipelineSpec, release: Release, *, by: str | None = None
     `by`: who asks, for the journal; the user when nobody is named."""
     plan = Plan.from_spec(spec.rollout, spec.serving, spec.objectives)
     return submit_rollout(
-        find_rollouts(), release, plan, by=by or environment.user(), why=lambda: _why_trained(release)
+        find_rollouts(), release, plan, by=by or environment.actor(), why=lambda: _why_trained(release)
     )
+
+
+def stored_plan(bundle: Bundle) -> Plan:
+    """The plan in a version's spec."""
+    spec = Path(bundle.path) / "spec.yaml"
+    if not spec.is_file():
+        return Plan()
+    wanted = load_spec(spec)
+    return Plan.from_spec(wanted.rollout, wanted.serving, wanted.objectives)
 
 
 def submit_rollout(
@@ -182,7 +192,7 @@ def answer_rollout(
         _log.info("the rollout of %s does not wait for approval any more", release.name)
         return
     kind: Kind = "approve" if approve else "abort"
-    command = Command(kind=kind, model=release.model, by=by or environment.user(), why=why)
+    command = Command(kind=kind, model=release.model, by=by or environment.actor(), why=why)
     answer = rollouts.mailbox.ask(command)
     if not answer.accepted:
         raise _refused(command, answer.reason)

@@ -120,7 +120,7 @@ def resume_run(home: Path, run: str, *, follow: bool) -> None:
     _wait_for_leftovers(home, found["id"])
     log = RunLog(server.api, found["id"])
     log.skip()
-    schedule_again(server.api, found["id"], f"resumed by {environment.user()}")
+    schedule_again(server.api, found["id"], f"resumed by {environment.actor()}")
     logger.info(f"resuming {found['name']} on {server.ui_url}")
     if follow:
         with _saying_how_to_cancel(found["name"]):

@@ -53,18 +53,22 @@ def flow_run_entries(limit: int) -> list[RunEntry]:
 def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
     from serin.store.stage_keys import notes
 
-    made = next(
-        (entry["version"] for entry in notes(environment.home(), run["id"]) if entry.get("version")), None
-    )
+    model, version = _made(run, notes(environment.home(), run["id"]))
     return RunEntry(
         name=run["name"],
         kind=flow,
         state=str(run["state_name"]).lower(),
-        model=made[0] if made else model_asked_for(run),
-        version=made[1] if made else None,
+        model=model,
+        version=version,
         began=_timestamp(run.get("start_time") or run.get("created")),
         seconds=run.get("estimated_run_time"),
     )
+
+
+def _made(run: dict[str, Any], stages: Sequence[Mapping[str, Any]]) -> tuple[str | None, int | None]:
+    """Returns the model and version that a run made, as far as it has come."""
+    made = next((entry["version"] for entry in stages if entry.get("version")), None)
+    return (made[0], made[1]) if made else (model_asked_for(run), None)
 
 
 def model_asked_for(run: dict[str, Any]) -> str | None:
@@ -94,6 +98,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
         "run": run["name"],
         "id": run["id"],
         "flow": flow_names(api).get(run["flow_id"], "?"),
+        "model": _made(run, stages)[0],
         "state": run["state_name"],
         "message": (run.get("state") or {}).get("message") or "",
         "began": run.get("start_time") or "",

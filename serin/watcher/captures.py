@@ -172,7 +172,7 @@ def check_request(home: Path, records: SharedRecords, model: str, where: str) ->
 
 def ask_to_forget(records: SharedRecords, model: str, where: str) -> ForgetRequest:
     """Asks all hosts to delete the rows for which `where` is true. They do, also those that are away now."""
-    by = f"{environment.user()} on {environment.host()}"
+    by = environment.actor()
     return write_request(records.files, model, where, t=time.time(), by=by)
 
 

@@ -2,12 +2,13 @@
 
     cluster/watcher.json                          which watcher leads (formats/cluster/leader.py)
     cluster/watch/state.json, cluster/watch/files what the leading watcher knows (store/mirror.py)
-    cluster/watch/requests/<id>.json              what it is asked to do, removed once it is done
-    cluster/watch/answers/<id>.json               its answer, kept for some minutes
-    cluster/watch/labels/<id>.parquet             labels of a request
+    cluster/watch/requests/<name>.json            what it is asked to do, removed once it is done
+    cluster/watch/answers/<name>.json             its answer, kept for some minutes
+    cluster/watch/labels/<name>.parquet           labels of a request
     cluster/watch/hosts/<host>/alerts.json        open alerts about a host, from the watcher there
     cluster/watch/hosts/<host>/history/<hour>.json  what its gateway was asked in an hour
 
+A name is <model>.<id> for what concerns one model, and <id> for the rest: so the rules of a store can say who may ask.
 On one machine the home has all of it, and nobody is asked.
 """
 
@@ -66,6 +67,22 @@ class Request(Document, form="serin.watch_request"):
     arguments: Mapping[str, Any]
     id: str = field(default_factory=new_id)
 
+    @property
+    def name(self) -> str:
+        match self.what:
+            case "add_labels":
+                model = str(self.arguments["model"])
+            case "acknowledge":
+                model = str(self.arguments["key"]).partition("/")[0]
+            case _:
+                return self.id
+        return f"{model}.{self.id}"
+
+    @property
+    def labels(self) -> str:
+        """The object with the labels of this request."""
+        return f"{PREFIX}/labels/{self.name}.parquet"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Document, form="serin.watch_answer"):
@@ -106,16 +123,18 @@ class SharedBook:
         self._ask("remove_receiver", name=name)
 
     def add_labels(self, model: str, content: bytes) -> None:
-        key = f"{PREFIX}/labels/{new_id()}.parquet"
-        self._objects.put(key, content)
-        self._ask("add_labels", model=model, key=key)
+        request = Request(what="add_labels", arguments={"model": model})
+        self._objects.put(request.labels, content)
+        self._send(request)
 
     def _ask(self, what: str, **arguments: Any) -> Any:
-        request = Request(what=what, arguments=arguments)
-        key, end = f"{REQUESTS}{request.id}.json", time.monotonic() + _ANSWER_S
+        return self._send(Request(what=what, arguments=arguments))
+
+    def _send(self, request: Request) -> Any:
+        key, end = f"{REQUESTS}{request.name}.json", time.monotonic() + _ANSWER_S
         self._objects.put(key, request.dump())
         while time.monotonic() < end:
-            if stored := self._objects.read(f"{ANSWERS}{request.id}.json"):
+            if stored := self._objects.read(f"{ANSWERS}{request.name}.json"):
                 answer = Answer.load(stored.content)
                 if answer.refused:
                     raise _refusal(answer)
@@ -165,7 +184,7 @@ def obey(request: Request, home: Path, objects: Objects) -> Answer:
     book, given = HomeBook(home), dict(request.arguments)
     try:
         if request.what == "add_labels":
-            stored = objects.read(given["key"])
+            stored = objects.read(request.labels)
             if stored is not None:
                 take_label_file(home, given["model"], stored.content)
             return Answer()

@@ -8,6 +8,7 @@ what it follows from, and before it is sure that it leads. A thread does all of 
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import threading
 import time
@@ -50,6 +51,7 @@ _KEPT_S: Final = 3 * 86_400.0
 _SHARE: Final = 0.05  # of the time that uploading everything may take
 _LEAST_S: Final = 2.0
 _ANSWERS_S: Final = 600.0
+_OWN_ID: Final = re.compile(r"[0-9]{8}T[0-9A-Za-z-]{1,56}")  # no model's name begins so
 _HOUR: Final = "%Y-%m-%dT%H"
 
 
@@ -295,16 +297,18 @@ class RequestsDuty(Duty):
     def _obey(self, key: str, content: bytes) -> None:
         try:
             request = Request.load(content)
+            if key != f"{PREFIX}/requests/{request.name}.json" or not _OWN_ID.fullmatch(request.id):
+                raise ValueError(f"it is {request.name!r}, which differs from its object's name")
             answer = obey(request, self._state, self._objects)
         except (ValueError, TypeError, KeyError) as error:
             log.warning("%s cannot be done and is removed: %s", key, error)
             self._objects.remove(key)
             return
         self._keep()
-        self._objects.put(f"{ANSWERS}{request.id}.json", answer.dump())
+        self._objects.put(f"{ANSWERS}{request.name}.json", answer.dump())
         self._objects.remove(key)
         if request.what == "add_labels":
-            self._objects.remove(str(request.arguments["key"]))
+            self._objects.remove(request.labels)
         log.info("%s: %s", request.what, answer.refused or "done")
 
 

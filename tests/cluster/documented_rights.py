@@ -1,4 +1,5 @@
-"""What docs/how-to/dev-to-production.md lets credentials do in a store, as actions of identities of SeaweedFS."""
+"""What dev-to-production.md and roles.md of docs/how-to let credentials do in a store, as actions of identities of
+SeaweedFS."""
 
 import json
 import re
@@ -7,6 +8,7 @@ from tests.architecture.sources import ROOT
 from tests.cluster.seaweedfs import BUCKET
 
 URL = f"s3://{BUCKET}/serin"
+ROLES_URL = f"{URL}-roles"
 PAGE = ROOT / "docs" / "how-to" / "dev-to-production.md"
 ACTIONS = {"s3:GetObject": "Read", "s3:PutObject": "Write", "s3:ListBucket": "List"}
 
@@ -39,6 +41,18 @@ def writing_rights(who: str) -> list[str]:
     (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {who} |")]
     prefixes = re.findall(r"`([^`]+)`", row)
     return [f"Read:{BUCKET}", f"List:{BUCKET}", *(f"Write:{BUCKET}/serin/{prefix}*" for prefix in prefixes)]
+
+
+def role_rights(role: str) -> list[str]:
+    """The rows of docs/how-to/roles.md for the role view or release of fraud-*."""
+    text = (ROOT / "docs" / "how-to" / "roles.md").read_text(encoding="utf-8")
+    rights = {"read": "Read"} | ({"write as release": "Write"} if role == "release" else {})
+    return [f"List:{BUCKET}"] + [
+        f"{right}:{BUCKET}/{ROLES_URL.rpartition('/')[2]}/{key.rstrip('*')}*"
+        for name, right in rights.items()
+        for row in re.findall(rf"^\| {name} \| (.+) \|$", text, re.MULTILINE)
+        for key in re.findall(r"`([^`]+)`", row)
+    ]
 
 
 IDENTITIES = {

@@ -1,18 +1,44 @@
-"""What the credential of CI may do in a store, with the policy of the docs on a real S3 server (SeaweedFS)."""
+"""What the credentials of CI and of roles may do in a store, with the policies of the docs on a real S3 server
+(SeaweedFS)."""
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from typer.testing import CliRunner
 
+from serin.cli import app
+from serin.cluster.shared_keys import SharedKeys
 from serin.errors import StoreError
 from serin.formats.cluster.leader import KEY
+from serin.formats.serving.journal import DecisionCache
+from serin.monitoring.alerts.alert import Alert
+from serin.monitoring.alerts.book import AlertBook
+from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase, Rollout
+from serin.rollout.run.commands import Answer, Command, Inbox
+from serin.rollout.run.journal import StoreJournals
+from serin.rollout.run.leadership import Leadership
+from serin.rollout.run.record import rollout2decision
+from serin.serving.envoy.keys import KeyFile
+from serin.spec.roles import ACTS, ROLES, Role
+from serin.store.artifacts import Release
+from serin.store.objects import Objects
 from serin.store.open import open_objects
 from serin.store.store import Store
+from serin.watcher.cluster_watch import RequestsDuty
 from tests.architecture.sources import ROOT
-from tests.cluster.documented_rights import URL, ci_rights
+from tests.cluster.documented_rights import ROLES_URL, URL, ci_rights, role_rights
 from tests.cluster.seaweedfs import running_seaweedfs
+from tests.fakes.live_quality import spec
 from tests.kit.commands import serin
+from tests.kit.threads import beside
+from tests.kit.waiting import until
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -33,7 +59,9 @@ FORBIDDEN = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("seaweedfs") / "server"
-    with running_seaweedfs(folder, others={"ci": ci_rights()}) as variables:
+    with running_seaweedfs(
+        folder, others={"ci": ci_rights(), **{role: role_rights(role) for role in ("view", "release")}}
+    ) as variables:
         yield variables
 
 
@@ -79,3 +107,174 @@ def test_ci_writes_nothing_that_is_served_or_decides(as_ci: str, key: str) -> No
         objects.put(key, b"{}")
     with pytest.raises(StoreError, match="AccessDenied"):
         objects.remove(key)
+
+
+T = TypeVar("T")
+OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
+TRIED = {  # the acts that go through the store, and how each is asked for
+    "rollout status": ["{}"],
+    "models show": ["{}:1"],
+    "rollout start": ["{}:2", "--no-follow"],
+    "rollout pause": ["{}"],
+    "rollout resume": ["{}"],
+    "rollout approve": ["{}"],
+    "rollout promote": ["{}"],
+    "rollout abort": ["{}"],
+    "rollout rollback": ["{}:1", "--no-follow"],
+    "retire": ["{}", "--yes"],
+    "alerts ack": ["{}/disk", "--note", "mine"],
+    "models sign": ["{}:1"],
+    "alerts silence": ["{}/*"],
+    "alerts receivers add": ["{}", "http://127.0.0.1:9/x"],
+    "keys create": ["{}"],
+    "trust policy": ["--check", "gate"],
+}
+NEVER_TO_RELEASE = [
+    *(f"rollouts/{box}/{OTHER}.1.json" for box in ("inbox", "approvals")),
+    *(f"rollouts/{box}/{NEAR}.1.json" for box in ("inbox", "approvals")),
+    "rollouts/inbox/fraud.1.json", "rollouts/inbox/Fraud-eu.1.json", "rollouts/inbox/1.json",
+    f"rollouts/{OWN}/decisions/000000000009.json", f"rollouts/answers/{OWN}.1.json",
+    f"models/{NEAR}/aliases.json", f"published/models/{OTHER}/versions/3.json", f"captures/forget/{OWN}/1.json",
+    "cluster/keys.json", "cluster/leader.json", "cluster/watch/state.json", "cluster/watch/labels/payments.1.parquet",
+    "cluster/watch/requests/20260101T000000-abc.json", f"cluster/watch/requests/{NEAR}.1.json", "policy.json",
+]  # fmt: skip
+
+
+class Leaders:
+    """A controller that takes every command, and a watcher: both with all rights."""
+
+    def __init__(self, objects: Objects, state: Path) -> None:
+        self.taken: list[tuple[str, str]] = []
+        self._inbox, self._watch = Inbox(objects), RequestsDuty(state, objects, lambda: None)
+
+    def tick(self) -> None:
+        for command in self._inbox.pending():
+            self.taken.append((command.kind, command.model))
+            self._inbox.answer(Answer(id=command.name, accepted=True, reason="", rollout="r1"))
+        self._watch.tick(0.0)
+
+
+@pytest.fixture(scope="module")
+def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaders]:
+    """Three models with a version that is live and another one, an alert each, keys that all hosts share."""
+    folder = tmp_path_factory.mktemp("leaders")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (server | {"SERIN_STORE": ROLES_URL, "SERIN_HOME": str(folder / "home")}).items():
+            patch.setenv(name, value)
+        store = Store(ROLES_URL, cache=folder / "cache")
+        objects = store.shared_files()
+        for model in (OWN, NEAR, OTHER):
+            for bias in (0.0, 0.1):
+                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
+        leadership = Leadership(objects, "one")
+        leadership.step()
+        assert leadership.term == 1
+        journals = StoreJournals(objects, leadership, 1, cache=DecisionCache(objects))
+        for model in (OWN, NEAR, OTHER):
+            live = Rollout(
+                id="r1", candidate=Release(model=model, version=1), stable=None, previous=None, plan=Plan(),
+                phase=Phase.PROMOTED, began=1.0, since=1.0, evidence_from=1.0,
+            )  # fmt: skip
+            journals.open(model).append(rollout2decision(live, 1.0))
+            about = {"kind": "capture", "severity": "ticket", "title": "t", "text": "x", "since": 1.0}
+            AlertBook(folder / "state").fire(Alert(key=f"{model}/disk", model=model, **about), 2.0)
+        SharedKeys(objects, KeyFile(path=folder / "keys.json")).change(lambda keys: keys.create("first"))
+        found, stop = Leaders(objects, folder / "state"), threading.Event()
+
+        def run() -> None:
+            while not stop.wait(0.02):
+                found.tick()
+
+        with beside(run, stop=stop):
+            yield found
+
+
+class Somebody:
+    """Another process with the credential of a role for fraud-*; who administers has all rights. In this one, which
+    reads its credentials again and again, are the leaders."""
+
+    def __init__(self, role: Role, variables: Mapping[str, str], home: Path) -> None:
+        self.role = role
+        key = {} if role == "administer" else {"AWS_ACCESS_KEY_ID": role}
+        self._variables = {**variables, **key, "SERIN_STORE": ROLES_URL, "SERIN_HOME": str(home)}
+
+    def __call__(self, act: Callable[..., T], *given: object) -> T:
+        with ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=become, initargs=(self._variables,)
+        ) as one:
+            return one.submit(act, *given).result(timeout=300)
+
+
+def become(variables: Mapping[str, str]) -> None:
+    """This process has these variables."""
+    os.environ.update(variables)
+
+
+def run_commands(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+    """The exit code of each command, and what it says."""
+    done = [CliRunner().invoke(app, words) for words in commands]
+    return [(each.exit_code, each.output + str(each.exception or "")) for each in done]
+
+
+def refusals(keys: Sequence[str]) -> dict[str, str]:
+    """Tries to write objects; what the store says to each."""
+    objects, said = open_objects(ROLES_URL), {}
+    for key in keys:
+        try:
+            objects.put(key, b"{}")
+            said[key] = "written"
+        except StoreError as error:
+            said[key] = str(error)
+    return said
+
+
+def put(key: str, content: bytes) -> None:
+    open_objects(ROLES_URL).put(key, content)
+
+
+@pytest.fixture
+def somebody(
+    request: pytest.FixtureRequest, leaders: Leaders, server: dict[str, str], home: Path
+) -> Somebody:
+    leaders.taken.clear()
+    return Somebody(getattr(request, "param", "release"), server, home)
+
+
+@pytest.mark.parametrize("somebody", ROLES, indirect=True)
+def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
+    somebody: Somebody, leaders: Leaders, home: Path
+) -> None:
+    home.mkdir(exist_ok=True)
+    serin("trust", "create", str(home / "own.key"))
+    role, cells = somebody.role, [(act, model) for act in TRIED for model in (OWN, NEAR, OTHER)]
+    given = [[*act.split(), *(word.format(model) for word in TRIED[act])] for act, model in cells]
+    given = [[*words, "--key", str(home / "own.key")] if "sign" in words else words for words in given]
+    for (act, model), (code, said) in zip(cells, somebody(run_commands, given), strict=True):
+        may = ROLES.index(role) >= ROLES.index(ACTS[act] or "view")
+        may &= role == "administer" or model == OWN
+        assert (act, model, code) == (act, model, 0 if may else 1), said
+        assert may or "AccessDenied" in said, (act, model, said)
+    kinds = [
+        act.split()[-1] for act in TRIED if ACTS[act] == "release" and act.startswith(("rollout", "retire"))
+    ]
+    models = {"view": (), "release": (OWN,), "administer": (OWN, NEAR, OTHER)}[role]
+    assert leaders.taken == [(kind, model) for kind in kinds for model in models]
+
+
+def test_a_release_credential_writes_for_no_other_model_and_nothing_that_decides(somebody: Somebody) -> None:
+    said = somebody(refusals, NEVER_TO_RELEASE)
+    assert [key for key, text in said.items() if "AccessDenied" not in text] == []
+
+
+def test_a_release_credential_cannot_ask_for_another_model_in_an_object_of_its_own(
+    somebody: Somebody, leaders: Leaders
+) -> None:
+    objects = open_objects(ROLES_URL)
+    command = Command(kind="promote", model=OTHER, by="nobody", id="20260101T000000-abc")
+    name = f"{OWN}.{command.id}.json"
+    somebody(put, f"rollouts/approvals/{name}", command.dump())
+    until(lambda: objects.read(f"rollouts/answers/{name}") is not None)
+    stored = objects.read(f"rollouts/answers/{name}")
+    assert stored is not None
+    assert not Answer.load(stored.content).accepted
+    assert leaders.taken == []

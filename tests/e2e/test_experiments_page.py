@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from serin.console.app import build_app
-from serin.host.console import ConsoleSettings, role_secret
+from serin.host.console import ConsoleSettings, account_secret
 from serin.machine.ports import free_ports
 from tests.e2e.browser import Page, find_browser, open_browser
 from tests.fakes.experiments import leave_search, leave_training
@@ -47,7 +47,7 @@ def page(home: Path, tmp_path: Path) -> Iterator[tuple[Page, str]]:
         pytest.skip("no Chromium on this machine")
     with console(home) as url, open_browser(CHROMIUM, tmp_path / "browser") as opened:
         opened.open(f"{url}/login")
-        opened.type_into("#secret", role_secret(home, "viewer"))
+        opened.type_into("#secret", account_secret(home, "viewer"))
         opened.run("document.querySelector('form .strong').click()")
         opened.wait_until("!!document.getElementById('view')", "logged in")
         yield opened, url

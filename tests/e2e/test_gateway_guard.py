@@ -121,9 +121,10 @@ def test_keys_open_their_models_until_they_expire_or_are_revoked(endpoint: Guard
 
     everything, ours = (
         endpoint.make_key("everything"),
-        endpoint.make_key("ours", models=[MODEL, "and-another"]),
+        endpoint.make_key("ours", models=["and-another", f"{MODEL[:3]}*"]),
     )
-    others, brief = endpoint.make_key("others", models=["another"]), endpoint.make_key("brief", lasts_s=0.2)
+    near = ["another", MODEL[:-1], f"{MODEL}-*", f"x{MODEL[:2]}*"]  # names are compared whole without a *
+    others, brief = endpoint.make_key("others", models=near), endpoint.make_key("brief", lasts_s=0.2)
     missing = "a key is needed: send the header 'authorization: Bearer <key>'"
     wait_for("the first refusal", lambda: endpoint.ask() == (401, {"error": missing}), host)
     for key in (everything, ours):

@@ -16,7 +16,7 @@ import uvicorn
 
 from serin.console.app import build_app
 from serin.console.server import listen_to_gateway
-from serin.host.console import ConsoleSettings, role_secret
+from serin.host.console import ConsoleSettings, account_secret
 from serin.machine.ports import free_ports
 from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
@@ -96,7 +96,7 @@ def outside(home: Path) -> Iterator[Outside]:
 
 def test_the_console_answers_with_tls_and_its_login_only(outside: Outside, home: Path) -> None:
     assert outside.ask("GET", "/models/churn").getheader("location") == "/login?next=/models/churn"
-    answer = outside.ask("POST", "/login", {"secret": role_secret(home, "viewer")})
+    answer = outside.ask("POST", "/login", {"secret": account_secret(home, "viewer")})
     cookie = answer.getheader("set-cookie") or ""
     assert answer.status == 303
     assert cookie.startswith("__Host-serin=")
@@ -112,7 +112,7 @@ def test_the_console_answers_with_tls_and_its_login_only(outside: Outside, home:
 def test_a_page_elsewhere_sends_no_form_and_a_client_cannot_say_where_it_is(
     outside: Outside, home: Path
 ) -> None:
-    fields = {"secret": role_secret(home, "viewer")}
+    fields = {"secret": account_secret(home, "viewer")}
     assert outside.ask("POST", "/login", fields, origin="https://evil.example").status == 403
     said: list[str] = []
     with heard(said.append):

@@ -29,7 +29,7 @@ from click.testing import CliRunner
 
 from serin import cli
 from serin.errors import SerinError
-from serin.host.console import role_secret, signing_key
+from serin.host.console import account_secret, signing_key
 from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.book import AlertBook
 from serin.monitoring.rollbacks import Rollback, save_rollbacks
@@ -241,7 +241,7 @@ def _furnish(home: Path) -> None:
     )
     KeyFile(path=home / "keys.json").create("team")
     for role in ("viewer", "operator"):
-        role_secret(home, role)  # type: ignore[arg-type]
+        account_secret(home, role)  # type: ignore[arg-type]
         signing_key(home, role)  # type: ignore[arg-type]
     write_stack(Stack(home=home, gateway_port=8080, since=time.time()))
     write_inventory(home, ("GPU-0",))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.host.console import matching_role, role_secret
+from serin.host.console import account_secret, matching_account
 from serin.host.wiring import key_file
 from tests.kit.commands import serin
 
@@ -37,14 +37,14 @@ def test_a_key_is_replaced_while_both_are_valid(home: Path) -> None:
 
 
 def test_a_secret_of_the_console_is_replaced_for_its_role_alone(home: Path) -> None:
-    viewer, operator = role_secret(home, "viewer"), role_secret(home, "operator")
+    viewer, operator = account_secret(home, "viewer"), account_secret(home, "operator")
     rotate_viewer, rotate_operator = commands("The console")
     serin(*rotate_viewer)
-    assert matching_role(home, viewer) is None
-    assert matching_role(home, operator) == "operator"
-    assert matching_role(home, role_secret(home, "viewer")) == "viewer"
+    assert matching_account(home, viewer) is None
+    assert matching_account(home, operator) == "operator"
+    assert matching_account(home, account_secret(home, "viewer")) == "viewer"
     serin(*rotate_operator)
-    assert matching_role(home, operator) is None
+    assert matching_account(home, operator) is None
 
 
 def test_a_receiver_is_replaced_while_both_exist(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

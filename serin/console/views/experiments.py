@@ -26,8 +26,10 @@ from serin.pipeline.experiments import (
     trainings,
 )
 from serin.reports.charts import Drawing, number, overlaid
+from serin.spec.roles import Access
 
 T = TypeVar("T")
+Recorded = TypeVar("Recorded", Experiment, Study)
 
 _PAGE: Final = 50
 _MOST_COMPARED: Final = 8
@@ -115,9 +117,10 @@ def shown_state(made: Experiment | Study) -> str:
     return made.state
 
 
-def read_experiments(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_experiments(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     found = catalogues(home)[0].read(lambda record: replace(record, curve=()))
-    chosen = [each for each in found.records if _fits(each, parameters)]
+    seen = [each for each in found.records if access.sees(each.model)]
+    chosen = [each for each in seen if _fits(each, parameters)]
     rows = sorted_rows([_row(each) for each in chosen], parameters.get("sort", "-began"))
     page = paged(rows, parameters.get("page", "1"))
     became, troubles = outcomes_of(home, {row.made.model for row in page.rows if row.made.model})
@@ -125,10 +128,10 @@ def read_experiments(home: Path, parameters: Parameters) -> dict[str, Any]:
     return {
         "rows": [_with_details(row, vary, became) for row in page.rows],
         "page": page,
-        "all": len(found.records),
-        "models": sorted({each.model for each in found.records if each.model}),
-        "kinds": sorted({_kind(each) for each in found.records} - {""}),
-        "states": sorted({shown_state(each) for each in found.records}),
+        "all": len(seen),
+        "models": sorted({each.model for each in seen if each.model}),
+        "kinds": sorted({_kind(each) for each in seen} - {""}),
+        "states": sorted({shown_state(each) for each in seen}),
         "chosen": {name: parameters.get(name, "") for name in ("model", "kind", "state", "text")},
         "sort": parameters.get("sort", "-began"),
         "link": functools.partial(link, "/experiments", parameters),
@@ -239,13 +242,13 @@ def main_score(metrics: Mapping[str, float], errors: Mapping[str, float]) -> Sco
     return None if name is None else Score(name=name, value=metrics[name], error=errors.get(name))
 
 
-def read_compared(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_compared(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     names = list(dict.fromkeys(name for name in parameters.get("run", "").split(",") if name))
     catalogue = catalogues(home)[0]
-    found = {name: catalogue.find(name) for name in names[:_MOST_COMPARED]}
+    found = {name: find_seen(catalogue, name, access) for name in names[:_MOST_COMPARED]}
     made = [each for each in found.values() if each is not None]
     if names and not made:
-        known = [each.run for each in catalogue.read().records]
+        known = [each.run for each in catalogue.read().records if access.sees(each.model)]
         raise NotFound(kind="training", name=names[0], known=known)
     became, troubles = outcomes_of(home, {each.model for each in made if each.model})
     paths = list(dict.fromkeys(path for each in made for path in each.settings))
@@ -269,6 +272,12 @@ def read_compared(home: Path, parameters: Parameters) -> dict[str, Any]:
         "troubles": troubles,
         "here": [(home / "runs" / each.run).is_dir() for each in made],
     }
+
+
+def find_seen(catalogue: Catalogue[Recorded], name: str, access: Access) -> Recorded | None:
+    """Returns a training or search of a model that somebody may view; None: there is none of this name."""
+    found = catalogue.find(name)
+    return found if found is not None and access.sees(found.model) else None
 
 
 def _setting(made: Experiment, path: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from serin.console.formats import duration
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
-from serin.host.gpu_use import read_gpu_use
+from serin.host.gpu_use import GpuUse, ServedRelease, read_gpu_use
 from serin.host.state import read_stack
 from serin.prefect.run_entries import (
     RunEntry,
@@ -18,40 +19,48 @@ from serin.prefect.run_entries import (
     training_entries,
 )
 from serin.reports.charts import Bar, bars
+from serin.spec.roles import Access
+from serin.store.artifacts import Release
 from serin.store.receipt import Receipt, read_receipt
 
 _MOST_RUNS = 60
 
 
-def read_gpus(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_gpus(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
-    return {"gpus": read_gpu_use(home)}
+    return {"gpus": [replace(each, releases=_seen(each, access)) for each in read_gpu_use(home)]}
 
 
-def read_runs(home: Path, parameters: Parameters) -> dict[str, Any]:
+def _seen(gpu: GpuUse, access: Access) -> tuple[ServedRelease, ...]:
+    return tuple(each for each in gpu.releases if access.sees(Release.parse(each.release).model))
+
+
+def read_runs(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
-    found, trouble = _newest_runs()
+    found, trouble = _newest_runs(access)
     longest = max((run.seconds or 0.0 for run in found), default=0.0)
     return {"runs": found, "trouble": trouble, "longest": longest or 1.0, **_prefect(home)}
 
 
-def _newest_runs() -> tuple[list[RunEntry], str]:
-    """Returns flow runs and trainings, newest first, and why flow runs are missing."""
+def _newest_runs(access: Access) -> tuple[list[RunEntry], str]:
+    """Returns flow runs and trainings of models that somebody may view, and runs that name none, newest first; and
+    why flow runs are missing."""
     trouble = ""
     try:
         flows = flow_run_entries(_MOST_RUNS)
     except SerinError as error:
         flows, trouble = [], str(error)
-    found = sorted([*flows, *training_entries()], key=lambda entry: -(entry.began or 0.0))
+    seen = (entry for entry in (*flows, *training_entries()) if access.sees(entry.model))
+    found = sorted(seen, key=lambda entry: -(entry.began or 0.0))
     return found[:_MOST_RUNS], trouble
 
 
-def read_run(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_run(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     name = parameters["run"]
     flow = flow_run_details(name)
     found = flow or training_details(name)
-    if found is None:
-        raise NotFound(kind="run", name=name, known=[entry.name for entry in _newest_runs()[0]])
+    if found is None or not access.sees(found["model"]):
+        raise NotFound(kind="run", name=name, known=[entry.name for entry in _newest_runs(access)[0]])
     receipts = _receipts(home, found)
     return {
         "run": found,

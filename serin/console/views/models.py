@@ -27,6 +27,7 @@ from serin.pipeline.lookups import EditionTable, edition_tables
 from serin.reports.charts import Bar, bars
 from serin.rollout.run.access import find_cluster, find_rollouts
 from serin.rollout.run.status import ModelStatus, problems, status_of, statuses
+from serin.spec.roles import Access
 from serin.stack.status import read_status
 from serin.store.artifacts import Release
 from serin.store.store import Store
@@ -72,16 +73,17 @@ class VersionRow:
     trouble: str = ""
 
 
-def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_overview(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
     rollouts, now = find_rollouts(home), time.time()
     found = read_status(home, window_s=None) if rollouts.log else None
     states = {each.name: each for each in statuses(rollouts)}
     store = Store.open()
-    names = sorted({*store.models(), *(each for each in states if store.versions(each))})
+    served = (each for each in states if store.versions(each))
+    names = sorted(each for each in {*store.models(), *served} if access.sees(each))
     measured = (f"watch/quality/{name}.json" for name in names)
     state = watch_home(home, "alerts", "history", "watch/drift", *measured)
-    alerts = read_alerts(state, resolved=0).open
+    alerts = [each for each in read_alerts(state, resolved=0).open if access.sees(each.alert.model)]
     rows = []
     for name in names:
         rate, p99_ms, error_share = _recent(state, name, now)
@@ -110,7 +112,10 @@ def read_overview(home: Path, parameters: Parameters) -> dict[str, Any]:
         "rows": rows,
         "alerts": len(alerts),
         "rolling": rolling,
-        "problems": found.problems if found else {},
+        "problems": {
+            name: text for name, text in (found.problems if found else {}).items() if access.sees(name)
+        },
+        "sees_all": access.sees_all,
     }
 
 
@@ -147,7 +152,8 @@ def _recent(home: Path, model: str, now: float) -> tuple[float, float | None, fl
     return requests / (now - since), slowest, sum(point.errors for point in points) / requests
 
 
-def read_model(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_model(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model, store = parameters["model"], Store.open()
     aliases = store.aliased(model)
     numbers = store.versions(model)
@@ -187,7 +193,7 @@ def known_model(home: Path, model: str) -> ModelStatus | None:
     """Returns the status of a model; raises NotFound for a name that neither the store nor a rollout knows."""
     state, store = status_of(find_rollouts(home), model), Store.open()
     if state is None and not store.versions(model):
-        raise NotFound(kind="model", name=model, known=store.models())
+        raise NotFound(kind="model", name=model, known=[])  # the names of others may not be for this person
     return state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, meter
 from serin.formats.captures import captures_folder, hour_began, hours_captured, parts_of_hour
 from serin.formats.gate import Measured
+from serin.monitoring.alerts.alert import AlertRecord, Silence
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import CapturesView, read_captures
 from serin.monitoring.capture.read import newest
@@ -19,19 +21,35 @@ from serin.monitoring.drift.read import read_drift
 from serin.monitoring.quality.view import Estimated, Objective, ReleaseQuality, read_quality
 from serin.reports.charts import Axes, Drawing, Scale, number
 from serin.reports.drift_page import ColumnView, column_drawing
+from serin.spec.roles import Access
 from serin.watcher.cluster_state import watch_home
 
 _HOURS = 72
+_MOST_RESOLVED, _LOOKED_THROUGH = 30, 1000
 _MOST_SEGMENTS = 40
 _MOST_REQUESTS, _NEWEST_ROWS = 10, 2000
 
 
-def read_alert_list(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_alert_list(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
-    return {"alerts": read_alerts(watch_home(home, "alerts"), resolved=30)}
+    found = read_alerts(watch_home(home, "alerts"), resolved=_LOOKED_THROUGH)
+    open_ones, resolved = (
+        tuple(each for each in records if access.sees(each.alert.model))
+        for records in (found.open, found.resolved)
+    )
+    silences = tuple(each for each in found.silences if access.sees_all or _is_about(each, open_ones, access))
+    return {"alerts": replace(found, open=open_ones, resolved=resolved[:_MOST_RESOLVED], silences=silences)}
 
 
-def read_recorded(home: Path, parameters: Parameters) -> dict[str, Any]:
+def _is_about(silence: Silence, records: Sequence[AlertRecord], access: Access) -> bool:
+    """Returns whether a silence is about something that somebody may view. A pattern may name other models."""
+    if silence.model is not None:
+        return access.sees(silence.model)
+    return any(silence.covers(each.alert.key, each.alert.model, now=0.0) for each in records)
+
+
+def read_recorded(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model = parameters["model"]
     found = read_captures(home, model)
     drawn = found.requests + found.dropped if found else 0
@@ -78,7 +96,8 @@ def _recorded_rows(home: Path, found: CapturesView) -> str:
     return drawing.embedded(f"Recorded rows by hour: {sum(rows.values())} in {hours} hours")
 
 
-def read_drift_watch(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_drift_watch(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model = parameters["model"]
     found = read_drift(watch_home(home, "watch/drift"), model)
     columns = found.columns if found else ()
@@ -102,7 +121,8 @@ def _evidence(column: ColumnView) -> str:
     return meter(share, "alarm" if share >= 1 else "line", "of the evidence that an alarm needs")
 
 
-def read_live_quality(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_live_quality(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model = parameters["model"]
     found = read_quality(watch_home(home, f"watch/quality/{model}.json"), model)
     releases = found.releases if found else ()

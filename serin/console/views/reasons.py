@@ -16,6 +16,7 @@ from typing import Any, Final
 from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, Recent
 from serin.reports.charts import Bar, bars
+from serin.spec.roles import Access
 
 _MOST_KEPT: Final = 200
 _KEPT_S: Final = 600.0  # a record and the release that answered it do not change
@@ -33,7 +34,8 @@ class _NotExplained(Exception):
     """Why there are no contributions, for the page."""
 
 
-def read_request(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_request(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model, request = parameters["model"], parameters.get("id", "").strip()[:_LONGEST_ID]
     row = int(text) if (text := parameters.get("row", "0")).isdecimal() else 0
     shown = {**model_tab(home, model, "captures"), "request": request, "row": row, "outputs": [], "why": ""}

@@ -31,6 +31,7 @@ from serin.rollout.run.access import find_cluster, find_rollouts
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus, problems, statuses
 from serin.rollout.run.story import point, tell
+from serin.spec.roles import Access
 
 _MOST_DECISIONS = 60
 _MOST_POINTS = 240  # of a chart over time
@@ -64,17 +65,19 @@ class ArmRow:
     quantiles: tuple[tuple[str, float | None, float, float], ...]  # name, value and band in ms
 
 
-def read_rollouts(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_rollouts(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
-    found = statuses(find_rollouts(home))
+    found = [each for each in statuses(find_rollouts(home)) if access.sees(each.name)]
     running = [state for state in found if state.rollout.running]
     ended = sorted((state for state in found if not state.rollout.running), key=lambda s: -s.rollout.decided)
     bars = {state.name: traffic_bar(state) for state in running}
     known = problems(home) if find_cluster(home) is None else {}
+    known = {name: text for name, text in known.items() if access.sees(name)}
     return {"running": running, "ended": ended, "bars": bars, "problems": known}
 
 
-def read_rollout(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_rollout(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model = parameters["model"]
     shown = {**model_tab(home, model, "rollout"), "story": None}
     state: ModelStatus | None = shown["state"]

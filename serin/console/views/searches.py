@@ -8,16 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serin.console.views.experiments import Score, catalogues, link, main_score, paged, plain, shown_state
+from serin.console.views.experiments import (
+    Score,
+    catalogues,
+    find_seen,
+    link,
+    main_score,
+    paged,
+    plain,
+    shown_state,
+)
 from serin.console.views.view import Parameters
 from serin.errors import NotFound
 from serin.pipeline.experiments import Study, Trial
 from serin.reports.search import SearchChart, search_chart
+from serin.spec.roles import Access
 
 
-def read_searches(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_searches(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     found = catalogues(home)[1].read()
-    page = paged(found.records, parameters.get("page", "1"))
+    seen = [each for each in found.records if access.sees(each.model)]
+    page = paged(seen, parameters.get("page", "1"))
     return {
         "page": page,
         "rows": [
@@ -31,12 +42,13 @@ def read_searches(home: Path, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def read_search(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_search(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     name = parameters["run"]
     catalogue = catalogues(home)[1]
-    study = catalogue.find(name)
+    study = find_seen(catalogue, name, access)
     if study is None:
-        raise NotFound(kind="search", name=name, known=[each.run for each in catalogue.read().records])
+        known = [each.run for each in catalogue.read().records if access.sees(each.model)]
+        raise NotFound(kind="search", name=name, known=known)
     best = _best(study)
     score = _score(best) if best else None
     trials = sorted(study.trials, key=lambda each: -rank.rank if (rank := _score(each)) else math.inf)

@@ -11,6 +11,7 @@ from serin.console.views.models import model_tab
 from serin.console.views.view import Parameters, Recent, meter
 from serin.monitoring.history.read import HistoryView, SeriesHistory, read_history
 from serin.monitoring.objectives.read import read_objectives
+from serin.spec.roles import Access
 from serin.watcher.cluster_state import watch_home
 
 SPANS: Final = {"1h": (3600, 60), "1d": (86_400, 300), "7d": (7 * 86_400, 1800), "30d": (30 * 86_400, 7200)}
@@ -32,7 +33,8 @@ class ReleaseTraffic:
     last: float
 
 
-def read_traffic(home: Path, parameters: Parameters) -> dict[str, Any]:
+def read_traffic(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
+    del access
     model, span = parameters["model"], chosen_span(parameters)
     found = span_history(home, model, span)
     return {

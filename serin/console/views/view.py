@@ -12,17 +12,19 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 
 from serin.reports.charts import Drawing
+from serin.spec.roles import Access
 
 T = TypeVar("T")
 Parameters = Mapping[str, str]
-Read = Callable[[Path, Parameters], dict[str, Any]]
+Read = Callable[[Path, Parameters, Access], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """`path`: its route; `template`: in templates/views; `section`: the entry of the navigation that is marked; `read`:
-    returns what the template shows, from the stack's home and the parameters of the path and of `query`; `every_s`:
-    how long the result is used, for all who look; `live`: it is read again as long as somebody looks."""
+    returns what the template shows, from the stack's home and the parameters of the path and of `query`, of what
+    somebody may view; `every_s`: how long the result is used, for all who may view the same; `live`: it is read again
+    as long as somebody looks."""
 
     path: str
     template: str

@@ -1,12 +1,13 @@
 """Commands from a person or a flow to the controller that decides, and its answers.
 
-    rollouts/inbox/<id>.json       written by `Mailbox.submit`, removed by the controller when it is answered
-    rollouts/approvals/<id>.json   the same, for commands that give traffic by themselves (`Command.box`)
-    rollouts/answers/<id>.json     kept for a week
+    rollouts/inbox/<model>.<id>.json       written by `Mailbox.submit`, removed by the controller when it is answered
+    rollouts/approvals/<model>.<id>.json   the same, for commands that give traffic by themselves (`Command.box`)
+    rollouts/answers/<model>.<id>.json     kept for a week
 
 All are objects: of the home of one machine's stack, or of the store that several hosts share. A store's own rules can
-let one credential write to the inbox and another one to the approvals. Where a home's disk is full, they are kept in
-memory: `abort` must not wait for a disk. Ids sort by time: commands are applied in that order.
+let one credential write to the inbox and another one to the approvals, for models whose names begin alike. Where a
+home's disk is full, they are kept in memory: `abort` must not wait for a disk. Ids sort by time: commands are applied
+in that order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollb
 _FORM: Final = "serin.command"
 INBOX, APPROVALS, ANSWERS = "inbox", "approvals", "answers"
 
-_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
+_NAME: Final = re.compile(
+    r"([a-z][a-z0-9-]{0,62}\.)?[0-9A-Za-z-]{1,64}"
+)  # without a model: of an earlier version
 _TIME: Final = "%Y%m%dT%H%M%S"
 _KEEP_ANSWERS: Final = timedelta(days=7)
 
@@ -61,6 +64,11 @@ class Command(Document):
     why: str = ""
     plan: StoredPlan | None = None
     id: str = field(default_factory=new_id)
+
+    @property
+    def name(self) -> str:
+        """The name of its object. That of the answer is the same, so nobody answers for another model."""
+        return f"{self.model}.{self.id}"
 
     @property
     def box(self) -> str:
@@ -98,6 +106,8 @@ class Command(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Document, form="serin.answer"):
+    """`id`: the name of the command."""
+
     id: str
     accepted: bool
     reason: str
@@ -138,19 +148,19 @@ class Mailbox:
         self._messages = _Messages(objects)
 
     def submit(self, command: Command) -> str:
-        """Returns the command's id. Submitting a command again changes nothing."""
-        self._messages.write(command.box, _valid_id(command.id), command.dump())
-        return command.id
+        """Returns the command's name. Submitting a command again changes nothing."""
+        self._messages.write(command.box, _valid_name(command.name), command.dump())
+        return command.name
 
-    def read_answer(self, command_id: str) -> Answer | None:
-        content = self._messages.read(ANSWERS, _valid_id(command_id))
+    def read_answer(self, name: str) -> Answer | None:
+        content = self._messages.read(ANSWERS, _valid_name(name))
         advice = "remove it and give the command again"
-        path = self._messages.key(ANSWERS, command_id)
+        path = self._messages.key(ANSWERS, name)
         return None if content is None else parse_json(path, content, Answer.from_json, advice=advice)
 
     def withdraw(self, command: Command) -> None:
         """Takes back a command that the controller has not obeyed yet."""
-        self._messages.remove(command.box, _valid_id(command.id))
+        self._messages.remove(command.box, _valid_name(command.name))
 
     def ask(self, command: Command, *, timeout_s: float | None = None) -> Answer:
         """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
@@ -159,11 +169,11 @@ class Mailbox:
         self.submit(command)
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            if answer := self.read_answer(command.id):
+            if answer := self.read_answer(command.name):
                 return answer
             time.sleep(self._messages.poll_s)
         self.withdraw(command)
-        if answer := self.read_answer(command.id):
+        if answer := self.read_answer(command.name):
             return answer
         raise ControllerSilent(model=command.model, command=command.kind, waited_s=timeout_s)
 
@@ -176,8 +186,9 @@ class Inbox:
         self._unreadable: dict[str, str] = {}
         before = f"{datetime.now(UTC) - _KEEP_ANSWERS:{_TIME}}"
         for name in self._messages.names(ANSWERS):
-            made_here = name[:8].isdecimal() and name[8:9] == "T"  # an id that somebody else made up stays
-            if made_here and name[: len(before)] < before:
+            own = name.rpartition(".")[2]
+            made_here = own[:8].isdecimal() and own[8:9] == "T"  # an id that somebody else made up stays
+            if made_here and own[: len(before)] < before:
                 with suppress(OSError):
                     self._messages.remove(ANSWERS, name)
 
@@ -191,7 +202,7 @@ class Inbox:
         """Returns a command that is to be obeyed; None for everything else."""
         try:
             content = self._messages.read(box, name)
-            answered = _ID.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
+            answered = _NAME.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
         except OSError as error:
             if self._unreadable.get(name) != str(error):
                 self._unreadable[name] = str(error)
@@ -204,8 +215,8 @@ class Inbox:
             return None
         try:
             command = Command.load(content)
-            if command.id != name:
-                raise ValueError(f"its id {command.id!r} differs from its name")
+            if command.name != name:
+                raise ValueError(f"it is {command.name!r}, which differs from its object's name")
             if command.box != box:
                 raise ValueError(f"{command.kind} is taken from rollouts/{command.box}/ alone")
         except (ValueError, SerinError) as error:
@@ -216,18 +227,18 @@ class Inbox:
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
         self._check()
-        self._messages.write(ANSWERS, _valid_id(answer.id), answer.dump())
+        self._messages.write(ANSWERS, _valid_name(answer.id), answer.dump())
         for box in (INBOX, APPROVALS):
             self._messages.remove(box, answer.id)
 
     def _refuse(self, box: str, name: str, reason: str) -> None:
-        if _ID.fullmatch(name):
+        if _NAME.fullmatch(name):
             self.answer(Answer(id=name, accepted=False, reason=reason))
         else:
             self._messages.remove(box, name)
 
 
-def _valid_id(command_id: str) -> str:
-    if not _ID.fullmatch(command_id):
-        raise ValueError(f"{command_id!r} is not a command id")
-    return command_id
+def _valid_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a command")
+    return name

@@ -246,7 +246,7 @@ class Controller:
             course = self._try_to_open(command.model)
         now = course.rollout if course else None
         if course and now and command.id in course.obeyed:
-            self._commands.answer(Answer(id=command.id, accepted=True, reason=now.reason, rollout=now.id))
+            self._commands.answer(Answer(id=command.name, accepted=True, reason=now.reason, rollout=now.id))
             return False
         t = self._clock.now()
         try:
@@ -258,9 +258,10 @@ class Controller:
         except (LeadershipLost, StoreUnreachable):
             raise
         except FOREIGN as error:
-            self._commands.answer(Answer(id=command.id, accepted=False, reason=str(error)))
+            logger.info(f"{command.kind} {command.model} by {command.by} is refused: {error}")
+            self._commands.answer(Answer(id=command.name, accepted=False, reason=str(error)))
             return False
-        self._commands.answer(Answer(id=command.id, accepted=True, reason=then.reason, rollout=then.id))
+        self._commands.answer(Answer(id=command.name, accepted=True, reason=then.reason, rollout=then.id))
         return True
 
     def _with_approval(self, command: Command) -> Command:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from serin.machine.ports import is_loopback
 from serin.spec.rate import Rate, RateText, read_rate
+from serin.spec.roles import Pattern
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 # Nothing in a claim's name can end the quotes of a Lua string.
@@ -45,7 +46,7 @@ class Issuer(BaseModel):
     audiences: tuple[Annotated[str, Field(min_length=1, max_length=500)], ...] = Field(min_length=1)
     jwks_url: Annotated[str, AfterValidator(safe_url)] | None = None
     jwks_file: str | None = None
-    models: tuple[Name, ...] | None = None
+    models: tuple[Pattern, ...] | None = None
     models_claim: Claim | None = None
     rate: RateText | None = None
     burst: int | None = Field(default=None, ge=1)

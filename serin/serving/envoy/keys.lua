@@ -124,6 +124,19 @@ local function known(handle, header)
   return entry
 end
 
+-- Whether a model is among ",those,": by its name, or by the beginning of it with a * behind.
+local function among(models, model)
+  if models:find("," .. model .. ",", 1, true) then
+    return true
+  end
+  for length = 0, #model do
+    if models:find("," .. model:sub(1, length) .. "*,", 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
 -- Calls that carry one message, which comes at once. Others may be streams, whose client waits for an answer.
 local UNARY = {
   [SERVICE .. "ModelInfer"] = true,
@@ -194,7 +207,7 @@ function envoy_on_request(handle)
   describe(handle, entry)
   if entry.models ~= nil then -- nil: all
     local model = path:match("^/v2/models/([^/?]+)")
-    if model ~= nil and not entry.models:find("," .. model .. ",", 1, true) then
+    if model ~= nil and not among(entry.models, model) then
       local what = entry.issuer == nil and "key" or "token"
       refuse(handle, path, "403", "7", "this " .. what .. " may not ask for this model")
     elseif path:sub(1, #SERVICE) == SERVICE then

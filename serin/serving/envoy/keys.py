@@ -22,22 +22,30 @@ from serin.machine.durable import file_signature, make_private, sync, write_secr
 from serin.machine.locks import locked
 from serin.serving.envoy.guard import asks_for_keys
 from serin.serving.envoy.issuers import Issuer, Name, lua_issuers
-from serin.spec.names import valid_model_name
 from serin.spec.rate import Rate, RateText, read_rate
+from serin.spec.roles import ROLES, Pattern, Role
 
 PREFIX = "serin_"  # so that scanners for leaked secrets know one
 
 KeyState = Literal["good", "expired", "revoked"]
+_NAME = "lower-case letters, digits and -, begins with a letter, at most 63 long"
+_RULES = {
+    "name": f"a name is made of {_NAME}",
+    "models": f"a model's name is made of {_NAME}; `fraud-*` stands for all that begin so, and `*` for all models",
+    "role": f"a role is one of {', '.join(ROLES)}",
+}
 
 
 class ApiKey(BaseModel):
-    """The stored part of a key. `models` None: all of them. `rate` None: no limit. Times are seconds since 1970."""
+    """The stored part of a key. `models` None: all of them. `role`: at the console; None: the key asks for answers
+    only. `rate` None: no limit. Times are seconds since 1970."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    models: tuple[Name, ...] | None
+    models: tuple[Pattern, ...] | None
+    role: Role | None = None
     made: float
     expires: float | None = None
     revoked: float | None = None
@@ -65,6 +73,15 @@ class KeyRing(BaseModel):
     required: bool = False
     keys: tuple[ApiKey, ...] = ()
     issuers: tuple[Issuer, ...] = ()
+
+    def find(self, key: str) -> ApiKey | None:
+        """Returns the entry of a key, whatever its state."""
+        digest = _digest(key)
+        return next((entry for entry in self.keys if entry.sha256 == digest), None)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +147,7 @@ class KeyFile:
         name: str,
         *,
         models: Sequence[str] | None = None,
+        role: str | None = None,
         lasts_s: float | None = None,
         rate: str | None = None,
         burst: int | None = None,
@@ -148,18 +166,20 @@ class KeyFile:
             if any(entry.name == name for entry in ring.keys):
                 raise KeyRefused(name=name, reason="there is or was one of this name; choose another")
             try:
-                entry = ApiKey(
-                    name=name,
-                    sha256=hashlib.sha256(key.encode()).hexdigest(),
-                    models=tuple(dict.fromkeys(map(valid_model_name, models))) if models else None,
-                    made=now,
-                    expires=None if lasts_s is None else now + lasts_s,
-                    rate=rate,
-                    burst=burst,
+                entry = ApiKey.model_validate(
+                    {
+                        "name": name,
+                        "sha256": _digest(key),
+                        "models": tuple(dict.fromkeys(models)) if models else None,
+                        "role": role,
+                        "made": now,
+                        "expires": None if lasts_s is None else now + lasts_s,
+                        "rate": rate,
+                        "burst": burst,
+                    }
                 )
-            except ValidationError:
-                reason = "a name is made of lower-case letters, digits and -, begins with a letter, at most 63 long"
-                raise KeyRefused(name=name, reason=reason) from None
+            except ValidationError as error:
+                raise KeyRefused(name=name, reason=_RULES[str(error.errors()[0]["loc"][0])]) from None
             self._write(ring.model_copy(update={"required": True, "keys": (*ring.keys, entry)}))
         return entry, key
 

@@ -25,7 +25,7 @@ EVENTS: Final = "windows/state"  # of online windows: a folder of LMDB
 JOURNALS: Final = "rollouts"
 JOURNALED: Final = "cluster/models"
 TRUST: Final = "trusted-keys"  # while it exists, versions must be signed: also when it is empty
-_FILES: Final = ("keys.json", ".keys-required", "metrics-token", "prefect-login")
+_FILES: Final = ("audit.jsonl", "keys.json", ".keys-required", "metrics-token", "prefect-login")
 _FOLDERS: Final = (
     *("alerts", "console", "watch", "labels", "prefect/storage", TRUST),
     "issuers",  # public keys of OpenID providers: tokens are taken also while a provider does not answer

@@ -68,7 +68,7 @@ def _hold_rollouts(home: Path, manifest: Manifest, path: Path) -> tuple[str, ...
             decisions = journal.all()
             if not decisions:
                 raise BackupBroken(path=path, reason=f"it has no journal of the open rollout of {model}")
-            then = restored(decision2rollout(decisions[-1]), now, reason, by=environment.user())
+            then = restored(decision2rollout(decisions[-1]), now, reason, by=environment.actor())
             journal.append(rollout2decision(then, now))
             if then.hold:
                 held.append(model)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serin.host.console import Role, role_secret
+from serin.host.console import Account, account_secret
 from serin.host.state import running_stack
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import home_rollouts
@@ -67,9 +67,9 @@ def phase(home: Path) -> str:
     return found.rollout.phase if found else ""
 
 
-def log_in(page: Page, url: str, home: Path, role: Role) -> None:
+def log_in(page: Page, url: str, home: Path, role: Account) -> None:
     page.open(f"{url}/login")
-    page.type_into("#secret", role_secret(home, role))
+    page.type_into("#secret", account_secret(home, role))
     page.type_into("#name", "Ada")
     page.run("document.querySelector('form .strong').click()")
     page.wait_until("!!document.getElementById('view')", f"logged in as {role}")
@@ -177,4 +177,4 @@ def test_a_rollout_is_followed_live_and_another_is_aborted_by_an_operator_only(
         -1
     ] == "Ada (console operator)"
     log = (home / "logs" / "console.log").read_text()
-    assert not any(role_secret(home, role) in log for role in ("viewer", "operator"))
+    assert not any(account_secret(home, role) in log for role in ("viewer", "operator"))

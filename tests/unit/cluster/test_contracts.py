@@ -166,8 +166,8 @@ def test_an_answer_takes_the_command_away(place: Place) -> None:
 def test_what_was_answered_is_not_answered_again(place: Place) -> None:
     inbox, given = place.inbox(), command()
     place.rollouts.mailbox.submit(given)
-    inbox.answer(Answer(id=given.id, accepted=False, reason="busy"))
-    place.put_command(given.id, json.dumps(given.to_json()))  # as after a crash before its removal
+    inbox.answer(Answer(id=given.name, accepted=False, reason="busy"))
+    place.put_command(given.name, json.dumps(given.to_json()))  # as after a crash before its removal
     assert inbox.pending() == []
     assert not list(place.inbox_folder.iterdir())
 
@@ -190,12 +190,25 @@ def test_what_was_answered_is_not_answered_again(place: Place) -> None:
 )
 def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: str) -> None:
     inbox = place.inbox()
-    place.put_command("c1", content)
+    place.put_command("flights.c1", content)
     good = place.rollouts.mailbox.submit(command())
-    assert [each.id for each in inbox.pending()] == [good]
-    answer = place.rollouts.mailbox.read_answer("c1")
+    assert [each.name for each in inbox.pending()] == [good]
+    answer = place.rollouts.mailbox.read_answer("flights.c1")
     assert not answer.accepted
     assert answer.reason.startswith("not a command: ")
+
+
+@pytest.mark.parametrize("name", ["flights.c1", "flight.c1", "payments.c2", "c1", "payments-x"])
+def test_a_command_is_taken_from_the_object_of_its_model_and_id_alone(place: Place, name: str) -> None:
+    """A store's rules say who may write which of them."""
+    inbox = place.inbox()
+    place.put_command(name, json.dumps(command(model="payments", id="c1").to_json()))
+    assert inbox.pending() == []
+    answer = place.rollouts.mailbox.read_answer(name)
+    assert answer is not None
+    assert "differs from its object's name" in answer.reason
+    assert place.rollouts.mailbox.read_answer("payments.c1") is None
+    assert not list(place.inbox_folder.iterdir())
 
 
 def test_commands_of_both_boxes_come_in_their_order_and_are_withdrawn(place: Place) -> None:
@@ -207,7 +220,7 @@ def test_commands_of_both_boxes_come_in_their_order_and_are_withdrawn(place: Pla
         box.submit(each)
     assert [each.kind for each in place.inbox().pending()] == ["approve", "pause", "promote", "abort"]
     box.withdraw(given[0])
-    place.inbox().answer(Answer(id=given[2].id, accepted=True, reason=""))
+    place.inbox().answer(Answer(id=given[2].name, accepted=True, reason=""))
     assert [each.kind for each in place.inbox().pending()] == ["pause", "abort"]
 
 
@@ -217,7 +230,7 @@ def test_ask_waits_for_the_answer(place: Place) -> None:
     def controller() -> None:
         while not done.wait(0.01):
             for each in inbox.pending():
-                inbox.answer(Answer(id=each.id, accepted=True, reason="", rollout="r1"))
+                inbox.answer(Answer(id=each.name, accepted=True, reason="", rollout="r1"))
 
     thread = threading.Thread(target=controller)
     thread.start()
@@ -236,7 +249,7 @@ def test_a_command_nobody_answers_is_taken_back(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["../../secret", "", "a/b", "x" * 65])
 def test_an_id_never_leads_out_of_its_folder(place: Place, name: str) -> None:
-    with pytest.raises(ValueError, match="not a command id"):
+    with pytest.raises(ValueError, match="not the name of a command"):
         place.rollouts.mailbox.read_answer(name)
 
 

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from serin.console.app import build_app
-from serin.host.console import ConsoleSettings, Role, role_secret
+from serin.host.console import Account, ConsoleSettings, account_secret
+from serin.machine.ports import free_ports
 from tests.fakes.gpus import write_inventory
+from tests.kit.waiting import until
 from tests.unit.console.scenes import furnish
 
 with warnings.catch_warnings():  # it prefers a successor of httpx, which nothing else here needs
@@ -27,8 +33,8 @@ class Visitor:
     client: TestClient
     home: Path
 
-    def login(self, role: Role, name: str = "") -> Visitor:
-        fields = {"secret": role_secret(self.home, role), "name": name}
+    def login(self, account: Account, name: str = "") -> Visitor:
+        fields = {"secret": account_secret(self.home, account), "name": name}
         assert self.post("/login", fields).status_code == 303
         return self
 
@@ -68,3 +74,20 @@ def full(furnished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SERIN_HOME", str(furnished))
     monkeypatch.setenv("SERIN_INVENTORY", str(furnished / "inventory.json"))
     return furnished
+
+
+@contextmanager
+def served(home: Path, follow: Callable[[], ConsoleSettings] = ConsoleSettings) -> Iterator[str]:
+    """A console on a port; `follow`: see build_app."""
+    (port,) = free_ports(1)
+    app = build_app(home, follow(), port, follow)
+    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started, "the start of the server", alive=thread.is_alive)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)

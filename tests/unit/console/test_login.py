@@ -12,10 +12,11 @@ from serin.console.guard import Attempts, source_of
 from serin.console.state import cookie2session, new_session, session2cookie
 from serin.errors import SpecError, StackUnusable
 from serin.host.console import (
-    ROLES,
+    ACCOUNTS,
+    Account,
     ConsoleSettings,
+    account_secret,
     read_settings,
-    role_secret,
     rotate_secret,
     secret_file,
 )
@@ -29,23 +30,23 @@ def test_without_a_session_every_view_leads_to_the_login_and_no_stream_opens(hom
     assert stranger.get("/login").status_code == 200
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("account", ACCOUNTS)
 def test_the_secret_of_a_role_opens_a_session_that_scripts_and_other_sites_cannot_use(
-    home: Path, role: str
+    home: Path, account: Account
 ) -> None:
     somebody = visitor(home)
-    answer = somebody.post("/login", {"secret": role_secret(home, role), "next": "/runs"})  # type: ignore[arg-type]
+    answer = somebody.post("/login", {"secret": account_secret(home, account), "next": "/runs"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
-    assert role_secret(home, role) not in cookie  # type: ignore[arg-type]
-    assert f"</span>console {role}</span>" in somebody.get("/runs").text
+    assert account_secret(home, account) not in cookie
+    assert f"</span>console {account}</span>" in somebody.get("/runs").text
 
 
 @pytest.mark.parametrize("name", ["Olga <b>Operator</b>", "a" * 61, "two\nlines", "Ann (console operator)"])
 def test_a_name_that_would_have_to_be_changed_is_refused(home: Path, name: str) -> None:
-    answer = visitor(home).post("/login", {"secret": role_secret(home, "operator"), "name": name})
+    answer = visitor(home).post("/login", {"secret": account_secret(home, "operator"), "name": name})
     assert answer.status_code == 400
     assert "A name has at most 60 characters" in answer.text
     assert "set-cookie" not in answer.headers
@@ -74,8 +75,8 @@ def test_wrong_secrets_wait_longer_each_time_and_a_right_one_never_does(home: Pa
         answer = console.post("/login", {"secret": "wrong"})
         assert answer.status_code == 429
         assert 0 < int(answer.headers["retry-after"]) <= 2
-    for role in ROLES:
-        assert console.post("/login", {"secret": role_secret(home, role)}).status_code == 303
+    for account in ACCOUNTS:
+        assert console.post("/login", {"secret": account_secret(home, account)}).status_code == 303
 
 
 def test_the_delay_doubles_up_to_a_limit_and_is_for_one_source() -> None:
@@ -128,7 +129,7 @@ def test_a_source_elsewhere_is_its_address_or_network(address: str, source: str)
 
 def test_a_new_secret_ends_the_sessions_of_its_role_and_no_others(home: Path) -> None:
     operator, viewer = visitor(home).login("operator"), visitor(home).login("viewer")
-    before = role_secret(home, "operator")
+    before = account_secret(home, "operator")
     assert rotate_secret(home, "operator") != before
     assert operator.get("/alerts").status_code == 303
     assert viewer.get("/alerts").status_code == 200
@@ -146,12 +147,12 @@ def test_a_changed_or_expired_cookie_is_no_session(home: Path) -> None:
 
 
 def test_secrets_are_private_files_and_one_that_others_can_read_is_refused(home: Path) -> None:
-    role_secret(home, "viewer")
+    account_secret(home, "viewer")
     file = secret_file(home, "viewer")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
     with pytest.raises(StackUnusable, match="can be read by others"):
-        role_secret(home, "viewer")
+        account_secret(home, "viewer")
 
 
 def test_logging_out_takes_the_session_away(home: Path) -> None:
@@ -166,7 +167,7 @@ def test_logging_out_takes_the_session_away(home: Path) -> None:
 
 @pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "x", "/a?b"])
 def test_a_login_never_leads_to_another_site(home: Path, target: str) -> None:
-    answer = visitor(home).post("/login", {"secret": role_secret(home, "viewer"), "next": target})
+    answer = visitor(home).post("/login", {"secret": account_secret(home, "viewer"), "next": target})
     assert answer.headers["location"] == "/"
 
 
@@ -188,7 +189,7 @@ def test_every_answer_carries_a_strict_policy(home: Path) -> None:
 def test_behind_tls_the_cookie_is_for_tls_only(home: Path) -> None:
     secure = ConsoleSettings(url="https://serin.example.com")
     somebody = visitor(home, secure, base="https://serin.example.com")
-    fields = {"secret": role_secret(home, "viewer")}
+    fields = {"secret": account_secret(home, "viewer")}
     answer = somebody.post("/login", fields, origin="https://serin.example.com")
     assert answer.headers["set-cookie"].startswith("__Host-serin=")
     assert "Secure" in answer.headers["set-cookie"]
@@ -196,10 +197,13 @@ def test_behind_tls_the_cookie_is_for_tls_only(home: Path) -> None:
 
 
 def test_a_login_form_of_another_site_is_refused(home: Path) -> None:
-    fields = {"secret": role_secret(home, "viewer")}
+    fields = {"secret": account_secret(home, "viewer")}
     assert visitor(home).post("/login", fields, origin="http://evil.example").status_code == 403
     assert visitor(home).post("/login", fields, origin=None).status_code == 303
     assert visitor(home).post("/login", {"secret": "x" * 20_000}, origin=BASE).status_code == 413
+
+
+OIDC = "oidc: {issuer: 'https://login.example.com', client_id: x"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,17 @@ def test_a_login_form_of_another_site_is_refused(home: Path) -> None:
         ("sesion: 1h", "SERIN_CONSOLE"),
         ("url: serin.example.com", "must be a scheme and a host"),
         ("oidc: {issuer: 'http://login.example.com', client_id: x}", "must be an https URL"),
-        ("oidc: {issuer: 'https://login.example.com', client_id: x}", "url"),
+        ("oidc: {issuer: 'https://login.example.com', client_id: x}", "oidc.groups: is missing; add it"),
+        (f"{OIDC}, groups: {{ml: [{{models: '*', role: view}}]}}}}", "url: is missing"),
+        (f"{OIDC}, operators: [ml]}}", r"write `groups: \{ml: \[\{models: '\*', role: administer\}\]\}`"),
+        (f"{OIDC}, viewers: [all]}}", r"write `groups: \{all: \[\{models: '\*', role: view\}\]\}`"),
+        (f"{OIDC}, groups: {{ml: [{{models: '*', role: viewer}}]}}}}", "oidc.groups.ml.0.role: .*'release'"),
+        (
+            f"{OIDC}, groups: {{ml: [{{models: 'Fraud*', role: view}}]}}}}",
+            "oidc.groups.ml.0.models: .*pattern",
+        ),
+        (f"{OIDC}, groups: {{ml: [{{model: fraud, role: view}}]}}}}", "did you mean 'models'"),
+        (f"{OIDC}, groups: {{}}}}", "oidc.groups: .*at least 1"),
         ("secrets: false", "nobody can log in"),
         ("address: 0.0.0.0", "url: with address 0.0.0.0 other machines reach the console"),
         ("{address: 10.0.0.7, url: 'http://serin.example.com'}", "name the https address of the proxy"),

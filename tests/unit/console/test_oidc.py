@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from serin.console import oidc
 from serin.host.console import ConsoleSettings, OidcSettings
+from serin.spec.roles import Grant
 from tests.unit.console.conftest import Visitor, visitor
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the provider
@@ -26,7 +27,7 @@ URL = "http://127.0.0.1:8090"
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[str]:
-    """A provider that knows Ada, who operates, Vic, who reads, and Eve, who has no role."""
+    """A provider that knows Ada, who administers, Vic, who reads, and Eve, who has no role."""
     with oidc_provider_mock.run_server_in_thread() as server:
         address = f"http://localhost:{server.server_port}"
         for name, groups in (("ada", ["ml-platform", "all"]), ("vic", ["support"]), ("eve", ["all"])):
@@ -41,8 +42,11 @@ SECRET = Path(tempfile.gettempdir()) / f"serin-oidc-{os.getpid()}"
 
 
 def provider(issuer: str) -> OidcSettings:
-    roles = {"operators": ("ml-platform",), "viewers": ("support",)}
-    return OidcSettings(issuer=issuer, client_id="serin", client_secret_file=SECRET, **roles)
+    groups = {
+        "ml-platform": (Grant(models="*", role="administer"),),
+        "support": (Grant(models="*", role="view"),),
+    }
+    return OidcSettings(issuer=issuer, client_id="serin", client_secret_file=SECRET, groups=groups)
 
 
 def settings(issuer: str) -> ConsoleSettings:
@@ -68,9 +72,9 @@ def come_back(somebody: Visitor, url: str) -> httpx.Response:
     return somebody.get(f"{place.path}?{place.query}")
 
 
-@pytest.mark.parametrize(("name", "role"), [("ada", "operator"), ("vic", "viewer")])
-def test_a_person_gets_the_role_of_their_claim_and_their_own_name(
-    home: Path, issuer: str, name: str, role: str
+@pytest.mark.parametrize(("name", "group"), [("ada", "ml-platform"), ("vic", "support")])
+def test_a_person_is_named_with_the_groups_that_have_a_role(
+    home: Path, issuer: str, name: str, group: str
 ) -> None:
     somebody = visitor(home, settings(issuer))
     asked = parse_qs(urlsplit(went := go_to_provider(somebody)).query)
@@ -81,7 +85,7 @@ def test_a_person_gets_the_role_of_their_claim_and_their_own_name(
     assert "url=/runs" in done.text
     page = somebody.get("/runs")
     assert page.status_code == 200
-    assert f"{name}@example.com (console {role})" in page.text
+    assert f"{name}@example.com ({group})" in page.text
 
 
 def test_a_person_without_a_role_is_refused_by_name(home: Path, issuer: str) -> None:
@@ -117,7 +121,8 @@ def test_the_code_is_exchanged_with_the_verifier_of_the_challenge(
         return real(method, url, **more)
 
     monkeypatch.setattr(oidc, "_ask", ask)
-    assert oidc.finish(wanted, begun, sent["code"][0], f"{URL}/login/oidc/done").role == "operator"
+    person = oidc.finish(wanted, begun, sent["code"][0], f"{URL}/login/oidc/done")
+    assert (person.subject, person.groups) == ("ada", ("ml-platform",))
     digest = hashlib.sha256(posted["code_verifier"].encode()).digest()
     challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
     assert parse_qs(urlsplit(begun.url).query)["code_challenge"] == [challenge]
@@ -203,8 +208,8 @@ def test_a_provider_that_does_not_answer_is_reported_and_secrets_still_work(home
 
 
 def test_where_only_the_provider_decides_secrets_are_refused(home: Path, issuer: str) -> None:
-    from serin.host.console import role_secret
+    from serin.host.console import account_secret
 
     somebody = visitor(home, settings(issuer).model_copy(update={"secrets": False}))
     assert "Secret" not in somebody.get("/login").text
-    assert somebody.post("/login", {"secret": role_secret(home, "operator")}).status_code == 401
+    assert somebody.post("/login", {"secret": account_secret(home, "operator")}).status_code == 401

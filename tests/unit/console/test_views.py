@@ -3,24 +3,20 @@
 import dataclasses
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 
 from serin.console import app
-from serin.console.app import VIEWS, build_app
+from serin.console.app import VIEWS
 from serin.console.views import machines
 from serin.formats.serving.journal import NOT_PROMISED
-from serin.host.console import ConsoleSettings, role_secret, rotate_secret
-from serin.machine.ports import free_ports
+from serin.host.console import account_secret, rotate_secret
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
 from serin.prefect.run_entries import RunEntry
@@ -28,8 +24,7 @@ from serin.store.store import Store
 from tests.fakes.editions import LIVE, publish_edition
 from tests.fakes.rollout import go_live
 from tests.kit.commands import serin_main
-from tests.kit.waiting import until
-from tests.unit.console.conftest import visitor
+from tests.unit.console.conftest import served, visitor
 from tests.unit.console.scenes import fire
 from tests.unit.serving.bundles import MODEL
 
@@ -271,23 +266,6 @@ def test_every_page_of_others_files_has_its_licence_beside_it() -> None:
     assert [folder.name for folder in folders if not (folder / "LICENSE").is_file()] == []
 
 
-@contextmanager
-def served(home: Path) -> Iterator[str]:
-    (port,) = free_ports(1)
-    config = uvicorn.Config(
-        build_app(home, ConsoleSettings(), port), port=port, log_config=None, timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until(lambda: server.started, "the start of the server", alive=thread.is_alive)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
 def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
     name, data = "", list[str]()
     for line in lines:
@@ -305,7 +283,7 @@ def test_a_stream_sends_a_view_when_it_changes_and_ends_with_the_session(
 ) -> None:
     monkeypatch.setattr(app, "VIEWS", [replace(view, every_s=0.05) for view in app.VIEWS])
     with served(home) as url, httpx.Client(base_url=url, timeout=30) as browser:
-        fields = {"secret": role_secret(home, "viewer")}
+        fields = {"secret": account_secret(home, "viewer")}
         browser.post("/login", data=fields, headers={"origin": url})
         page = browser.get("/alerts").text
         place = page.partition('sse-connect="')[2].partition('"')[0].replace("&amp;", "&")

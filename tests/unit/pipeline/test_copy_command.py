@@ -39,7 +39,7 @@ def answered(tmp_path: Path) -> Iterator[tuple[str, list[Command]]]:
         while not stop.wait(0.01):
             for command in inbox.pending():
                 told.append(command)
-                inbox.answer(Answer(id=command.id, accepted=True, reason="", rollout=command.id))
+                inbox.answer(Answer(id=command.name, accepted=True, reason="", rollout=command.id))
 
     with beside(lead, stop=stop):
         yield objects.url, told

@@ -230,9 +230,9 @@ def test_an_approval_that_is_asked_for_is_not_taken_from_the_inbox_by_any_name(t
         Command(kind="promote", model="flights", by="ci"),
         Command(kind="rollback", model="flights", version=1, by="ci"),
     ):
-        (inbox / f"{command.id}.json").write_bytes(command.dump())
+        (inbox / f"{command.name}.json").write_bytes(command.dump())
         scene.tick()
-        answer = scene.answer(command.id)
+        answer = scene.answer(command.name)
         assert not answer.accepted
         assert "rollouts/approvals/ alone" in answer.reason
     assert list(inbox.iterdir()) == []

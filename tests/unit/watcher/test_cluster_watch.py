@@ -253,6 +253,28 @@ def test_a_request_that_is_done_again_after_a_crash_changes_nothing_more(
     assert len(read_alerts(state, now=NOW).silences) == 1
 
 
+@pytest.mark.parametrize(
+    ("what", "arguments", "name"),
+    [
+        ("acknowledge", {"key": "taxis/disk", "by": "eve", "now": NOW}, "fraud-eu.{}"),
+        ("silence", {"pattern": "*", "until": NOW + 600, "by": "eve", "now": NOW}, "fraud-eu.{}"),
+        ("add_labels", {"model": "taxis"}, "fraud-eu.{}"),
+        ("add_labels", {"model": "fraud-eu", "key": "policy.json"}, "fraud-eu.{}x"),
+    ],
+)
+def test_a_request_in_the_object_of_another_model_is_not_obeyed_and_removes_nothing(
+    store: FolderObjects, tmp_path: Path, what: str, arguments: dict[str, object], name: str
+) -> None:
+    """A store's rules say who may write which of them."""
+    store.put("policy.json", b"{}")
+    request = Request(what=what, arguments=arguments)
+    store.put(f"{PREFIX}/requests/{name.format(request.id)}.json", request.dump())
+    RequestsDuty(tmp_path / "led", store, lambda: None).tick(0.0)
+    assert store.keys(f"{PREFIX}/") == []
+    assert store.read("policy.json") is not None
+    assert read_alerts(tmp_path / "led", now=NOW).silences == ()
+
+
 def test_what_a_leader_does_not_know_is_not_accepted_in_silence(
     store: FolderObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,16 @@ bool read_frame(Stream stream, Text frame, Text& message) {
   return false;
 }
 
+// Whether a model is among ",those,": by its name, or by the beginning of it with a * behind (as in keys.lua).
+bool among(const std::string& models, Text model) {
+  const std::string name = "," + std::string(model);
+  if (models.find(name + ",") != std::string::npos) return true;
+  for (size_t length = 1; length <= name.size(); ++length) {
+    if (models.find(name.substr(0, length) + "*,") != std::string::npos) return true;
+  }
+  return false;
+}
+
 bool accept_message(Stream stream, const Request& request, Body& body) {
   Text frame = body.first(body.size()), message;
   if (!read_frame(stream, frame, message)) return false;
@@ -234,7 +244,7 @@ bool accept_message(Stream stream, const Request& request, Body& body) {
     return false;
   }
   bool is_model = is_name(named.model);
-  if (request.guarded && !(is_model && request.may.find("," + std::string(named.model) + ",") != std::string::npos)) {
+  if (request.guarded && !(is_model && among(request.may, named.model))) {
     refuse(stream, 403, "7", "this key may not ask for this model");
     return false;
   }
