@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from serin.errors import DatabaseFailed, ScoringRefused, SourceMissing, SourceUnreadable
 from serin.etl.sources.delta import find_added, find_delta, open_delta
@@ -34,6 +35,8 @@ from serin.store.databases import connected, literal, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Constants = tuple[tuple[str, pa.DataType, str | None], ...]
+_PLAIN_TYPES = ("int64", "double", "string")
 _NAMED = 3  # files that a refusal names
 _TABLE = "rows"  # what the readers of the ETL call it
 
@@ -159,7 +162,7 @@ def _new_versions(
     )
 
 
-def _of_snapshot(file: SourceFile, schema: pa.Schema) -> tuple[tuple[str, pa.DataType, str | None], ...]:
+def _of_snapshot(file: SourceFile, schema: pa.Schema) -> Constants:
     """Values of partition columns, and nulls for columns that were added to the table after the file."""
     values = dict(file.partition)
     return tuple((each.name, each.type, _plain(values.get(each.name, NULL))) for each in schema)
@@ -171,7 +174,7 @@ def _plain(text: str) -> str | None:
 
 def _with_pieces(
     files: Sequence[SourceFile],
-    constants: Callable[[SourceFile], tuple[tuple[str, pa.DataType, str | None], ...]],
+    constants: Callable[[SourceFile], Constants],
     new: NewRows,
 ) -> NewRows | None:
     if not files:
@@ -213,9 +216,20 @@ def _new_values(
     rows = f"SELECT * FROM (\n{source.sql}\n) AS serin_all WHERE {' AND '.join(bounds)}"  # noqa: S608 (quoted)
     shutil.rmtree(scratch, ignore_errors=True)
     file = read_sql(_TABLE, source.model_copy(update={"sql": rows}), scratch)
-    found = _with_pieces([file], lambda _: (), NewRows(pieces=(), source=name, upto=newest, since=first))
-    count = 0 if found is None else pa.parquet.read_metadata(file.path).num_rows
-    return replace(found, seen=before + count) if found is not None and count else None
+    count = pq.read_metadata(file.path).num_rows
+    if not count:
+        return None
+    typed = _types_before(pq.read_schema(file.path), {} if last is None else last.columns)
+    new = NewRows(pieces=(), source=name, upto=newest, since=first, seen=before + count)
+    return _with_pieces([file], lambda _: typed, new)
+
+
+def _types_before(schema: pa.Schema, before: Mapping[str, str]) -> Constants:
+    """Columns of other types than in the run before: SQLite knows none where there are no values."""
+    changed = [each.name for each in schema if before.get(each.name, str(each.type)) != str(each.type)]
+    return tuple(
+        (name, pa.type_for_alias(before[name]), None) for name in changed if before[name] in _PLAIN_TYPES
+    )
 
 
 def _lower(column: str, after: int | str | None, first: int | str | None) -> list[str]:

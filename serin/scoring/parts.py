@@ -201,8 +201,9 @@ class Piece:
     """A file, or some of its row groups.
 
     `mark`: the file's size and its date or tag: another mark, other rows. `constants`: columns that a file without them
-    has by its place, with their type and their value as text. `order`: of all columns; else the file's, then these.
-    `csv`: how a CSV file is written; None: like the table that the model was trained on, or plain."""
+    (without values in them) has by its place, with their type and their value as text. `order`: of all columns; else
+    the file's, then these. `csv`: how a CSV file is written; None: like the table that the model was trained on, or
+    plain."""
 
     path: str
     groups: tuple[int, ...] | None = None
@@ -264,9 +265,11 @@ def _read(piece: Piece, schema: Schema, bundle: Path) -> Iterator[pa.Table]:
 
 def _with_constants(rows: pa.Table, piece: Piece) -> pa.Table:
     for name, kind, text in piece.constants:
-        if name not in rows.column_names:
-            value = pa.array([text], pa.string()).cast(kind)
-            rows = rows.append_column(name, pa.repeat(value[0], len(rows)))
+        place = rows.schema.get_field_index(name)
+        if place >= 0 and (text is not None or rows.column(place).null_count < len(rows)):
+            continue
+        column = pa.repeat(pa.array([text], pa.string()).cast(kind)[0], len(rows))
+        rows = rows.append_column(name, column) if place < 0 else rows.set_column(place, name, column)
     return rows.select(piece.order) if piece.order else rows
 
 
