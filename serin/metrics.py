@@ -79,7 +79,6 @@ def paired_bootstrap(
     theirs: ArrayLike,
     *,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> NDArray[np.float64]:
     """How the two models' metric differs (ours - theirs) in each of many resamples of the same rows, drawn with
     replacement. Resamples that cannot be measured (AUC with one class) are left out; ValueError when all are.
@@ -88,7 +87,7 @@ def paired_bootstrap(
     """
     measures = [_resampled(metric, *_pair(target, scores)) for scores in (ours, theirs)]
     rows = len(np.asarray(target))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     differences, weights = np.empty(resamples), np.empty(rows)
     for at in range(resamples):
         weights[:] = np.bincount(random.integers(0, rows, rows), minlength=rows)

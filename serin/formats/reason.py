@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, cast
 
 from serin.machine.typed_json import Document
 
 Kind = Literal["asked", "nightly", "data", "drift", "quality"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 _PLAIN: Mapping[Kind, str] = {
     "asked": "somebody asked for it",
     "nightly": "it is trained every night",

@@ -10,10 +10,10 @@ from serin.machine import environment
 _MASK = "********"
 
 
-def log_tail(path: Path, lines: int = 20) -> str:
+def log_tail(path: Path) -> str:
     """Returns the last lines of a log; '' when there is none."""
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(path.read_text(errors="replace").splitlines()[-20:])
     except OSError:
         return ""
 

@@ -136,7 +136,7 @@ def key_file(home: Path) -> KeyFile:
     return KeyFile(path=home / "keys.json", published=home / "gateway" / "keys" / "keys.json")
 
 
-def build_releases(home: Path, store: Store | None = None, host: Supervisor | None = None) -> Releases:
+def build_releases(home: Path, store: Store | None = None) -> Releases:
     """`store`: where versions come from; None: the store that this process is configured to use."""
     from serin.serving.triton.releases import Releases
     from serin.store.store import Store
@@ -144,7 +144,7 @@ def build_releases(home: Path, store: Store | None = None, host: Supervisor | No
 
     return Releases(
         home / "releases",
-        host=host or Supervisor(home),
+        host=Supervisor(home),
         store=store or Store.open(),
         trust=Trust.open(),
     )

@@ -47,9 +47,8 @@ def joined(num: Array, cat: Array) -> Array:
     return np.concatenate([np.asarray(num, np.float32), np.asarray(cat, np.float32)], axis=1)
 
 
-def read_booster(data: bytes, *, threads: int | None = None) -> Booster:
-    settings = {} if threads is None else {"nthread": threads}
-    return load_xgboost().Booster(settings, model_file=bytearray(data))
+def read_booster(data: bytes) -> Booster:
+    return load_xgboost().Booster(model_file=bytearray(data))
 
 
 def in_units(booster: Booster, unit: float) -> Booster:

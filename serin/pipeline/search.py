@@ -26,7 +26,7 @@ def search_settings(
     assert spec.search is not None
     home = environment.home()
     key = search_key(spec.model, spec.training, spec.search, datasets)
-    folder = run_folder(home, f"search-{key}", create=True)
+    folder = run_folder(home, f"search-{key}")
     name_model(folder, spec.name)
     try:
         found = search(

@@ -205,7 +205,7 @@ def checkpoint_here(checkpoint: Checkpoint) -> Checkpoint | None:
     if environment.shared_store_url() is None:
         return None
     run = path.parent.name
-    target = result_folder(run_folder(home, run, create=True))
+    target = result_folder(run_folder(home, run))
     if not fetch_checkpoint(Store.open(), f"{run}/{target.name}", target):
         return None
     return replace(checkpoint, path=str(target))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from serin.errors import NameInvalid, NotFound
+from serin.errors import NameInvalid
 from serin.machine.durable import make_private, write_whole
 from serin.machine.locks import hold_until_exit
 from serin.store.published import touch
@@ -18,19 +18,14 @@ _MODEL = "model"
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
 
-def run_folder(home: Path, run: str, *, create: bool = False) -> Path:
-    """The run's folder, which is in use until this process ends."""
+def run_folder(home: Path, run: str) -> Path:
+    """The run's folder, created if need be, which is in use until this process ends."""
     if not _RUN.fullmatch(run):
         raise NameInvalid(kind="run", name=run, rule="small letters, digits and '-', at most 80 characters")
     folder = home / "runs" / run
-    if create:
-        make_private(home)
-    if home.is_dir():
-        hold_until_exit(run_lock(home, run))
-    if create:
-        folder.mkdir(parents=True, exist_ok=True)
-    elif not folder.is_dir():
-        raise NotFound(kind="run", name=run, known=runs(home))
+    make_private(home)
+    hold_until_exit(run_lock(home, run))
+    folder.mkdir(parents=True, exist_ok=True)
     touch(folder)
     return folder
 

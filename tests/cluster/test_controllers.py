@@ -1,14 +1,10 @@
 """Controllers of several hosts as real processes: the leading one is killed or frozen while a rollout runs."""
 
-import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +16,9 @@ from serin.rollout.run.access import find_rollouts
 from serin.serving.triton.repository import build_repository
 from serin.store.artifacts import Release
 from tests.chaos.rollout import executes_first
-from tests.cluster.namespaces import end, wait_for
-from tests.cluster.part import need
-from tests.cluster.serving_hosts import MODEL, SERIN, cluster
-from tests.cluster.test_rollout_hosts import AT_ONCE, PLAN, SPEC, Scene
+from tests.cluster.namespaces import wait_for
+from tests.cluster.serving_hosts import MODEL
+from tests.cluster.test_rollout_hosts import PLAN, SPEC, Scene, first_version, running_scene
 from tests.signals import hit
 
 QUICK = replace(PLAN, steps=(50.0, 100.0))
@@ -31,18 +26,6 @@ QUICK = replace(PLAN, steps=(50.0, 100.0))
 
 class Controllers(Scene):
     """Three controllers beside the store, and what they have written."""
-
-    def start_controller(self) -> subprocess.Popen[str]:
-        number = len(list(self.cluster.folder.glob("controller-*.log")))
-        own = {
-            **os.environ,
-            "SERIN_HOME": str(self.cluster.folder / f"controller-{number}"),
-            "SERIN_HOST": "store",
-        }
-        log = self.cluster.folder / f"controller-{number}.log"
-        started = self.cluster.store_host.popen([*SERIN, "controller"], log=log, env=own)
-        self.controllers.append(started)
-        return started
 
     def leader(self) -> Leader | None:
         with self.cluster.store_host.inside():
@@ -84,29 +67,13 @@ class Controllers(Scene):
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Controllers]:
-    need("namespaces")
-    folder = Path(tempfile.mkdtemp(prefix="controllers-"))
-    try:
-        with cluster(folder, "a", "b", "c", prefix="198.18.30") as made:
-            found = Controllers(made, [])
-            try:
-                for _ in range(3):
-                    found.start_controller()
-                yield found
-            finally:
-                for controller in found.controllers:
-                    end(controller)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running_scene(Controllers, "store", "store", "store", prefix="198.18.30") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def first(scene: Controllers) -> Release:
-    release = scene.cluster.publish(0.1, SPEC)
-    scene.cluster.until(lambda: all(scene.cluster.report(name) for name in "abc"), what="all hosts report")
-    scene.start(release, AT_ONCE)
-    scene.until(release, lambda now: now.phase is Phase.PROMOTED, what="the first version")
-    return release
+    return first_version(scene)
 
 
 def test_another_controller_continues_when_the_leading_one_is_killed(

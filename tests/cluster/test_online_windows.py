@@ -1,7 +1,6 @@
 """Online windows on three hosts: gateways of different hosts read one state in Valkey, and write it once."""
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -23,7 +22,7 @@ from serin.store.artifacts import Release
 from tests.cluster.events_server import EventsServer
 from tests.cluster.namespaces import Host, end
 from tests.cluster.part import need
-from tests.cluster.serving_hosts import MODEL, SERIN, cluster
+from tests.cluster.serving_hosts import MODEL, cluster
 from tests.cluster.test_rollout_hosts import AT_ONCE, SPEC, Scene
 from tests.fakes.counting_plan import BIAS, PLAN, count_of, event_inputs
 from tests.kit.web import ask
@@ -63,10 +62,9 @@ def scene() -> Iterator[Windows]:
 
     try:
         with cluster(folder, "a", "b", "c", prefix="198.18.46", beside=start_server) as made:
-            own = {**os.environ, "SERIN_HOME": str(folder / "controller"), "SERIN_HOST": "store"}
-            controller = made.store_host.popen([*SERIN, "controller"], log=folder / "controller.log", env=own)
-            found = Windows(made, [controller])
+            found = Windows(made, [])
             found.server = servers[0]
+            controller = found.start_controller()
             try:
                 yield found
             finally:

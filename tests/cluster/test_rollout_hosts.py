@@ -6,7 +6,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -40,6 +42,14 @@ class Scene:
 
     def __init__(self, made: Cluster, controllers: list[subprocess.Popen[str]]) -> None:
         self.cluster, self.controllers = made, controllers
+
+    def start_controller(self, name: str = "store") -> subprocess.Popen[str]:
+        host = self.cluster.store_host if name == "store" else self.cluster.network[name]
+        home = self.cluster.folder / f"controller-{len(list(self.cluster.folder.glob('controller-*.log')))}"
+        own = {**os.environ, "SERIN_HOME": str(home), "SERIN_HOST": host.name}
+        started = host.popen([*SERIN, "controller"], log=home.with_suffix(".log"), env=own)
+        self.controllers.append(started)
+        return started
 
     def now(self) -> Rollout | None:
         with self.cluster.store_host.inside():
@@ -81,41 +91,46 @@ class Scene:
         )
 
 
-@pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
+S = TypeVar("S", bound=Scene)
+
+
+@contextmanager
+def running_scene(kind: type[S], *controllers: str, prefix: str) -> Iterator[S]:
+    """`controllers`: the hosts of one each."""
     need("namespaces")
     folder = Path(tempfile.mkdtemp(prefix="serin-rollouts-"))
     try:
-        with cluster(folder, "a", "b", "c", prefix="198.18.40") as made:
-            controllers = []
-            for number, host in enumerate((made.network["c"], made.store_host)):
-                own = {
-                    **os.environ,
-                    "SERIN_HOME": str(folder / f"controller-{number}"),
-                    "SERIN_HOST": host.name,
-                }
-                controllers.append(
-                    host.popen([*SERIN, "controller"], log=folder / f"controller-{number}.log", env=own)
-                )
+        with cluster(folder, "a", "b", "c", prefix=prefix) as made:
+            found = kind(made, [])
             try:
-                yield Scene(made, controllers)
+                for host in controllers:
+                    found.start_controller(host)
+                yield found
             finally:
-                for controller in controllers:
+                for controller in found.controllers:
                     end(controller)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def first(scene: Scene) -> Release:
-    """The first version, live on all three hosts."""
+def first_version(scene: Scene) -> Release:
+    """Live on all three hosts."""
     release = scene.cluster.publish(0.1, SPEC)
-    scene.cluster.until(
-        lambda: all(scene.cluster.report(name) is not None for name in "abc"), what="all hosts report"
-    )
+    scene.cluster.until(lambda: all(scene.cluster.report(name) for name in "abc"), what="all hosts report")
     scene.start(release, AT_ONCE)
     scene.until(release, lambda now: now.phase is Phase.PROMOTED, what="the first version")
     return release
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    with running_scene(Scene, "c", "store", prefix="198.18.40") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def first(scene: Scene) -> Release:
+    return first_version(scene)
 
 
 def test_a_rollout_is_held_while_a_gateway_is_cut_off_and_then_promoted_on_all_hosts(

@@ -30,16 +30,15 @@ class PrefectPage:
         self.page.open(f"{self._url}{path}")
         return self.page.wait_for(*words)
 
-    def add_schedule(self, deployment: str, *, every_s: int, spec: Path | None = None) -> None:
+    def add_schedule(self, deployment: str, *, every_s: int, spec: Path) -> None:
         """`spec`: overrides the parameter of the deployment."""
         self.open(f"/deployments/deployment/{self._id(deployment)}", "Schedules", "Triggers")
         self.page.press("Schedule")
         self.page.wait_for("Add schedule")
         self.page.type_into(f"{_FORM} input[type=number]", str(every_s))
         self._choose(f"{_FORM} [data-testid=interval-select]", "Seconds")
-        if spec is not None:
-            self._choose(f"{_FORM} select[multiple]", "spec")
-            self.page.type_into(f"{_FORM} textarea", str(spec))
+        self._choose(f"{_FORM} select[multiple]", "spec")
+        self.page.type_into(f"{_FORM} textarea", str(spec))
         self.page.press("Save")
         self.page.wait_until(f"!document.querySelector('{_FORM}')", "the schedule is saved")
 

@@ -179,7 +179,7 @@ def make_what_a_stack_needs(_: Path) -> None:
     make_login(home)
     KeyFile(path=home / "keys.json").create("team")
     (socket_folder(home) / "admin.sock").touch()
-    (run_folder(home, "train-1f9c2a", create=True) / "model.json").write_text("{}")
+    (run_folder(home, "train-1f9c2a") / "model.json").write_text("{}")
 
 
 RUNS = {

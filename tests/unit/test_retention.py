@@ -25,7 +25,7 @@ USES = {
     "kept file": "with store.using_kept() as kept: (kept / 'converted' / 'half-1').write_text('half'); ready()",
     "table": "hold_input(home, home / 'tables' / 'f.parquet'); ready()",
     "graph": "hold_input(home, home / 'imported' / 'mlflow-m-1'); ready()",
-    "run": "run_folder(home, 'train-1', create=True); ready()",
+    "run": "run_folder(home, 'train-1'); ready()",
 }
 PROGRAM = """
 import sys

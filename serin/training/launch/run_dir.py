@@ -72,7 +72,7 @@ def training_folder(
 ) -> Path:
     """Returns the same folder for the same training; `attempt` separates one that must not resume an older one."""
     apart = f"-{attempt[:8]}" if attempt else ""
-    return run_folder(home, f"train-{training_key(model, training, dataset)}{apart}", create=True)
+    return run_folder(home, f"train-{training_key(model, training, dataset)}{apart}")
 
 
 def devices_wanted(model: ModelSpec, training: TrainingSpec) -> int:

@@ -19,15 +19,9 @@ from serin.formats.captures import (
     parts_of_hour,
 )
 from serin.formats.serving.lots import is_drawn, lot
-from tests.kit.recorded_parts import write_part
+from tests.kit.recorded_parts import rows_at, write_part
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
-
-
-def rows_at(*times: float, **columns: list[object]) -> pa.Table:
-    t = pa.array([round(t * 1e6) for t in times], pa.int64()).cast(METADATA["_t"])
-    ids = [f"id-{t:.3f}" for t in times]
-    return pa.table({"_id": ids, "_row": pa.array([0] * len(times), pa.int32()), "_t": t, **columns})
 
 
 @pytest.fixture

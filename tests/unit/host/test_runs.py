@@ -56,7 +56,7 @@ def test_one_run_on_a_company_server_is_shown_with_its_log(company: Server) -> N
 
 def test_a_training_carries_the_name_of_its_model(home: Path) -> None:
     for name, model in (("train-1", "churn"), ("train-0", None)):
-        folder = run_folder(home, name, create=True)
+        folder = run_folder(home, name)
         if model:
             name_model(folder, "other")
             name_model(folder, model)

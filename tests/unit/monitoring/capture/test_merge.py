@@ -17,7 +17,7 @@ from serin.monitoring.capture.merge import merge_parts, tidy
 from serin.monitoring.capture.read import Source, alike, batches, captured, parts, read_part
 from serin.monitoring.capture.retention import HomeHours, delete_versions, expire
 from serin.spec.monitoring import CaptureSpec
-from tests.kit.recorded_parts import write_part
+from tests.kit.recorded_parts import rows_at, write_part
 from tests.unit.monitoring.capture.worker import NOON
 
 DAY_S = 86400.0
@@ -197,12 +197,6 @@ def test_a_merged_file_is_written_in_large_groups(tmp_path: Path) -> None:
     merge_parts(tmp_path, "taxis", NOON + DAY_S)
     (part,) = parts(tmp_path, "taxis")
     assert pq.read_metadata(part.path).num_row_groups == 1
-
-
-def rows_at(*times: float, **columns: list[object]) -> pa.Table:
-    t = pa.array([round(t * 1e6) for t in times], pa.int64()).cast(METADATA["_t"])
-    ids = [f"id-{t:.3f}" for t in times]
-    return pa.table({"_id": ids, "_row": pa.array([0] * len(times), pa.int32()), "_t": t, **columns})
 
 
 def test_a_period_includes_its_beginning_and_excludes_its_end(tmp_path: Path) -> None:
