@@ -24,8 +24,6 @@ from tests.kit.commands import run
 from tests.kit.score_tables import Delta, Files, Result, Source, Sql, arrived
 from tests.unit.serving import bundles
 
-pytest_plugins = ("tests.kit.s3",)
-
 ROWS = 90
 
 
