@@ -34,8 +34,8 @@ class SqlTarget:
         return f"{self.table.table} in {self.table.connection}"
 
     def read_runs(self) -> dict[int, ScoredRun]:
-        try:
-            with connected(self.table.connection) as connection, connection.cursor() as cursor:
+        try:  # as a writer: SQLite then undoes a transaction that a kill has cut short
+            with connected(self.table.connection, write=True) as connection, connection.cursor() as cursor:
                 there = self._exists(connection, self._short_name)
                 runs = self._read(cursor) if self._exists(connection, _RUNS) else {}
         except DatabaseFailed as error:
