@@ -22,7 +22,8 @@ _WIDTH, _LEFT, _RIGHT = 920.0, 64.0, 900.0
 _BEFORE_S = 2.0  # seconds before the canary that its picture shows
 _STYLE = (
     "<style>section{margin:14px 0;padding:14px 18px 12px}section h2{margin-top:2px}"
-    "section p{font-size:14px;max-width:920px;margin-bottom:10px}</style>"
+    "section p{font-size:14px;max-width:920px;margin-bottom:10px}"
+    "section{overflow-x:auto}td,th{padding:6px 8px}</style>"
 )
 
 

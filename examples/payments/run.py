@@ -56,25 +56,17 @@ class StoryEnded(Exception):
     """Something did not happen; the text says what, and where to look."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Mark:
-    """An event of the story: its name, the time of the simulation, and the time of this machine."""
-
-    name: str
-    at: pd.Timestamp
-    t: float
-
-
 @dataclass(kw_only=True)
 class Story:
-    """`folder`: where all files are written. `home`: the state of the stack."""
+    """`folder`: where all files are written. `home`: the state of the stack. `marks`: events with their times in the
+    simulation."""
 
     folder: Path
     home: Path
     world: World
     rate: float = RATE
     began: float = field(default_factory=time.monotonic)
-    marks: list[Mark] = field(default_factory=list)
+    marks: dict[str, pd.Timestamp] = field(default_factory=dict)
     seen: pd.DataFrame = field(default_factory=pd.DataFrame)  # all payments up to the end of the stream
     labelled: pd.Timestamp = field(init=False)  # labels that became known later are not added yet
     next_job: pd.Timestamp = field(init=False)
@@ -126,9 +118,6 @@ class Story:
                 )
             time.sleep(LOOK_S)
         return result
-
-    def mark(self, name: str, at: pd.Timestamp) -> None:
-        self.marks.append(Mark(name=name, at=at, t=time.time()))
 
     # The chapters
 
@@ -195,12 +184,11 @@ class Story:
         terminals.rate = self.rate / 3  # the days pass more slowly while it does
         self.serin("lookups", "refresh", MODEL, "--why", "new chargebacks")
         terminals.rate = self.rate
-        self.mark("lookup refreshed", terminals.at)
 
     def wait_for_alarm(self, terminals: Terminals) -> AlertRecord:
         """Replays until a column has drifted. The clock of the simulation then waits for the retraining."""
         found = self.replay(terminals, self.alarm, "an alarm")
-        self.mark("alarm", terminals.at)
+        self.marks["alarm"] = terminals.at
         terminals.pause()
         return found
 
@@ -212,7 +200,7 @@ class Story:
         """Waits for the retraining that the alarm has started, and for the canary of its version."""
         now = self.until(lambda: self._rollout_of(2), "the retraining", terminals)
         self.say(f"version {now.rollout.version} is trained and takes its first traffic")
-        self.mark("canary", terminals.at)
+        self.marks["canary"] = terminals.at
         try:
             ended = self.replay(terminals, lambda: self._ended(2), "the end of the rollout")
         except StoryEnded as error:
@@ -222,7 +210,7 @@ class Story:
             ) from error
         if ended.rollout.phase != "promoted":
             raise StoryEnded(f"version 2 was {ended.rollout.phase}: {ended.rollout.reason}")
-        self.mark("version 2", terminals.at)
+        self.marks["version 2"] = terminals.at
         self.say("version 2 is live")
 
     def _rollout_of(self, version: int) -> ModelStatus | None:
@@ -274,35 +262,33 @@ class Story:
 
     def explain(self, row: pd.Series) -> dict[str, Any]:
         """Why a recorded payment got its score, by the release that gave it."""
-        release = row["_release"].removeprefix(f"{MODEL}-v")
-        row.to_frame().T.infer_objects()[self._sent()].to_parquet(
-            self.folder / "refused.parquet", index=False
-        )
-        (found,) = self.ask("explain", f"{MODEL}:{release}", "refused.parquet")
-        merchant = self.world.merchant_table(REFRESH_DAY).set_index("merchant").loc[row["merchant"]]
-        known = {**row.to_dict(), **merchant.to_dict(), "at": f"{row['at']:%H:%M}"}
-        values = {name: known[name] for name in found["contributions"] if name in known}
-        return {**found, "values": {name: _short(value) for name, value in values.items()}}
-
-    def _sent(self) -> list[str]:
-        return ["amount", "merchant", "channel", "at", *WINDOWS]
+        (found,) = self.ask("explain", MODEL, "--id", row["_id"])
+        values = {name: _short(value) for name, value in found["values"].items()}
+        return {**found, "values": {**values, "at": f"{row['at']:%H:%M}"}}
 
     def before(self, rows: pd.DataFrame) -> np.ndarray:
         """What the newest edition of version 1 answers to the requests of version 2."""
         editions = [name for name in rows["_release"].unique() if name.startswith(f"{MODEL}-v1")]
         old = serin.Model.load(MODEL, max(editions).removeprefix(f"{MODEL}-v"))
         newer = rows[rows["_release"].str.contains("-v2")]
-        return old.predict(newer[self._sent()])["score"].to_numpy(np.float64)
+        sent = ["amount", "merchant", "channel", "at", *WINDOWS]
+        return old.predict(newer[sent])["score"].to_numpy(np.float64)
+
+    def _days(self, rows: pd.DataFrame) -> dict[str, float]:
+        """The days of the marks, and that of the first payment that an edition with a newer table answered."""
+        days = {name: float(self.world.day_of(pd.Series([at]))[0]) for name, at in self.marks.items()}
+        newer = rows[rows["_release"].str.fullmatch(rf"{MODEL}-v1e\d+")]
+        return {**days, "lookup refreshed": float(newer["day"].min())} if len(newer) else days
 
     def write_page(self, terminals: Terminals, rows: pd.DataFrame) -> Path:
         alarm = self.alarm()
         refused = refused_payment(rows)
-        newer = "version 2" in {mark.name for mark in self.marks}
+        newer = "version 2" in self.marks
         if newer:
             self.serin("rollout", "report", MODEL, "--out", "rollout.html")
         told = Told(
             rows=rows,
-            marks={mark.name: float(self.world.day_of(pd.Series([mark.at]))[0]) for mark in self.marks},
+            marks=self._days(rows),
             failures=sum(terminals.failures.values()),
             equal=(len(rows) * len(WINDOWS), self.different_windows(rows)),
             seconds=time.monotonic() - self.began,
@@ -399,7 +385,7 @@ def tell(story: Story) -> None:
             story.refresh(terminals)
             story.replay_to(terminals, story.world.change)
             story.say("a new way of paying appears, and a new fraud with it")
-            story.mark("change", story.world.moment(story.world.change))
+            story.marks["change"] = story.world.moment(story.world.change)
             alarm = story.wait_for_alarm(terminals)
             story.say(f"the alarm: {alarm.alert.title}")
             story.serin("alerts", "list")

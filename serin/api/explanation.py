@@ -19,7 +19,7 @@ OWN = ("base", "margin", "score")
 
 
 class Contribution(NamedTuple):
-    """A raw column with its value in the row (None where the model looked it up or derived it), and what it adds."""
+    """A raw column with its value in the row (None where the model derived it), and what it adds."""
 
     column: str
     value: Any
@@ -70,9 +70,11 @@ class Explanation:
         """Each score with its contributions, the largest first. `likeliest`: of several classes, only the one that
         the model chooses."""
         found = self._found
+        looked_up = found.look_up()
         for at in range(len(found)):
             chosen = [int(found.score[at].argmax())] if likeliest else range(len(found.outputs))
             values = {name: self._rows[name].iloc[at] for name in found.columns if name in self._rows}
+            values |= {name: column[at] for name, column in looked_up.items()}
             for output in chosen:
                 order = np.argsort(-np.abs(found.values[at, output]), kind="stable")
                 names = [found.columns[place] for place in order]

@@ -102,7 +102,6 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
     from serin.formats.answers import answer_meaning
     from serin.formats.bundle import read_manifest
     from serin.formats.importance import read_importance
-    from serin.formats.reason import read_reason
     from serin.formats.schema import read_schema
     from serin.store.origin import read_origin
 
@@ -129,13 +128,8 @@ def show_model(name: ModelVersion, as_json: Json = False) -> None:
         show(line)
     show(f"  at       {bundle.path} (card.md, gate.json, ...)")
     show(f"  metrics  {_metrics(manifest.metrics)}")
-    reason = read_reason(manifest.lineage)
-    for name, value in manifest.lineage.items():
-        if name == "reason" and reason is not None:
-            show(f"  {name:<8} {reason}")
-            continue
-        for line in value if name == "sources" else [value]:
-            show(f"  {name:<8} {_lineage(line)}")
+    for line in _lineage_lines(manifest.lineage):
+        show(line)
     for stop in stops:
         show(f"  copied   from {stop.store} by {stop.by} on {stop.host}, {when(stop.at)}")
     _show_inputs(folder, schema)
@@ -162,6 +156,19 @@ def _show_inputs(folder: Path, schema: Schema) -> None:
     for column in schema.inputs:
         if column.window is not None:
             show(f"    {column.name:<20} added by the gateway: {column.window}")
+
+
+def _lineage_lines(lineage: Mapping[str, Any]) -> Iterator[str]:
+    """What the version was made of. The edition is described elsewhere."""
+    from serin.formats.reason import read_reason
+
+    reason = read_reason(lineage)
+    for name, value in lineage.items():
+        if name == "reason" and reason is not None:
+            yield f"  {name:<8} {reason}"
+        elif name != "edition":
+            for line in value if name == "sources" else [value]:
+                yield f"  {name:<8} {_lineage(line)}"
 
 
 def _edition_lines(store: Store, bundle: Bundle) -> Iterator[str]:

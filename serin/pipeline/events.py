@@ -108,12 +108,16 @@ def _read(
 
 
 def _batches(plan: WindowPlan, arrays: Mapping[str, Any], arrival: str | None) -> Iterator[dict[str, Any]]:
-    """`arrival`: the column with the time at which a row became known; None: rows arrive now."""
-    order = np.argsort(arrays[arrival or plan.time], kind="stable")
+    """`arrival`: the column with the time at which a row became known; None: rows arrive now. As in the training table,
+    a row without an arrival arrives at its time, and one that arrives too long before its time is left out."""
+    times = arrays[plan.time]
+    arrived = times if arrival is None else arrays[arrival]
+    arrived = np.where(arrived == INT64_NULL, times, arrived)
+    order = np.argsort(arrived, kind="stable")
     if arrival is not None:
-        order = order[arrays[arrival][order] != INT64_NULL]
+        order = order[(arrived[order] != INT64_NULL) & (times[order] <= arrived[order] + plan.max_future_us)]
     for first in range(0, len(order), BATCH):
         places = order[first : first + BATCH]
         rows = event_rows(plan.inputs, {column.name: arrays[column.name][places] for column in plan.inputs})
-        known = None if arrival is None else arrays[arrival][places].tolist()
+        known = None if arrival is None else arrived[places].tolist()
         yield {"rows": rows, "arrival": known}

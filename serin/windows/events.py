@@ -53,14 +53,8 @@ class OnlineWindows:
     def answer(self, rows: Rows, arrival_us: Sequence[int]) -> Answered:
         """The windows of each row, which are stored as events before this returns. EventRefused for a time too far in
         the future; then no row is counted. StateUnavailable when the state cannot be used; then none is, either."""
+        self.check_times(rows, arrival_us)
         times, ids = rows[self.plan.time], rows[self.plan.id]
-        for place, (time, arrival) in enumerate(zip(times, arrival_us, strict=True)):
-            if time is not None and time > arrival + self.plan.max_future_us:
-                ahead = (time - arrival) / 1e6
-                raise EventRefused(
-                    row=place,
-                    reason=f"its {self.plan.time!r} is {ahead:,.0f} s in the future; check the clock",
-                )
         keyed = [[window.key(rows, place) for place in range(len(times))] for window in self._windows]
         events = [None if event is None else _event(event) for event in ids]
         found = Answered(columns={})
@@ -80,6 +74,16 @@ class OnlineWindows:
 
         self._state.update(list({key for keys in keyed for key in keys if key is not None}), change)
         return found
+
+    def check_times(self, rows: Rows, arrival_us: Sequence[int]) -> None:
+        """EventRefused for the first row whose time is too far in the future."""
+        for place, (time, arrival) in enumerate(zip(rows[self.plan.time], arrival_us, strict=True)):
+            if time is not None and time > arrival + self.plan.max_future_us:
+                ahead = (time - arrival) / 1e6
+                raise EventRefused(
+                    row=place,
+                    reason=f"its {self.plan.time!r} is {ahead:,.0f} s in the future; check the clock",
+                )
 
     def forget(self, rows: Rows) -> int:
         """Drops all events of the keys of these rows; returns of how many keys there were any."""

@@ -1,6 +1,7 @@
 """`serin explain` for recorded requests: the release that answered explains, and what differs or is missing is said."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_each_answer_is_explained_by_the_edition_that_gave_it(
     assert (old["release"], new["release"]) == ("flights-v1", f"flights-v1e{edition.edition}")
     assert old["difference"] == new["difference"] == ""
     assert old["contributions"]["seats"] != new["contributions"]["seats"]
+    assert (old["values"]["seats"], new["values"]["seats"]) == (10, 190)
+    assert re.search(r"seats +190 ", serin("explain", MODEL, "--id", "new").output)
     assert old["recorded"] != new["recorded"]
     model.store.remove(f"models/{MODEL}/versions/{edition.release.label}")
     with pytest.raises(

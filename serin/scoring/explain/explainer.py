@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from serin.errors import ExplanationRefused, ExportError, PackageRefused, PredictionFailed
 from serin.formats.bundle import MODEL, check_has_graph, read_golden, verify_bundle
 from serin.formats.explain import FOLDER, ExplainRecord, read_explain
 from serin.formats.external_data import read_graph
 from serin.formats.gate import read_scales, scores_apart
+from serin.formats.lookups import read_lookups
 from serin.formats.schema import Task, read_schema
 from serin.formats.trained import RECORD, TREES, read_record, read_trained
 from serin.formats.wire import Array, to_wire
@@ -82,7 +85,8 @@ class Explainer:
         """What each raw column adds to each row's score. RowsUnfit names a column that is missing or of the wrong
         kind."""
         columns, outputs = self._record.columns, self.schema.classes or self.schema.targets or ("score",)
-        found = self._run(to_wire(table, self.schema))
+        inputs = to_wire(table, self.schema)
+        found = self._run(inputs)
         try:
             parts = [
                 self._trained.explain(found.num[at : at + _BATCH_ROWS], found.cat[at : at + _BATCH_ROWS])
@@ -102,6 +106,7 @@ class Explainer:
             score=found.score.astype(np.float64),
             scale=_SCALES[self.schema.task],
             method=self._trained.method,
+            look_up=partial(looked_up, self._folder, inputs),
             note=self._note,
         )
 
@@ -175,6 +180,19 @@ class Explainer:
         if kind == "auto":
             return "it is a blend of several models, which have no baseline in common; set model.auto.ensemble: false"
         return "an earlier version of Serin exported it without what explanations need; export it again"
+
+
+def looked_up(bundle: Path, inputs: Mapping[str, Array]) -> dict[str, list[Any]]:
+    """The columns that the graph of a bundle looks up for inputs in wire form; None for what its tables do not have."""
+    known, found = read_lookups(bundle), dict[str, list[Any]]()
+    for table in () if known is None else known.tables:
+        keys = inputs[table.key].reshape(-1).tolist()
+        rows = pq.read_table(bundle / table.file, filters=[(table.key, "in", list(set(keys)))])
+        places = {key: place for place, key in enumerate(rows.column(table.key).to_pylist())}
+        for name in table.columns:
+            values = [*rows.column(name).to_pylist(), None]
+            found[name] = [values[places.get(key, -1)] for key in keys]
+    return found
 
 
 def open_trained(folder: Path, record: ExplainRecord) -> TrainedModel:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,7 +42,8 @@ class Contributions:
 
     `values` is float64[rows, outputs, columns]; `base`, `margin` and `score` are float64[rows, outputs]. `outputs`
     names the classes or targets; a single output is called "score". `scale` says in which unit contributions, base and
-    margin are; `score` is what the served model answers."""
+    margin are; `score` is what the served model answers. `look_up` reads the value of each looked-up column in each
+    row from the tables of the release."""
 
     columns: tuple[str, ...]
     sources: dict[str, str]
@@ -53,6 +54,7 @@ class Contributions:
     score: Array
     scale: Scale
     method: Method
+    look_up: Callable[[], Mapping[str, Sequence[Any]]]
     note: str = ""
 
     def __len__(self) -> int:

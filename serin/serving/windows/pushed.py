@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Mapping
@@ -14,10 +15,12 @@ from serin.formats.schema import INT64_NULL, InputColumn
 from serin.formats.windows import WindowPlan
 
 MOST_EVENTS_A_PUSH = 10_000
+_AT_ONCE = 100
 
 
-def read_pushed(body: bytes, plan: WindowPlan) -> dict[str, list[Any]]:
-    """The columns of the events, with None for null. EventRefused names the first event that does not fit."""
+async def read_pushed(body: bytes, plan: WindowPlan) -> dict[str, list[Any]]:
+    """The columns of the events, with None for null. EventRefused names the first event that does not fit. Other
+    requests are answered in between."""
     try:
         events = json.loads(body)["events"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -28,6 +31,8 @@ def read_pushed(body: bytes, plan: WindowPlan) -> dict[str, list[Any]]:
     for place, event in enumerate(events):
         for column in plan.inputs:
             rows[column.name].append(_value(event, column, place))
+        if place % _AT_ONCE == 0:
+            await asyncio.sleep(0)
     return rows
 
 

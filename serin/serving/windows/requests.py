@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_float
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -20,9 +21,6 @@ from serin.formats.nulls import null_of
 from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
 from serin.formats.windows import WindowPlan
 
-Compute = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
-"""From the columns of events, with None for null, to those of the windows."""
-
 MOST_ROWS = 4096  # of one request
 _CODES: dict[Kind, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
 _FRAME = struct.Struct(">BI")
@@ -32,10 +30,17 @@ _CONTENTS: dict[Kind, str] = {
 }  # fmt: skip
 
 
-def rewrite_http(
-    body: bytes, json_bytes: int | None, plan: WindowPlan, compute: Compute
-) -> tuple[bytes, int]:
-    """Returns the body to send and the length of its JSON part. EventRefused for one without the right columns."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`rows`: the columns of its events, with None for null. `write`: makes the body to send of the windows of all
+    rows, and the length of its JSON part, None for a message of gRPC."""
+
+    rows: dict[str, list[Any]]
+    write: Callable[[Mapping[str, Sequence[Any]]], tuple[bytes, int | None]]
+
+
+def read_http(body: bytes, json_bytes: int | None, plan: WindowPlan) -> Request:
+    """EventRefused for a request without the right columns."""
     end = len(body) if json_bytes is None else json_bytes
     try:
         head = json.loads(body[:end])
@@ -55,23 +60,28 @@ def rewrite_http(
             return entry.get("datatype"), _from_bytes(binary[column.name], column)
         return entry.get("datatype"), _from_json(entry.get("data"), column)
 
-    made, rows = _made(plan, entries, read, compute)
-    for name in plan.dropped:
-        del entries[name]
-        binary.pop(name, None)
-    for name, content in made.items():
-        dtype = DTYPE_OF_KIND[plan.made[name].kind]
-        size = {"binary_data_size": len(content)}
-        entries[name] = {"name": name, "datatype": dtype, "shape": [rows, 1], "parameters": size}
-    head["inputs"] = list(entries.values())
-    try:
-        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise EventRefused(row=0, reason="the request holds text that is not Unicode") from error
-    return b"".join([text, *binary.values(), *made.values()]), len(text)
+    def write(windows: Mapping[str, Sequence[Any]]) -> tuple[bytes, int]:
+        for name in plan.dropped:
+            del entries[name]
+            binary.pop(name, None)
+        made = _to_bytes(windows, plan)
+        for name, content in made.items():
+            dtype = DTYPE_OF_KIND[plan.made[name].kind]
+            size = {"binary_data_size": len(content)}
+            entries[name] = {"name": name, "datatype": dtype, "shape": [count, 1], "parameters": size}
+        head["inputs"] = list(entries.values())
+        try:
+            text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise EventRefused(row=0, reason="the request holds text that is not Unicode") from error
+        return b"".join([text, *binary.values(), *made.values()]), len(text)
+
+    rows = _read_rows(plan, entries, read)
+    count = len(rows[plan.time])
+    return Request(rows=rows, write=write)
 
 
-def rewrite_grpc(body: bytes, plan: WindowPlan, compute: Compute) -> bytes:
+def read_grpc(body: bytes, plan: WindowPlan) -> Request:
     """The same for a message with the frame that gRPC puts before it."""
     try:
         message = service_pb2.ModelInferRequest.FromString(body[_FRAME.size :])
@@ -89,29 +99,30 @@ def rewrite_grpc(body: bytes, plan: WindowPlan, compute: Compute) -> bytes:
         values = list(getattr(entry.contents, _CONTENTS[column.kind]))
         return entry.datatype, [value.decode() for value in values] if column.kind == "string" else values
 
-    made, rows = _made(plan, entries, read, compute)
-    for place in sorted((entries[name] for name in plan.dropped), reverse=True):
-        del message.inputs[place]
-        if raw:
-            del message.raw_input_contents[place]
-    for name, content in made.items():
-        kind = plan.made[name].kind
-        entry = message.inputs.add(name=name, datatype=DTYPE_OF_KIND[kind], shape=[rows, 1])
-        if raw:
-            message.raw_input_contents.append(content)
-        else:
-            getattr(entry.contents, _CONTENTS[kind]).extend(memoryview(content).cast(_CODES[kind]).tolist())
-    text: bytes = message.SerializeToString()
-    return _FRAME.pack(0, len(text)) + text
+    def write(windows: Mapping[str, Sequence[Any]]) -> tuple[bytes, None]:
+        for place in sorted((entries[name] for name in plan.dropped), reverse=True):
+            del message.inputs[place]
+            if raw:
+                del message.raw_input_contents[place]
+        for name, content in _to_bytes(windows, plan).items():
+            kind = plan.made[name].kind
+            entry = message.inputs.add(name=name, datatype=DTYPE_OF_KIND[kind], shape=[count, 1])
+            if raw:
+                message.raw_input_contents.append(content)
+            else:
+                values = memoryview(content).cast(_CODES[kind]).tolist()
+                getattr(entry.contents, _CONTENTS[kind]).extend(values)
+        text: bytes = message.SerializeToString()
+        return _FRAME.pack(0, len(text)) + text, None
+
+    rows = _read_rows(plan, entries, read)
+    count = len(rows[plan.time])
+    return Request(rows=rows, write=write)
 
 
-def _made(
-    plan: WindowPlan,
-    present: Iterable[str],
-    read: Callable[[InputColumn], tuple[str, list[Any]]],
-    compute: Compute,
-) -> tuple[dict[str, bytes], int]:
-    """The window columns as bytes, and the number of rows."""
+def _read_rows(
+    plan: WindowPlan, present: Iterable[str], read: Callable[[InputColumn], tuple[str, list[Any]]]
+) -> dict[str, list[Any]]:
     known = set(present)
     for name in plan.made:
         if name in known:
@@ -136,7 +147,7 @@ def _made(
         raise EventRefused(
             row=0, reason=f"a request has at most {MOST_ROWS:,} rows, the same number in each input"
         )
-    return {name: _to_bytes(values, plan.made[name].kind) for name, values in compute(rows).items()}, count
+    return rows
 
 
 def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
@@ -182,8 +193,11 @@ def _from_json(data: Any, column: InputColumn) -> list[Any]:
     return data
 
 
-def _to_bytes(values: Sequence[Any], kind: Kind) -> bytes:
-    null = null_of(kind)
-    return struct.pack(
-        f"<{len(values)}{_CODES[kind]}", *(null if value is None else value for value in values)
-    )
+def _to_bytes(windows: Mapping[str, Sequence[Any]], plan: WindowPlan) -> dict[str, bytes]:
+    found = {}
+    for name, values in windows.items():
+        kind = plan.made[name].kind
+        null = null_of(kind)
+        filled = (null if value is None else value for value in values)
+        found[name] = struct.pack(f"<{len(values)}{_CODES[kind]}", *filled)
+    return found

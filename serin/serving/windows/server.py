@@ -70,6 +70,10 @@ class _Connection(asyncio.Protocol):
 
     def _send_later(self, task: asyncio.Task[Answered]) -> None:
         self._task = None
+        assert self._transport is not None
+        if (error := task.exception()) is not None:
+            self._transport.close()  # the gateway refuses the request at once
+            raise error
         self._send(task.result())
         self.data_received(b"")
 

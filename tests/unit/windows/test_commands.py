@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -19,8 +20,10 @@ from serin.formats.windows import WindowPlan
 from serin.pipeline.events import file_events, read_key, training_events
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from serin.windows.state import MemoryState
 from tests.unit.serving import bundles
-from tests.unit.windows.test_step import NOW, SECOND, plan
+from tests.unit.windows.test_attacks import answered
+from tests.unit.windows.test_step import NOW, SECOND, plan, step_of
 
 
 def keyed(*kinds: Kind) -> WindowPlan:
@@ -68,13 +71,14 @@ def published(tmp_path: Path, source: str) -> Bundle:
     return bundles.publish(Store(str(tmp_path / "store")), bias=0.0, spec=yaml.safe_dump(spec))
 
 
-def write(file: Path, rows: list[tuple[str, int, int]]) -> None:
+def write(file: Path, rows: list[tuple[str, int, int | None]]) -> None:
     """Rows of (id, seconds from now of the time, and of the arrival)."""
     ids, times, known = zip(*rows, strict=True)
     now = time.time_ns() // 1000
 
-    def moments(seconds: tuple[int, ...]) -> pa.Array:
-        return pa.array([now + each * SECOND for each in seconds], pa.timestamp("us", "UTC"))
+    def moments(seconds: tuple[int | None, ...]) -> pa.Array:
+        times = [None if each is None else now + each * SECOND for each in seconds]
+        return pa.array(times, pa.timestamp("us", "UTC"))
 
     columns = {"id": ids, "at": moments(times), "known": moments(known), "card": ["c1"] * len(ids)}
     pq.write_table(pa.table({**columns, "amount": pa.array([1.0] * len(ids), pa.float32())}), file)
@@ -92,6 +96,16 @@ def test_a_backfill_reads_all_files_in_the_order_of_arrival_and_leaves_out_what_
     assert batch["arrival"] == sorted(batch["arrival"])
     with pytest.raises(EventsUnfit, match="push that"):
         next(training_events(plan(), published(tmp_path, "s3://bucket/table")))
+
+
+def test_a_backfill_counts_what_the_training_table_counts(tmp_path: Path) -> None:
+    """A row without an arrival arrives at its time; one that is known long before its time is not counted."""
+    write(tmp_path / "table.parquet", [("a", -50, -50), ("ahead", -5, -40), ("b", -30, None)])
+    (batch,) = training_events(plan(), published(tmp_path, str(tmp_path / "table.parquet")))
+    (tmp_path / "plans").mkdir()
+    step = step_of(tmp_path / "plans", MemoryState())
+    assert answered(step, "/history", json.dumps(batch).encode()).body == b'{"counted": 2}'
+    assert batch["rows"]["id"] == ["a", "b"]
 
 
 def test_events_of_a_file_that_are_too_old_are_counted_and_not_held(tmp_path: Path) -> None:
